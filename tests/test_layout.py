@@ -47,7 +47,7 @@ INSIDE = {
         epoch sampler visits
     """,
     "memory": """
-        limits per_process budget anonymous locks lru tree ring rows store row_store whole
+        limits per_process budget anonymous locks lru tree ring store whole
         recycled machine
     """,
     "monitor": "stats hooks loading memory",

@@ -59,7 +59,8 @@ def test_tensors_of_special_kinds() -> None:
 
 def test_a_batch_lies_in_the_ring_slot_where_there_is_one() -> None:
     ring = Ring(1)
-    with ring.arena(0):
+    with ring.arena(0) as arena:
+        arena.least = 0
         batch = stack_collate([{"x": torch.arange(3), "n": 4.5}] * 2)
         inside = ring.map(0, 1)
         assert bytes(inside[:8]) == bytes(8) and inside[8] == 1  # 0, 1, 2, ... as int64

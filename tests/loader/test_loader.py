@@ -330,7 +330,7 @@ def test_shapes_may_change_from_batch_to_batch(loader_of: Any) -> None:
 
 @WORKERS
 def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
-    loader = loader_of(SquareDataset(), num_workers=workers)
+    loader = loader_of(SquareDataset(transform=Large()), num_workers=workers)
     kept = list(loader)
     ring = loader._pool.ring
     assert ring.in_use >= min(11, ring.planned)

@@ -262,18 +262,18 @@ class TestLife:
         ring = Ring(1)
         arena = ring.arena(ring.take())
         with arena:
-            rows = empty((4, 100), torch.float32)
+            rows = empty((4, 2000), torch.float32)
             rows[:] = torch.arange(4.0)[:, None]
             end = arena.nbytes
-            parts = [rows[2], rows[1:3], rows.view(torch.int32)[3], rows[:, 5]]
+            parts = [rows[2], rows[1:3], rows.view(torch.int32)[3], rows[:, ::2]]
             sent = pickle.dumps(arena.pack(parts, {}))
-        assert arena.nbytes == end + 64  # the last one has gaps, and is copied
+        assert arena.nbytes == end + 4 * 1000 * 4  # the last one has gaps, and is copied
         batch = pickle.loads(sent).batch
-        assert [t.shape for t in batch] == [(100,), (2, 100), (100,), (4,)]
+        assert [t.shape for t in batch] == [(2000,), (2, 2000), (2000,), (4, 1000)]
         assert (batch[0] == 2).all()
         assert batch[1][:, 0].tolist() == [1, 2]
         assert (batch[2].view(torch.float32) == 3).all()
-        assert batch[3].tolist() == [0, 1, 2, 3]
+        assert batch[3][:, 7].tolist() == [0, 1, 2, 3]
         del batch
         assert in_use(ring) == 0
 
@@ -317,39 +317,28 @@ class TestInProcess:
     """With num_workers=0 the parent collates into a slot, and hands the tensors out as they are."""
 
     def test_who_keeps_the_labels_keeps_no_slot(self) -> None:
-        for kind in [tuple, list, dict]:
-            ring = Ring(1)
-            with ring_module.Arena(ring, ring.take(), leased=True) as arena:
-                images = empty((64, 500), torch.float32).fill_(1)
-                labels = empty((64,), torch.int64).fill_(5)
-                made = [images, labels, labels]
-                made = dict(zip("xyz", made, strict=True)) if kind is dict else kind(made)
-            assert arena.lightened(Point(images, labels)).x is images
-            assert arena.lightened([images])[0] is images
-            assert arena.lightened([labels[:5]])[0]._base is labels
-            sparse = torch.eye(2).to_sparse()
-            assert arena.lightened([sparse])[0] is sparse
-            del images, labels
-            batch = arena.lightened(made)
-            del arena, made
-            assert type(batch) is kind and in_use(ring) == 1
-            images, *labels = batch.values() if kind is dict else batch
-            assert labels[0] is labels[1]
-            del batch, images
-            assert in_use(ring) == 0 and (labels[0] == 5).all()
+        ring = Ring(1)
+        with ring_module.Arena(ring, ring.take(), leased=True) as arena:
+            images = empty((64, 500), torch.float32).fill_(1)
+            labels = empty((64,), torch.int64).fill_(5)
+        assert arena.nbytes == 64 * 500 * 4 + 64 * 8
+        del arena
+        assert in_use(ring) == 1
+        del images
+        assert in_use(ring) == 0 and (labels == 5).all()
 
     def test_an_abandoned_slot_is_free_when_nothing_is_left(self) -> None:
         ring = Ring(1)
         with ring_module.Arena(ring, ring.take(), leased=True) as arena:
-            half_made = [empty((20,), torch.float32), empty((0,), torch.float32)]
+            half_made = [empty((20_000,), torch.float32), empty((0,), torch.float32)]
         arena.abandon()
         assert in_use(ring) == 1
         half_made.clear()
         assert in_use(ring) == 0
 
     def test_tensors_of_a_slot_are_aligned_and_apart(self) -> None:
-        ring, kinds = Ring(1), [(n, dtype) for dtype in DTYPES for n in (1, 3, 64, 100)]
+        ring, kinds = Ring(1), [(n, dtype) for dtype in DTYPES for n in (20_001, 30_003, 65_536)]
         with ring_module.Arena(ring, ring.take(), leased=True):
-            tensors = [empty((n,), dtype).fill_(n % 2) for n, dtype in kinds]
+            tensors = [empty((5, n), dtype).fill_(n % 2) for n, dtype in kinds]
         assert all(t.data_ptr() % 64 == 0 for t in tensors)
         assert all((t == n % 2).all() for t, (n, _) in zip(tensors, kinds, strict=True))

@@ -1,4 +1,4 @@
-"""Many samples are copied out of a store as one by one, and never while they are written over."""
+"""Samples of one shape: values, room, pressure, and copies of many of them at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
 
-from headrace.memory.store import SampleStore
+from headrace.memory.store import MISSING, SampleStore
 
 DTYPES = ["uint8", "int16", "uint16", "int64", "float16", "float32", "float64", "complex64", "bool"]
 
@@ -56,12 +56,32 @@ def test_only_where_everything_is_of_one_kind() -> None:
     assert copied(filled(samples), [0, 1]) is not None
     others: list[Any] = [np.zeros(shape, np.uint8) for shape in ((3, 5), (4, 3), (0, 4))]
     others += [np.zeros((3, 4), np.int8), b"x" * 12, None, (samples[0],)]
-    others += [np.asfortranarray(samples[0]), np.ma.masked_array(samples[0])]
-    for other in [*others, np.array([None, 1], object)]:
+    others += [np.ma.masked_array(samples[0]), np.array([None, 1], object)]
+    for other in others:
         for mixed in ([*samples, other], [other, *samples]):
             store = filled(mixed)
             assert store.rows(np.array([1, 2])) is None  # for ever, even of those that are alike
             assert (store.get(1 if mixed[0] is samples[0] else 2) == samples[1]).all()
+            assert len(store) == store.stats()["admitted"] == 5 and store.is_mixed
+
+
+def test_rows_that_had_to_go() -> None:
+    samples = some((100, 7), "float32", 200)
+    store = filled([*samples, None])
+    kept = [i for i in range(200) if i in store]
+    assert store.is_mixed and kept == list(range(64))
+    assert all((store.get(i) == samples[i]).all() for i in kept) and store.get(200) is None
+    assert len(store) == 65 == store.stats()["admitted"] - store.stats()["evicted"]
+    assert store.put_many(range(64, 200), samples[64:])
+    assert all((store.get(i) == samples[i]).all() for i in range(200))
+
+
+def test_a_reader_of_rows_that_had_to_go() -> None:
+    store = filled(some((100, 7), "float32", 4))
+    rows = store.rows(np.arange(4))
+    assert rows is not None and rows.are_held()
+    assert not store.put(0, "text") or 0 in store
+    assert not rows.are_held()
 
 
 def test_one_that_is_missing_and_none_at_all() -> None:
@@ -88,3 +108,65 @@ def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
         assert found is not None and (found == wanted[:, None]).all()
     gone = next((i for i in range(length) if i not in store), None)
     assert gone is None or store.rows(np.array([*held, gone])) is None
+
+
+KINDS = [((4,), "f4"), ((), "i8"), ((3, 5), "u1"), ((700,), "f8"), ((2,), "c8"), ((1,), "?")]
+
+
+def store_of(
+    length: int, rows: int, shape: tuple[int, ...] = (4,), dtype: str = "f4", policy: str = "keep"
+) -> SampleStore:
+    entry = SampleStore.nbytes_of(np.zeros(shape, dtype))
+    return SampleStore(length, rows * entry + 63, policy)
+
+
+def rows_of(count: int, shape: tuple[int, ...] = (4,), dtype: str = "f4") -> Any:
+    return np.random.default_rng(1).integers(0, 100, (count, *shape)).astype(dtype)
+
+
+def test_rows_come_back_one_by_one_and_together() -> None:
+    for shape, dtype in KINDS:
+        check_rows(shape, dtype)
+
+
+def check_rows(shape: tuple[int, ...], dtype: str) -> None:
+    store, rows = store_of(48, 48, shape, dtype), rows_of(48, shape, dtype)
+    order = np.random.default_rng(2).permutation(48)
+    for some in np.split(order, 6):
+        assert store.put_many(some.tolist(), [rows[i, ...] for i in some])
+    for index in range(48):
+        found = store.get(index)
+        assert (found.dtype, found.shape) == (rows.dtype, shape)
+        assert np.array_equal(found, rows[index])
+        found[...] = 0  # a copy
+    together = store.rows(np.arange(48))
+    assert together is not None
+    assert all(np.array_equal(together[i], rows[i]) for i in range(48))
+    assert together.are_held()
+    assert len(store) == 48 and store.stats()["admitted"] == 48
+
+
+def test_rows_for_which_there_is_no_room_are_refused() -> None:
+    store, rows = store_of(20, 8), rows_of(20)
+    assert store.put_many(range(6), list(rows[:6])) and store.put_many(range(3, 8), list(rows[3:8]))
+    assert not store.put(9, rows[9]) and store.is_full and store.get(9) is MISSING
+    assert [np.array_equal(store.get(i), rows[i]) for i in range(8)] == [True] * 8
+    store.use_lru()
+    assert store.put_many(range(10, 14), list(rows[10:14]))
+    assert sum(i in store for i in range(20)) == 8 == len(store)
+    assert all(np.array_equal(store.get(i), rows[i]) for i in range(20) if i in store)
+
+
+def test_pressure_takes_the_oldest_and_they_may_come_again() -> None:
+    store, rows = store_of(34, 24), rows_of(34)
+    assert store.put_many(range(24), list(rows[:24]))
+    entry = SampleStore.nbytes_of(rows[0])
+    seen = store.rows(np.arange(5))
+    assert store.release(12 * entry) == 12 * entry
+    assert seen is not None and not seen.are_held()
+    assert [i for i in range(34) if i in store] == [*range(12, 24)]
+    store.grow(10 * entry)
+    # behind the end of the log, and at its beginning
+    assert store.put_many(range(24, 34), list(rows[24:]))
+    assert all(np.array_equal(store.get(i), rows[i]) for i in range(12, 34))
+    assert store.rows(np.arange(11, 14)) is None

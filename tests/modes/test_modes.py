@@ -292,7 +292,7 @@ class TestCached:
     def test_keep_admits_until_it_is_full_and_lru_what_came_last(self) -> None:
         room = 10 * SampleStore.nbytes_of(np.zeros(100))
         for policy, held in {"auto": range(10), "keep": range(10), "lru": range(90, 100)}.items():
-            mode = Cached(100, budget_of(10 * MB), f"{room} B", policy)
+            mode = Cached(100, budget_of(10 * MB), f"{room + 63} B", policy)
             for i in range(100):
                 mode.admit(i, np.zeros(100))
             assert [i for i in range(100) if mode.get([i])[0] is not MISSING] == list(held), policy

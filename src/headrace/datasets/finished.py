@@ -21,7 +21,7 @@ from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.per_process import PerProcess
-from headrace.memory.rows import copied
+from headrace.memory.tree import copied
 from headrace.order.request import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 from headrace.storage.source import Source

@@ -33,13 +33,11 @@ from pathlib import Path
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
-from headrace.memory.row_store import RowStore
-from headrace.memory.rows import Layout
 from headrace.memory.store import SampleStore
 from headrace.memory.whole import write_full
 
 PREFIX, SUFFIX = "headrace-store-", ".mem"
-VERSION = "2"
+VERSION = "3"
 # seconds that the door is waited for; and where it is no matter if it stays shut
 _PATIENCE, _SHORT_PATIENCE = 10.0, 1.0
 
@@ -53,7 +51,7 @@ def open_machine_store(
     capacity: int,
     policy: str = "keep",
     max_items: int | None = None,
-    layout: Layout | None = None,
+    rows: bool = True,
 ) -> SampleStore:
     """The store of that key in a folder, which is made if it is missing: the one that other
     processes of this user have open, or a new one.
@@ -61,8 +59,7 @@ def open_machine_store(
     Args:
         key: whoever gives the same key must cache the same samples.
         capacity: of a new store; an open one has that of its maker.
-        layout: of the samples, where all are arrays of one shape and dtype: a `RowStore` then,
-            which knows no policy and no `max_items`.
+        policy, max_items, rows: of a new store.
 
     Raises:
         ConfigError: this system can't share a file's memory.
@@ -74,7 +71,7 @@ def open_machine_store(
             "shared='rank'"
         )
     digest = hashlib.blake2b(
-        "\0".join([VERSION, str(length), str(os.getuid()), str(layout), key]).encode(),
+        "\0".join([VERSION, str(length), str(os.getuid()), str(rows), key]).encode(),
         digest_size=16,
     ).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
@@ -84,15 +81,10 @@ def open_machine_store(
             store = _open.get(path)
             if store is None:  # in this process: POSIX locks would not tell two apart
                 _remove_others(folder, path)
-                memory = SharedFile(path, *SampleStore.layout(length, capacity))
-                before, _ = SampleStore.layout(length, 0)
-                room = memory.nbytes - before
-                make = (
-                    SampleStore(length, room, policy, max_items, memory)
-                    if layout is None
-                    else RowStore(length, room, layout, memory)
-                )
-                store = _open[path] = make
+                table, log = SampleStore.sizes(length, capacity)
+                memory = SharedFile(path, table, log)
+                room = memory.nbytes - table
+                store = _open[path] = SampleStore(length, room, policy, max_items, memory, rows)
             return store
     except OSError as error:
         kind = AccessError if isinstance(error, PermissionError) else WriteError

@@ -1,26 +1,27 @@
 """A store of cached samples in shared memory, for all workers of a rank.
 
 One `SampleStore` holds the samples of a dataset for all workers of a rank: a table with a position
-for every index, followed by a circular log of samples, in anonymous shared memory.
+for every index, followed by a circular log of entries, in anonymous shared memory.
 
 NOTE [ store protocol ]
 
-Positions in the log only grow; position p is at byte p % capacity. The samples between `tail` and
-`head` are valid.
+Positions in the log only grow; position p is at byte p % size of the log. The entries between
+`tail` and `head` are valid.
 
 * Writers hold the lock: a `threading.Lock` within a process, a POSIX record lock between processes
-  (which the kernel releases when its holder dies, however that happens). A writer writes the sample
+  (which the kernel releases when its holder dies, however that happens). A writer writes the entry
   behind `head`, then moves `head`, then writes the position into the table. If it is killed at any
-  instruction, it leaves a sample that no table entry points to, and the next writer continues.
+  instruction, it leaves an entry that no table entry points to, and the next writer continues.
 * To make room, a writer clears the table entry of the oldest sample, then moves `tail`, and only
   then overwrites its bytes.
-* Readers take no lock. They copy the sample and then check `tail` and the table entry again. If
-  either has moved past the sample, the copy may be torn; it is dropped, and the sample counts as
-  missing.
-* While all samples so far are arrays of one shape and dtype, their entries have one size and start
-  at multiples of it, since no entry straddles the end of the log. A whole batch is then copied at
-  once (`rows`) and checked again in the same way.
-
+* Readers take no lock. They copy the entry and then check layout, `tail` and table again. If one
+  of them has moved on, the copy may be torn; it is dropped, and the sample counts as missing.
+* While all samples so far are arrays of numbers of one shape and dtype, entries are rows: an index
+  and the bytes of the array, all of one size. A batch is copied at once then (`rows`), and checked
+  in the same way. The first sample that is another drops the rows (a few are written again), and
+  from then on an entry is a header of eight integers (index, bytes of the entry, of the pickle,
+  number of buffers, bytes of each), the pickle, and the buffers that it left out, each at a
+  multiple of 64 bytes.
 * Under memory pressure the oldest samples are evicted in the same way, and the pages outside of
   `tail` to `head` return to the system (`release`). The store stays below its capacity until the
   pressure ends.
@@ -34,32 +35,23 @@ chance", implemented by appending a spared sample again.
 
 from __future__ import annotations
 
-import functools
+import math
 import os
+import pickle
 import time
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import psutil
+import torch
 
+from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.locks import ProcessLock
-from headrace.memory.per_process import PerProcess
-from headrace.memory.rows import (
-    HEADER,
-    MIXED,
-    Layout,
-    Rows,
-    copies_at,
-    decode,
-    encode,
-    header_at,
-    layout_of,
-    signature_of,
-)
+from headrace.memory.tree import encode
 
 MISSING: Final[Any] = type(
     "Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False}
@@ -69,27 +61,92 @@ MISSING: Final[Any] = type(
 POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
-_ALIGN = 64
-(
-    HEAD,
-    TAIL,
-    COUNT,
-    ADMITTED,
-    EVICTED,
-    FULL,
-    _LRU,
-    _REDUCED,
-    _RELEASED,
-    _CLEAN,
-    _LOOKED,
-    _CAPPED,
-    LAYOUT,
-) = range(13)
-_CELLS_AT, _CELLS = 128, 64  # of each process its pid, hits and misses
-_TABLE_AT = 4096
+_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU = range(7)
+_REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(7, 13)
+_UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
+_CELLS_AT, _CELLS = 128, 64  # hits and misses, by process
+_SPEC_AT, _TABLE_AT = 2048, 4096  # of the rows, pickled; the table
+_HEADER, _BUFFERS = 64, 4  # bytes of a general entry's header, buffers outside of its pickle
+_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array
+_INDEX, _ALIGNED = 8, 2048  # bytes of a row's index; of a row that begins at a cache line
 # bytes that are written before pages are given back again, while the store is reduced
 _GRAIN = 4 << 20
+_CONVERTED = 64  # rows, at most, that are written again as general entries
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
+_WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+class _Entry(NamedTuple):
+    """A sample as it is written: pieces at offsets."""
+
+    number: int
+    """Its index."""
+    nbytes: int
+    pieces: list[tuple[int, memoryview]]
+
+
+class Layout(NamedTuple):
+    """What all rows of a store have in common."""
+
+    spec: ArraySpec
+    at: int
+    """Bytes of an entry before the array's own."""
+    entry: int
+    """Bytes from one to the next."""
+
+    @classmethod
+    def of(cls, spec: ArraySpec) -> Layout | None:
+        """How arrays of a shape and dtype lie in a store; None where they are no rows."""
+        if not spec.nbytes or (spec.dtype.kind not in "biufc" and spec.dtype != BFLOAT16):
+            return None
+        at = 64 if spec.nbytes >= _ALIGNED else _INDEX
+        return cls(spec, at, up(at + spec.nbytes, at))
+
+    def encode(self, index: int, row: npt.NDArray[Any]) -> _Entry:
+        number = memoryview(index.to_bytes(_INDEX, "little"))
+        data = np.ascontiguousarray(row).reshape(-1).view(np.uint8).data
+        return _Entry(index, self.entry, [(0, number), (self.at, data)])
+
+    def decode(self, log: memoryview, start: int) -> npt.NDArray[Any]:
+        start += self.at
+        data = bytearray(log[start : start + self.spec.nbytes])
+        return np.frombuffer(data, self.spec.dtype).reshape(self.spec.shape)
+
+
+def _layout_of(values: Sequence[Any]) -> Layout | None:
+    """The layout of samples that are all rows of one kind."""
+    first = values[0]
+    for value in values:
+        if type(value) is not np.ndarray:
+            return None
+        if value.shape != first.shape or value.dtype != first.dtype:
+            return None
+    return Layout.of(ArraySpec(first.shape, first.dtype))
+
+
+def _encode(index: int, value: Any) -> _Entry:
+    """A general entry."""
+    buffers: list[memoryview] = []
+    least = 1 if type(value) is np.ndarray else _INLINE
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if len(buffers) == _BUFFERS or raw.nbytes < least:
+            return True
+        buffers.append(raw)
+        return False
+
+    pickled = memoryview(encode(value, take))
+    sizes = [buffer.nbytes for buffer in buffers]
+    header = np.zeros(8, np.int64)
+    header[2 : 4 + len(sizes)] = [len(pickled), len(sizes), *sizes]
+    pieces = [(0, header.data.cast("B"))]
+    at = _HEADER
+    for piece in (pickled, *buffers):
+        pieces.append((at, piece))
+        at += up(piece.nbytes)
+    header[:2] = index, at
+    return _Entry(index, at, pieces)
 
 
 class SampleStore:
@@ -101,12 +158,13 @@ class SampleStore:
 
     Args:
         length: number of samples of the dataset; indices are 0 to length - 1.
-        capacity: bytes for the samples, including 64 bytes of overhead per sample. The index table
-            takes another 9 bytes per sample.
+        capacity: bytes for the samples, including their overhead. The index table takes another 9
+            bytes per sample.
         policy: "keep" or "lru", see above.
         max_items: maximum number of samples.
-        memory: memory of the store, whose size `layout` returns: zeros, or a store of the same
+        memory: memory of the store, whose size `sizes` returns: zeros, or a store of the same
             length and capacity. None: anonymous memory.
+        rows: False: samples are known not to be arrays of one shape and dtype.
     """
 
     def __init__(
@@ -116,47 +174,43 @@ class SampleStore:
         policy: str = "keep",
         max_items: int | None = None,
         memory: AnonymousMemory | None = None,
+        rows: bool = True,
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if max_items is not None and max_items < 1:
             raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
+        table, self.capacity = self.sizes(length, capacity)
         self.length: int = int(length)
         self.max_items: int | None = max_items
-        self.capacity: int = max(0, int(capacity)) // _ALIGN * _ALIGN
-        self._memory = (
-            AnonymousMemory(sum(self.layout(length, capacity)), "store")
-            if memory is None
-            else memory
-        )
+        self._memory = memory or AnonymousMemory(table + self.capacity, "store")
         self._open()
         if policy == "lru":
             self.use_lru()
+        if not rows and self._header[_LAYOUT] == _UNDECIDED:
+            self._header[_LAYOUT] = _MIXED
 
     @staticmethod
-    def layout(length: int, capacity: int) -> tuple[int, int]:
+    def sizes(length: int, capacity: int) -> tuple[int, int]:
         """Bytes of the memory that a store takes: those before the log, and those of the log."""
-        return -(-(_TABLE_AT + TABLE * int(length)) // 4096) * 4096, max(
-            0, int(capacity)
-        ) // _ALIGN * _ALIGN
+        return up(_TABLE_AT + TABLE * int(length), 4096), max(0, int(capacity)) // 64 * 64
 
     def _open(self) -> None:
         memory = self._memory
-        self._log_at, _ = self.layout(self.length, self.capacity)
+        self._log_at, _ = self.sizes(self.length, 0)
         self._header = memory.array(0, 16, np.int64)
-        self._counters = memory.array(_CELLS_AT, 3 * _CELLS, np.int64).reshape(_CELLS, 3)
+        self._counters = memory.array(_CELLS_AT, 2 * _CELLS, np.int64).reshape(_CELLS, 2)
         self._table = memory.array(_TABLE_AT, self.length, np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
         self._lock = ProcessLock(memory.fd)
-        self._layouts: dict[int, Layout] = {}
+        self._layout: Layout | None = None  # of the rows, once it is decided
         self.write_error: OSError | None = None  # of this process
-        self._cell = PerProcess(functools.partial(_find_cell, self._lock, self._counters))
 
     # -- what is held
 
     def __len__(self) -> int:
-        return max(0, int(self._header[COUNT]))
+        return max(0, int(self._header[_COUNT]))
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
@@ -173,7 +227,7 @@ class SampleStore:
     @property
     def nbytes(self) -> int:
         """Bytes of the samples held."""
-        return int(self._header[HEAD] - self._header[TAIL])
+        return int(self._header[_HEAD] - self._header[_TAIL])
 
     @property
     def limit(self) -> int:
@@ -183,83 +237,117 @@ class SampleStore:
     @property
     def is_full(self) -> bool:
         """True if a sample was refused for lack of room."""
-        return bool(self._header[FULL])
+        return bool(self._header[_FULL])
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the samples are not all arrays of numbers of one shape and dtype."""
+        return bool(self._header[_LAYOUT] == _MIXED)
 
     def stats(self) -> dict[str, int]:
         """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes
         released, hits and misses.
         """
         header = self._header
-        hits, misses = self._counters[:, 1:].sum(axis=0).tolist()
+        hits, misses = self._counters.sum(axis=0).tolist()
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
-            "admitted": int(header[ADMITTED]),
-            "evicted": int(header[EVICTED]),
+            "admitted": int(header[_ADMITTED]),
+            "evicted": int(header[_EVICTED]),
             "released_bytes": int(header[_RELEASED]),
             "hits": hits,
             "misses": misses,
         }
 
     def count(self, hits: int, misses: int) -> None:
-        """Counts accesses of this process."""
-        counter = self._counters[self._cell.get()]
-        counter[1] += hits
-        counter[2] += misses
+        """Counts accesses of this process. (Processes whose ids are alike modulo 64 share a cell,
+        and may lose a count where they write at once.)
+        """
+        counter = self._counters[os.getpid() % _CELLS]
+        counter[0] += hits
+        counter[1] += misses
+
+    # -- the log
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of the rows; None where entries are general, or none was written yet."""
+        if self._header[_LAYOUT] != _ROWS:
+            return None
+        if self._layout is None:
+            data = self._memory.map[_SPEC_AT:_TABLE_AT]
+            self._layout = Layout.of(ArraySpec(*pickle.loads(data)))
+        return self._layout
+
+    def _size(self, layout: Layout | None) -> int:
+        """Bytes of the log that are used: rows never straddle its end."""
+        if layout is None:
+            return self.capacity
+        return self.capacity // layout.entry * layout.entry
+
+    def _entry_at(self, position: int, layout: Layout | None) -> tuple[int, int, int]:
+        """Where in the log an entry begins, its index (-1: none) and its bytes."""
+        start = position % self._size(layout)
+        index, nbytes = np.frombuffer(self._log, np.int64, 2, start).tolist()
+        if layout is not None:
+            nbytes = layout.entry
+        return start, index, nbytes
 
     # -- reading
 
     def get(self, index: int) -> Any:
         """The sample (a copy), or MISSING."""
+        layout = self.layout
         position = int(self._table[index]) - 1
         if position < 0:
             return MISSING
-        pieces = self._copied(index, position)
-        if pieces is None:
+        start = position % self._size(layout)
+        if layout is not None:
+            row = layout.decode(self._log, start)
+        else:
+            header = np.frombuffer(self._log, np.int64, 8, start).tolist()
+            if not self._is_held(index, position, layout):
+                return MISSING
+            start += _HEADER
+            pieces = []
+            for nbytes in (header[2], *header[4 : 4 + header[3]]):
+                pieces.append(bytearray(self._log[start : start + nbytes]))
+                start += up(nbytes)
+        if not self._is_held(index, position, layout):
             return MISSING
-        if self.policy == "lru":
+        if self._header[_LRU]:
             self._touched[index] = 1
-        return decode(pieces[1])
+        if layout is not None:
+            return row
+        return pickle.loads(pieces[0], buffers=pieces[1:])
 
-    def _copied(self, index: int, position: int) -> tuple[list[int], list[bytearray]] | None:
-        """Header and pieces of a sample; None where it was evicted before they were copied."""
-        start = position % self.capacity
-        header = header_at(self._log, start)
-        if not self._is_held(index, position):
-            return None
-        pieces = copies_at(self._log, start, header)
-        return (header, pieces) if self._is_held(index, position) else None
+    def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
+        self._fence()
+        if int(self._table[index]) != position + 1 or int(self._header[_TAIL]) > position:
+            return False
+        return self.is_mixed is (layout is None)
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
-        """Samples as they lie here, where all of them are held, and everything in the store is
-        an array of one shape and dtype.
-        """
-        signature = int(self._header[LAYOUT])
-        if signature <= 0 or not len(indices):
+        """Samples as they lie here, where all of them are held and rows."""
+        layout = self.layout
+        if layout is None or not len(indices):
             return None
         positions = self._table[indices] - 1
         first = int(positions.min())
         if first < 0:
             return None
-        starts = positions % self.capacity
-        layout = self._layouts.get(signature)
-        if layout is None:
-            copied = self._copied(int(indices[0]), int(positions[0]))
-            if copied is None:
-                return None
-            layout = self._layouts[signature] = layout_of(*copied)
-        if (starts % layout.entry).any():
-            return None
-        if self.policy == "lru":
+        if self._header[_LRU]:
             self._touched[indices] = 1
 
         def are_held() -> bool:
             self._fence()
-            return int(self._header[TAIL]) <= first and np.array_equal(
-                self._table[indices] - 1, positions
-            )
+            if self.is_mixed or int(self._header[_TAIL]) > first:
+                return False
+            return np.array_equal(self._table[indices] - 1, positions)
 
-        return Rows(self._log, layout, starts, are_held)
+        log = self._log[: self._size(layout)]
+        return Rows(log, layout, positions // layout.entry % (len(log) // layout.entry), are_held)
 
     def _fence(self) -> None:
         # two lock pairs keep the loads before from passing the loads after, on every CPU
@@ -267,141 +355,204 @@ class SampleStore:
             with self._lock.of_threads():
                 pass
 
-    def _is_held(self, index: int, position: int) -> bool:
-        self._fence()
-        return int(self._table[index]) == position + 1 and int(self._header[TAIL]) <= position
-
     # -- writing
 
     def put(self, index: int, value: Any) -> bool:
-        """Hold a sample; False where there is no room for it (or another process is stopped
+        """Holds a sample; False where there is no room for it (or another process is stopped
         while it writes).
         """
-        if self.policy == "keep" and self._header[FULL]:
-            return index in self
-        entry, pieces = encode(index, value)
-        if entry[1] > self.limit:
-            return False
+        return self.put_many([index], [value])
+
+    def put_many(self, indices: Sequence[int], values: Sequence[Any]) -> bool:
+        """Holds samples; False where there is no room for all of them."""
+        if self._header[_FULL] and not self._header[_LRU]:
+            return all(index in self for index in indices)
+        layout = _layout_of(values)
+        entries: list[_Entry] = []
+        if layout is None:  # outside of the lock, since a pickle may run anybody's code
+            entries = list(map(_encode, indices, values))
         with self._lock.held() as locked:
-            # which another process may have lowered meanwhile
-            if not locked or entry[1] > self.limit:
+            if not locked:
                 return False
-            if self._table[index]:
-                return True  # another worker was faster
-            self._note_layout(value, entry, pieces)
             try:
-                return self._append(entry, pieces)
+                layout = self._decide(layout)
+                if layout is None and not entries:
+                    entries = list(map(_encode, indices, values))
+                # of the others another worker was faster
+                missing = [n for n, index in enumerate(indices) if not self._table[index]]
+                if layout is not None:
+                    written = self._append_rows(missing, indices, values, layout)
+                    entries = [layout.encode(indices[n], values[n]) for n in missing[written:]]
+                else:
+                    entries = [entries[n] for n in missing]
+                return all(self._append(entry, layout) for entry in entries)
             except OSError as error:  # the disk of a shared file is full
-                self._header[FULL], self.write_error = 1, error
+                self._header[_FULL] = 1
+                self.write_error = error
                 return False
             finally:
-                self._after_writing()
+                if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
+                    self._give_pages_back()
 
-    def _after_writing(self) -> None:
-        if self._header[_REDUCED] and self._header[HEAD] - self._header[_CLEAN] > _GRAIN:
-            self._give_pages_back()
+    def _decide(self, layout: Layout | None) -> Layout | None:
+        """The layout in which samples are written, which have one themselves."""
+        header = self._header
+        if header[_LAYOUT] == _UNDECIDED:
+            if layout is not None:
+                self._memory.write(_SPEC_AT, memoryview(pickle.dumps(tuple(layout.spec))))
+                header[_LAYOUT] = _ROWS
+                return layout
+            header[_LAYOUT] = _MIXED
+        known = self.layout
+        if known is not None and known != layout:
+            self._convert(known)
+        return self.layout
 
-    def _note_layout(self, value: Any, entry: list[int], pieces: list[memoryview]) -> None:
-        """Before a sample can be read: notes whether all of them are still arrays of one shape
-        and dtype.
-        """
-        known = int(self._header[LAYOUT])
-        if known != MIXED:
-            signature = signature_of(value, entry, pieces)
-            if signature != known:
-                self._header[LAYOUT] = MIXED if known else signature
+    def _convert(self, layout: Layout) -> None:
+        """Makes rows general entries: the first ones, all others have to go."""
+        header = self._header
+        indices = np.flatnonzero(self._table)[:_CONVERTED]
+        entries = []
+        for index, position in zip(indices.tolist(), self._table[indices].tolist(), strict=True):
+            start = (position - 1) % self._size(layout)
+            entries.append(_encode(index, layout.decode(self._log, start)))
+        # a writer killed on the way leaves the count too low, never too high
+        header[_EVICTED] += header[_COUNT]
+        header[_COUNT] = 0
+        self._table[:] = 0
+        header[_TAIL] = header[_HEAD]
+        header[_TAIL] = up(int(header[_HEAD]))
+        header[_HEAD] = header[_TAIL]
+        header[_LAYOUT] = _MIXED
+        for entry in entries:
+            if self._append(entry, None):
+                header[_ADMITTED] -= 1
+                header[_EVICTED] -= 1
 
     @staticmethod
     def nbytes_of(value: Any) -> int:
         """Bytes that a sample takes when it is held."""
-        return encode(0, value)[0][1]
+        layout = _layout_of([value])
+        return _encode(0, value).nbytes if layout is None else layout.entry
 
-    def _append(self, entry: list[int], pieces: list[memoryview]) -> bool:
-        waiting: deque[tuple[list[int], list[memoryview]]] = deque([(entry, pieces)])
-        spared, newest = 0, None
+    def _append_rows(
+        self, missing: list[int], indices: Sequence[int], values: Sequence[Any], layout: Layout
+    ) -> int:
+        """Writes as many small rows as there is room for by one or two calls, which a second copy
+        is worth; returns their number.
+        """
+        size = self._size(layout)
+        count = max(0, min(size, self.limit) - self.nbytes) // layout.entry
+        if self.max_items is not None:
+            count = min(count, self.max_items - len(self))
+        count = min(count, len(missing))
+        if count < 2 or layout.at != _INDEX:
+            return 0
+        wanted = np.array([indices[n] for n in missing[:count]], np.int64)
+        entries = np.zeros((count, layout.entry), np.uint8)
+        entries[:, :_INDEX] = wanted[:, None].view(np.uint8)
+        rows = np.stack([values[n] for n in missing[:count]]).reshape(count, -1)
+        entries[:, _INDEX : _INDEX + layout.spec.nbytes] = rows.view(np.uint8)
+        head = int(self._header[_HEAD])
+        start = head % size
+        before = (size - start) // layout.entry  # entries until the end of the log
+        for at, part in ((start, entries[:before]), (0, entries[before:])):
+            if len(part):
+                self._memory.write(self._log_at + at, part.reshape(-1).data)
+        self._header[_HEAD] = head + count * layout.entry
+        self._table[wanted] = head + layout.entry * np.arange(count) + 1
+        self._touched[wanted] = 0
+        self._header[_COUNT] += count
+        self._header[_ADMITTED] += count
+        return count
+
+    def _append(self, entry: _Entry, layout: Layout | None) -> bool:
+        if entry.nbytes > min(self.limit, self._size(layout)):
+            return False
+        waiting = deque([entry])
+        spared = 0
+        newest = None
         while waiting:
-            entry, pieces = waiting.popleft()
-            index, nbytes = entry[0], entry[1]
-            while not self._has_room(nbytes):
-                if self.policy == "keep":
-                    self._header[FULL] = 1
+            entry = waiting.popleft()
+            while not self._has_room(entry.nbytes, layout):
+                if not self._header[_LRU]:
+                    self._header[_FULL] = 1
                     return False
                 # the spared must not push the new one out
-                if newest is not None and int(self._header[TAIL]) >= newest:
+                if newest is not None and int(self._header[_TAIL]) >= newest:
                     dropped = 1 + len(waiting)
-                    self._header[ADMITTED] += dropped
-                    self._header[EVICTED] += dropped
+                    self._header[_ADMITTED] += dropped
+                    self._header[_EVICTED] += dropped
                     return True
-                survivor = self._evict(spare=spared < _SPARED)
+                survivor = self._evict(spared < _SPARED, layout)
                 if survivor is not None:
                     waiting.append(survivor)
                     spared += 1
-            position = self._write(index, nbytes, entry, pieces)
-            newest = position if newest is None else newest
+            position = self._write(entry, layout)
+            if newest is None:
+                newest = position
         return True
 
-    def _has_room(self, nbytes: int) -> bool:
-        head, tail = int(self._header[HEAD]), int(self._header[TAIL])
+    def _has_room(self, nbytes: int, layout: Layout | None) -> bool:
         if self.max_items is not None and len(self) >= self.max_items:
             return False
-        return head + self._filler(head, nbytes) + nbytes - tail <= self.limit
+        needed = self._filler(nbytes, layout) + nbytes
+        return self.nbytes + needed <= min(self.limit, self._size(layout))
 
-    def _filler(self, head: int, nbytes: int) -> int:
-        """Bytes to leave at the end of the log, since no sample straddles it."""
-        rest = self.capacity - head % self.capacity
-        return rest if rest < nbytes else 0
+    def _filler(self, nbytes: int, layout: Layout | None) -> int:
+        """Bytes to leave at the end of the log, since no entry straddles it."""
+        size = self._size(layout)
+        rest = size - int(self._header[_HEAD]) % size
+        if rest < nbytes:
+            return rest
+        return 0
 
-    def _write(self, index: int, nbytes: int, entry: list[int], pieces: list[memoryview]) -> int:
-        head = int(self._header[HEAD])
-        filler = self._filler(head, nbytes)
-        if filler:
-            self._put_filler(head, filler)
-            head += filler
-        start = head % self.capacity
-        self._put_header(start, entry)
-        at = start + HEADER
-        for piece in pieces:
-            self._memory.write(self._log_at + at, piece)
-            at += up(piece.nbytes)
-        self._header[HEAD] = head + nbytes
-        self._table[index] = head + 1
-        self._touched[index] = 0
-        self._header[COUNT] += 1
-        self._header[ADMITTED] += 1
+    def _write(self, entry: _Entry, layout: Layout | None) -> int:
+        self._fill(self._filler(entry.nbytes, layout))
+        head = int(self._header[_HEAD])
+        start = self._log_at + head % self._size(layout)
+        for offset, piece in entry.pieces:
+            self._memory.write(start + offset, piece)
+        self._header[_HEAD] = head + entry.nbytes
+        self._table[entry.number] = head + 1
+        self._touched[entry.number] = 0
+        self._header[_COUNT] += 1
+        self._header[_ADMITTED] += 1
         return head
 
-    def _put_filler(self, head: int, nbytes: int) -> None:
-        self._put_header(head % self.capacity, [-1, nbytes, 0, 0, 0, 0, 0, 0])
+    def _fill(self, nbytes: int) -> None:
+        """Passes over the rest of the log, which holds nothing."""
+        if nbytes:
+            head = int(self._header[_HEAD])
+            filler = np.array([-1, nbytes], np.int64)
+            self._memory.write(self._log_at + head % self.capacity, filler.data)
+            self._header[_HEAD] = head + nbytes
 
-    def _put_header(self, start: int, header: list[int]) -> None:
-        self._memory.write(self._log_at + start, np.array(header, np.int64).data)
-
-    def _evict(self, spare: bool) -> tuple[list[int], list[memoryview]] | None:
+    def _evict(self, spare: bool, layout: Layout | None) -> _Entry | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read
         since and is to be spared.
         """
-        tail, head = int(self._header[TAIL]), int(self._header[HEAD])
-        # empty, and the sample would straddle the end of the log: go on at its start
-        if tail == head:
-            rest = self.capacity - head % self.capacity
-            self._put_filler(head, rest)
-            self._header[COUNT] = 0
-            self._header[HEAD] = head + rest
-        start = tail % self.capacity
-        entry = header_at(self._log, start)
-        index, nbytes = entry[0], entry[1]
+        header = self._header
+        tail = int(header[_TAIL])
+        if tail == header[_HEAD]:
+            header[_COUNT] = 0
+            if layout is not None:
+                return None
+            # the sample would straddle the end of the log: go on at its start
+            self._fill(self.capacity - tail % self.capacity)
+        start, index, nbytes = self._entry_at(tail, layout)
         survivor = None
         if index >= 0 and int(self._table[index]) == tail + 1:
             if spare and self._touched[index]:
-                survivor = (
-                    entry,
-                    [memoryview(piece) for piece in copies_at(self._log, start, entry)],
-                )
+                copy = memoryview(bytes(self._log[start : start + nbytes]))
+                survivor = _Entry(index, nbytes, [(0, copy)])
+                header[_ADMITTED] -= 1
+            else:
+                header[_EVICTED] += 1
             # first: a writer killed here leaves the count too low, never too high
-            self._header[COUNT] -= 1
+            header[_COUNT] -= 1
             self._table[index] = 0
-            self._header[ADMITTED if survivor else EVICTED] += -1 if survivor else 1
-        self._header[TAIL] = tail + nbytes
+        header[_TAIL] = tail + nbytes
         return survivor
 
     # -- memory pressure
@@ -446,33 +597,29 @@ class SampleStore:
         return int(self.capacity - self._header[_CAPPED])
 
     def _shrink_to(self, nbytes: int) -> None:
+        layout = self.layout
         self._header[_REDUCED] = self.capacity - nbytes
         while self.nbytes > nbytes:
-            self._evict(spare=False)
+            self._evict(False, layout)
         self._give_pages_back()
 
     def grow(self, nbytes: int) -> None:
         """Allows so many bytes beyond those that are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
-                self._header[_REDUCED] = max(
-                    int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes
-                )
-                self._header[FULL] = 0
+                reduced = max(int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes)
+                self._header[_REDUCED] = reduced
+                self._header[_FULL] = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
-        head, tail = int(self._header[HEAD]), int(self._header[TAIL])
-        start, length = (
-            (head % self.capacity if self.capacity else 0),
-            self.capacity - (head - tail),
-        )
-        for begin, end in (
-            (start, min(start + length, self.capacity)),
-            (0, start + length - self.capacity),
-        ):
-            if end > begin:
-                self._memory.punch(self._log_at + begin, self._log_at + end)
+        size = self._size(self.layout)
+        head = int(self._header[_HEAD])
+        if size:
+            begin = head % size
+            end = begin + size - self.nbytes
+            self._memory.punch(self._log_at + begin, self._log_at + min(end, size))
+            self._memory.punch(self._log_at, self._log_at + end - size)
         self._header[_CLEAN] = head
 
     # -- other processes
@@ -486,13 +633,52 @@ class SampleStore:
         self._open()
 
 
-def _find_cell(lock: ProcessLock, counters: npt.NDArray[np.int64]) -> int:
-    """A cell of nobody's, or of a dead process, whose counts go on; the last one where there is
-    none.
+class Rows:
+    """Cached samples of one shape, by their numbers in a log: read them, and then ask whether they
+    were cached all the while (`are_held`).
     """
-    with lock.held():
-        for cell, pid in enumerate(counters[:, 0].tolist()):
-            if not pid or not psutil.pid_exists(pid):
-                counters[cell, 0] = os.getpid()
-                return cell
-    return _CELLS - 1
+
+    def __init__(
+        self,
+        log: memoryview,
+        layout: Layout,
+        numbers: npt.NDArray[np.int64],
+        are_held: Callable[[], bool],
+    ) -> None:
+        self._log = log
+        self._layout = layout
+        self._numbers = numbers
+        self._table: npt.NDArray[Any] | None = None
+        self.are_held: Callable[[], bool] = are_held
+        self.spec: ArraySpec = layout.spec
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> npt.NDArray[Any]:
+        """A sample as it lies in the store, read-only; as an array, of whatever shape."""
+        if self._table is None:  # not where all are copied by one call
+            _, at, entry = self._layout
+            shape, dtype = self.spec
+            strides = (entry, *np.empty(shape, dtype).strides)
+            rows = len(self._log) // entry
+            self._table = np.ndarray((rows, *shape), dtype, self._log, at, strides)
+            self._table.flags.writeable = False
+        sample: npt.NDArray[Any] = self._table[self._numbers[number], ...]
+        return sample
+
+    def copy_to(self, out: torch.Tensor) -> None:
+        """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call,
+        in torch's own threads.
+        """
+        spec, at, entry = self._layout
+        # the fewest elements: torch deals rows out whole
+        dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)
+        width = dtype.itemsize
+        shape = (len(self._log) // entry, spec.nbytes // width)
+        whole = torch.frombuffer(self._log, dtype=dtype, count=shape[0] * entry // width)
+        table = whole.as_strided(shape, (entry // width, 1), at // width)
+        flat = out.view(len(self), -1)
+        if out.dtype != dtype:
+            flat = flat.view(dtype)
+        torch.index_select(table, 0, torch.from_numpy(self._numbers), out=flat)

@@ -1,18 +1,21 @@
-"""Applies a function to every tensor of a nested batch, and pickles values that torch and NumPy
-don't pickle as they are.
-"""
+"""Nested values: maps their tensors, and pickles them with the bytes of arrays apart."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import io
+import pickle
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+_NUMPY: dict[torch.dtype, Any] = {
+    torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name)
+    for name in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
+}  # in the machine's byte order
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -25,11 +28,12 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
         return function(value)
     if isinstance(value, Mapping):
         fields = {k: map_tensors(v, function) for k, v in value.items()}
-        return fields if type(value) is dict else like_mapping(value, fields)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(v, function) for v in value))
+        return like_mapping(value, fields)
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(v, function) for v in value)
+        items = [map_tensors(v, function) for v in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)  # not by its constructor, which may refuse what it did not make
         for field in dataclasses.fields(value):
@@ -43,75 +47,114 @@ def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
     """The fields as a mapping of the example's type; as a dict where that has a constructor of
     its own.
     """
+    if type(example) is dict:
+        return fields
     try:
-        # a copy keeps what else it has, as a defaultdict its factory
-        if isinstance(example, MutableMapping):
-            made = copy.copy(example)
+        if not isinstance(example, MutableMapping):
+            return type(example)(fields)  # type: ignore[call-arg]
+        made = copy.copy(example)  # keeps what else it has, as a defaultdict its factory
+        if not (isinstance(example, dict) or hasattr(type(example), "__copy__")):
             # the copy shares the dict inside
-            if not (isinstance(example, dict) or hasattr(type(example), "__copy__")):
-                vars(made).update(
-                    {
-                        name: copy.copy(value)
-                        for name, value in vars(made).items()
-                        if isinstance(value, MutableMapping)
-                    }
-                )
-            made.update(fields)
-            return made
-        return type(example)(fields)  # type: ignore[call-arg]
+            for name, value in vars(made).items():
+                if isinstance(value, MutableMapping):
+                    vars(made)[name] = copy.copy(value)
+        made.update(fields)
+        return made
     except TypeError:
         return fields
 
 
-def is_dense(value: Any) -> bool:
-    """True for a plain tensor of this machine's memory whose bytes are all that there is of it."""
-    if (
-        type(value) is not torch.Tensor
-        or value.layout is not torch.strided
-        or value.device.type != "cpu"
-    ):
+# -- pickles
+
+
+class _Pickler(pickle.Pickler):
+    """Takes the bytes of plain tensors out of the pickle, as NumPy's arrays do by themselves."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is torch.Tensor:
+            if value.layout in SPARSE:
+                # torch's own rebuilding keeps each of them in a list for ever
+                return rebuild_sparse, sparse_parts(value)
+            if _is_dense(value):
+                return _reduced(value)
+        if kind is np.ndarray and value.dtype.kind in "mM" and not value.dtype.isnative:
+            # NumPy pickles times in the machine's byte order
+            return np.ndarray.view, (value.view(value.dtype.str[0] + "i8"), value.dtype)
+        if kind is memoryview:
+            return memoryview, (np.asarray(value),)
+        return NotImplemented
+
+
+def encode(value: Any, take: Callable[[pickle.PickleBuffer], object]) -> bytes:
+    """Pickles a value. `take` gets the bytes of each array and tensor, which stay outside where it
+    returns something false; `pickle.loads(pickled, buffers=...)` needs those then.
+    """
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=take).dump(value)
+    return stream.getvalue()
+
+
+def copied(value: Any) -> Any:
+    """A copy of a value, which shares no memory with it; its arrays may be written to."""
+    buffers: list[bytearray] = []
+    pickled = encode(value, lambda buffer: buffers.append(bytearray(buffer.raw())))
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True for a tensor of this machine's memory whose bytes are all that there is of it."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
-    return not (value.requires_grad or value.is_quantized or value.is_nested)
+    return not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
-def reduced(value: Any) -> Any:
-    """What `pickle.Pickler.reducer_override` returns of a value, so that it arrives as it is."""
-    if type(value) is torch.Tensor and value.layout in SPARSE:
-        # torch's own rebuilding keeps each of them in a list for ever, and so would hold their
-        # memory
-        return rebuild_sparse, sparse_parts(value)
-    if type(value) is np.ndarray and value.dtype.kind in "mM" and not value.dtype.isnative:
-        # NumPy pickles times in the machine's byte order
-        return _times, (value.view(value.dtype.str[0] + "i8"), value.dtype)
-    if type(value) is memoryview:
-        return memoryview, (np.asarray(value),)
-    return NotImplemented
+def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor takes its own bytes, and not those of the storage that it is a view of."""
+    data = tensor.resolve_conj().resolve_neg()
+    strides = None
+    if not data.is_contiguous():
+        # A dense layout such as channels_last is kept; what overlaps or has holes is copied.
+        dense = torch.empty_like(data)
+        if dense.stride() != data.stride():
+            data = dense.copy_(data)
+        strides = data.stride()
+        data = data.as_strided((data.numel(),), (1,))
+    if data.dtype not in _NUMPY:
+        data = data.view(-1).view(torch.uint8)
+    buffer = pickle.PickleBuffer(data.numpy().data)
+    return tensor_over, (buffer, tensor.dtype, tuple(tensor.shape), strides)
 
 
-def _times(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return numbers.view(dtype)
+def tensor_over(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor over the bytes of a buffer, which it keeps alive."""
+    if not len(buffer):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    known = _NUMPY.get(dtype)
+    if known is not None:
+        made = torch.from_numpy(np.ndarray(shape, known, buffer))  # the fastest way
+    else:
+        made = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    if strides is not None:
+        made = made.as_strided(shape, strides)
+    return made
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The arguments with which `rebuild_sparse` makes a sparse tensor again."""
     data = tensor.detach()
+    is_coalesced = None
+    parts: tuple[torch.Tensor, ...]
     if tensor.layout is torch.sparse_coo:
-        parts: tuple[torch.Tensor, ...] = (data._indices(), data._values())
+        parts = (data._indices(), data._values())
+        is_coalesced = tensor.is_coalesced()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (data.crow_indices(), data.col_indices(), data.values())
     else:
-        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-        lines = (
-            (data.crow_indices(), data.col_indices())
-            if by_row
-            else (data.ccol_indices(), data.row_indices())
-        )
-        parts = (*lines, data.values())
-    return (
-        tensor.layout,
-        parts,
-        tuple(tensor.shape),
-        tensor.is_coalesced() if len(parts) == 2 else None,
-        tensor.requires_grad,
-    )
+        parts = (data.ccol_indices(), data.row_indices(), data.values())
+    return tensor.layout, parts, tuple(tensor.shape), is_coalesced, tensor.requires_grad
 
 
 def rebuild_sparse(
@@ -122,23 +165,11 @@ def rebuild_sparse(
     grad: bool,
 ) -> torch.Tensor:
     """A sparse tensor of its parts."""
+    options: dict[str, Any] = {"device": parts[-1].device, "check_invariants": False}
     if layout is torch.sparse_coo:
-        indices, values = parts
-        made = torch.sparse_coo_tensor(
-            indices,
-            values,
-            size=shape,
-            device=values.device,
-            is_coalesced=coalesced,
-            check_invariants=False,
-        )
+        made = torch.sparse_coo_tensor(parts[0], parts[1], shape, is_coalesced=coalesced, **options)
     else:
-        compressed, plain, values = parts
         made = torch.sparse_compressed_tensor(
-            *(compressed, plain, values),
-            size=shape,
-            layout=layout,
-            device=values.device,
-            check_invariants=False,
+            parts[0], parts[1], parts[2], shape, layout=layout, **options
         )
     return made.requires_grad_(grad)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from headrace.display import progress_bar
+from headrace.dtypes import ArraySpec
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.memory.limits import PressureWatch, usable_cpus
-from headrace.memory.row_store import RowStore, row_layout
-from headrace.memory.rows import Layout
-from headrace.memory.store import TABLE, SampleStore
+from headrace.memory.store import TABLE, Layout, SampleStore
 from headrace.modes.stored import OVERHEAD, MachineShare, Stored, make_store
 from headrace.sorting import distinct
 
@@ -60,10 +59,13 @@ class Eager(Stored):
         filling = _Filling(
             length, load, budget, nbytes, progress, max(1, threads or usable_cpus()), share
         )
-        layout = None if spec is None or nbytes is None else row_layout(*spec)
+        layout = None
+        if spec is not None and nbytes is not None:
+            layout = Layout.of(ArraySpec(*spec))
         try:
             self._store, self._reserved = filling.fill(layout)
         except _UnlikeError:
+            filling.rows = False
             self._store, self._reserved = filling.fill(None)
         self._errors = filling.errors
         self._watch = PressureWatch()
@@ -95,7 +97,7 @@ class Eager(Stored):
 
 
 class _UnlikeError(Exception):
-    """A sample is no array of the shape and dtype that all were said to have."""
+    """A sample is no array of the shape and dtype of those before it."""
 
 
 @dataclass
@@ -109,11 +111,12 @@ class _Filling:
     progress: bool | None
     threads: int
     share: MachineShare | None
+    rows: bool = True  # False: the samples are known not to be
     errors: dict[int, SampleError] = field(default_factory=dict)
 
     def fill(self, layout: Layout | None) -> tuple[SampleStore, Reservation]:
-        """The store with all samples, and what is reserved for it; an _UnlikeError, if a sample
-        does not have the layout.
+        """The store with all samples, and what is reserved for it; an _UnlikeError, if they do not
+        have the layout, or rows had to leave for a sample that is another.
         """
         self.errors.clear()
         budget, ranks = self.budget, 1 if self.share is None else self.share.ranks
@@ -139,11 +142,11 @@ class _Filling:
                 self.share,
                 self.length,
                 budget.available + part if self.nbytes is None else part,
-                layout=layout,
+                rows=self.rows,
             )
-            self._put(first, store)
+            self._put(first, store, layout)
             first.clear()
-            self._load_all(store)
+            self._load_all(store, layout)
             if self.nbytes is None:
                 reserved.resize(-(-store.nbytes // ranks))
         except BaseException:
@@ -167,12 +170,10 @@ class _Filling:
                     total, count = total + SampleStore.nbytes_of(value), count + 1
         return first, int(total / max(1, count) * self.length * 1.05) + (1 << 20)
 
-    def _load_all(self, store: SampleStore) -> None:
-        size = (
-            min(_MOST, max(_GROUP, _MOST_BYTES // store.row_nbytes))
-            if isinstance(store, RowStore)
-            else _GROUP
-        )
+    def _load_all(self, store: SampleStore, layout: Layout | None) -> None:
+        size = _GROUP
+        if layout is not None:
+            size = min(_MOST, max(_GROUP, _MOST_BYTES // layout.entry))
         groups = [range(s, min(s + size, self.length)) for s in range(0, self.length, size)]
         # each rank begins elsewhere, and skips what the others have read by then
         if self.share is not None:
@@ -188,7 +189,8 @@ class _Filling:
             def load_group(group: range) -> None:
                 missing = [i for i in group if i not in store and i not in self.errors]
                 if missing:
-                    self._put(dict(zip(missing, self.load(missing), strict=True)), store)
+                    values = dict(zip(missing, self.load(missing), strict=True))
+                    self._put(values, store, layout)
                 bar.update(len(group))
 
             tasks = [pool.submit(load_group, group) for group in groups]
@@ -199,7 +201,7 @@ class _Filling:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _put(self, values: dict[int, Any], store: SampleStore) -> None:
+    def _put(self, values: dict[int, Any], store: SampleStore, layout: Layout | None) -> None:
         failed = {index: value for index, value in values.items() if isinstance(value, SampleError)}
         self.errors.update(failed)
         sound = (
@@ -207,11 +209,14 @@ class _Filling:
             if failed
             else values
         )
-        if not isinstance(store, RowStore):
-            are_cached = all(store.put(index, value) for index, value in sound.items())
-        elif all(map(store.fits, sound.values())):
-            are_cached = store.put_rows(list(sound), list(sound.values()))
+        if not sound:
+            return
+        are_cached = store.put_many(list(sound), list(sound.values()))
+        if layout is not None:
+            is_unlike = store.layout != layout
         else:
+            is_unlike = self.rows and store.is_mixed and store.stats()["evicted"] > 0
+        if is_unlike:
             raise _UnlikeError
         if are_cached:
             return

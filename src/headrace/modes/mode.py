@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.memory.rows import Rows
-from headrace.memory.store import MISSING
+from headrace.memory.store import MISSING, Rows
 from headrace.storage.source import Source
 
 Read = Callable[[Sequence[int]], list[Any]]

@@ -15,9 +15,7 @@ from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import Reservation
 from headrace.memory.limits import PERIOD, PressureWatch
 from headrace.memory.machine import open_machine_store
-from headrace.memory.row_store import RowStore
-from headrace.memory.rows import Layout, Rows
-from headrace.memory.store import MISSING, SampleStore
+from headrace.memory.store import MISSING, Rows, SampleStore
 from headrace.modes.mode import Mode
 
 OVERHEAD = 512
@@ -105,17 +103,13 @@ def make_store(
     capacity: int,
     policy: str = "keep",
     max_items: int | None = None,
-    layout: Layout | None = None,
+    rows: bool = True,
 ) -> SampleStore:
     """A store of this rank alone; or one of all ranks of the machine, each of which brings
     `capacity` bytes of its budget.
     """
     if share is not None:
         return open_machine_store(
-            share.folder, share.key, length, capacity * share.ranks, policy, max_items, layout
+            share.folder, share.key, length, capacity * share.ranks, policy, max_items, rows
         )
-    return (
-        SampleStore(length, capacity, policy, max_items)
-        if layout is None
-        else RowStore(length, capacity, layout)
-    )
+    return SampleStore(length, capacity, policy, max_items, rows=rows)

@@ -28,7 +28,7 @@ from headrace.collate import stack_collate
 from headrace.datasets.core.batch import BatchWay, Collating
 from headrace.datasets.core.ways import SampleBySample, choose_way
 from headrace.dtypes import ArraySpec
-from headrace.memory.rows import Rows
+from headrace.memory.store import Rows
 from headrace.order import BatchRequest
 from headrace.storage.source import RowSource, Source
 from headrace.testing.contract import same

@@ -114,11 +114,7 @@ class Fetch(Dataset[Any]):
                 counts,
             )
             if error is None and get_worker_info() is None:
-                return Delivered(
-                    made.batch if arena is None else arena.lightened(made.batch),
-                    report,
-                    0 if arena is None else arena.nbytes,
-                )
+                return Delivered(made.batch, report, 0 if arena is None else arena.nbytes)
             delivery: Delivery
             if error is None:
                 delivery, error = _attempt(_packed, arena, made.batch, report)
