@@ -119,5 +119,5 @@ def test_rows_of_texts(tmp_path: Path) -> None:
     for row in rows:
         is_learned = (row["document_ids"] >= 0) & (row["position_ids"] > 0)
         assert torch.equal(row["labels"], torch.where(is_learned, row["input_ids"], -100))
-    with pytest.raises(ConfigError, match="several texts"):
+    with pytest.raises(ConfigError, match="of no one text"):
         rows.text_of(0)

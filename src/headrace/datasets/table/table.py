@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.format import SampleFormat, chained
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.views import targets_of_view
-from headrace.datasets.image.augment import image_sides, split_augment
+from headrace.datasets.image.augment import Augment, image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
 from headrace.datasets.text.documents import TokenizedDataset
-from headrace.datasets.text.opening import Cutting, parts_of
-from headrace.datasets.text.options import (
-    CHAT,
-    OF_READING,
-    TextOptions,
-    check_chat_options,
-    check_text_options,
-)
-from headrace.datasets.text.units import TextUnit
+from headrace.datasets.text.opening import unit_of_tokens
+from headrace.datasets.text.options import CHAT, OF_READING, TextOptions
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.class_folders import warn_of_splits
@@ -49,8 +39,7 @@ from headrace.storage.table.columns import (
 )
 from headrace.storage.table.files import TABLES, TableFile, classes_in, hold_arrays
 from headrace.storage.table.source import TableSource, open_tables
-from headrace.storage.text.records import TEXT_FIELD
-from headrace.tokenizer import CharTokenizer, identity_of, vocabulary_of
+from headrace.tokenizer import CharTokenizer
 
 _IMAGE_OPTIONS: dict[str, Any] = {
     "image_size": UNSET,
@@ -59,14 +48,7 @@ _IMAGE_OPTIONS: dict[str, Any] = {
     "transform_input": "pil",
     "decode": "fast",
 }
-_TEXT_OPTIONS: dict[str, Any] = {
-    "tokenizer": None,
-    "max_length": None,
-    "chat_template": None,
-    "stride": None,
-    "packing": False,
-    "end_token": None,
-}
+_TEXT_OPTIONS = ("tokenizer", "max_length", "chat_template", "stride", "packing", "end_token")
 
 
 class TableDataset(TokenizedDataset):
@@ -133,7 +115,6 @@ class TableDataset(TokenizedDataset):
 
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = None
-    _texts: ColumnTexts | ColumnChats | None = None
 
     def __init__(
         self,
@@ -161,52 +142,59 @@ class TableDataset(TokenizedDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        images: dict[str, Any] = {
+        images = {
             "image_size": image_size,
             "color": color,
             "normalize": normalize,
             "transform_input": transform_input,
             "decode": decode,
         }
-        texts: dict[str, Any] = {
-            "tokenizer": tokenizer,
-            "max_length": max_length,
-            "chat_template": chat_template,
-            "stride": stride,
-            "packing": packing,
-            "end_token": end_token,
-        }
-        _check_options("image_column", image_column, images, _IMAGE_OPTIONS)
-        _check_options("text_column", text_column, texts, _TEXT_OPTIONS)
-        columns = _checked_columns(columns)
-        if not isinstance(target_name, (str, type(None))):
-            raise ConfigError(
-                f"target_name must be the name of one column, or None, not {target_name!r}"
-            )
+        for name, column in (
+            ("image_column", image_column),
+            ("text_column", text_column),
+            ("target_name", target_name),
+        ):
+            if not isinstance(column, (str, type(None))):
+                raise ConfigError(f"{name} must be the name of one column, or None, not {column!r}")
+        if image_column is None:
+            for name, usual in _IMAGE_OPTIONS.items():
+                if images[name] is not usual and images[name] != usual:
+                    raise ConfigError(f"{name} is for image_column: name the column")
         check_image_options(color, transform_input, decode, normalize)
-        unit = None if chat_template is None else CHAT
-        check_text_options(
-            max_length,
-            unit,
-            TEXT_FIELD,
-            None,
-            None,
-            stride,
-            packing,
-            end_token,
-            None,
-            chat_template,
-        )
-        is_in_parts = bool(packing) or stride is not None
-        if is_in_parts:
-            _check_parts(packing, columns, text_column, target_name, image_column)
-        vocabulary_of(tokenizer)  # raises where it is none
-        cast_to = dtype_named(dtype)
-        self.classes: list[str] = []
-        self.tokenizer: Any = (
-            CharTokenizer() if tokenizer is None and text_column is not None else tokenizer
-        )
+        columns = _checked_columns(columns)
         reach, common = split_options(options)
+        texts = TextOptions(
+            tokenizer=tokenizer,
+            max_length=max_length,
+            unit=None if chat_template is None else CHAT,
+            stride=stride,
+            packing=packing,
+            end_token=end_token,
+            chat_template=chat_template,
+            cache_dir=reach.cache_dir,
+            progress=common.get("progress"),
+            leaves_out=options.get("on_error", "raise") != "raise",
+        )
+        if text_column is None:
+            for name in _TEXT_OPTIONS:
+                if getattr(texts, name) is not None and getattr(texts, name) is not False:
+                    raise ConfigError(f"{name} is for text_column: name the column")
+        elif tokenizer is None:
+            texts = replace(texts, tokenizer=CharTokenizer())
+        self.tokenizer: Any = texts.tokenizer
+        self.classes: list[str] = []
+        cast_to = dtype_named(dtype)
+        if texts.is_in_parts:
+            if image_column is not None or columns not in (None, text_column, (text_column,)):
+                raise ConfigError(
+                    "with stride or packing samples are tokens of one column alone: leave out "
+                    "columns and image_column"
+                )
+            if packing and target_name is not None:
+                raise ConfigError(
+                    "target_name can't be given with packing: a block or row is of several rows of "
+                    "the table"
+                )
         files = resolve(data_path, TABLES, reach)
         warn_of_splits(files)
         shown = redact(
@@ -215,68 +203,65 @@ class TableDataset(TokenizedDataset):
         source: Any
         rows: SampleFormat
         targets: Any = None
-        of_texts: ColumnTexts | ColumnChats | None = None
-        if is_in_parts:
+        if texts.is_in_parts:
             of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
             resolved: Any = files
             documents = TableDataset(
                 resolved,
                 text_column=text_column,
                 target_name=target_name,
-                tokenizer=self.tokenizer,
+                tokenizer=texts.tokenizer,
                 chat_template=chat_template,
                 **of_reading,
                 **reach.keywords(),
             )
-            of_texts, self.classes = documents._texts, documents.classes
-            assert of_texts is not None
-            check_chat_options(of_texts.is_marked, stride, None)
-            cutting = Cutting(
-                max_length, stride, packing, of_texts.is_marked, documents.on_error != "raise"
-            )
             self._documents = documents
-            rows = parts_of(documents.tokens(end_token), of_texts, documents.text_of, cutting)
-            source, self.collate = rows.source, None if packing else "text"
+            rows = self._texts = unit_of_tokens(
+                documents.tokens(end_token),
+                documents.sample_source.location,
+                documents.document_unit,
+                documents.text_of,
+                texts,
+            )
+            source = rows.source
+            self.classes = documents.classes
+            self.collate = None if packing else "text"
             if documents.targets is not None:
-                targets = targets_of_view(
-                    documents.targets, source.document_of(np.arange(len(source)))
-                )
+                numbers = source.document_of(np.arange(len(source)))
+                targets = targets_of_view(documents.targets, numbers)
         elif hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(
                     f"{shown} holds NumPy arrays, which have no columns of images or texts"
                 )
-            source, rows, targets = _numpy_rows(files, columns, target_name, cast_to)
+            arrays = open_arrays(files, columns, target_name)
+            source, rows = joined_rows(arrays, cast_to)
+            if target_name is not None:
+                of_arrays = [array.column(target_name) for array in arrays]
+                targets = joined_targets(of_arrays, [array.path for array in arrays], target_name)
         else:
             tables, reader = open_tables(files, shown)
-            names, is_one = _names_of(
-                tables[0],
-                columns,
-                target_name,
-                [one for one in (image_column, text_column) if one is not None],
-            )
-            named, are_chats = names, text_column is not None and _are_chats(tables, text_column)
+            names, is_one = _names_of(tables[0], columns, target_name, image_column, text_column)
+            are_chats = text_column is not None and _are_chats(tables, text_column)
+            read = names
             if are_chats:
-                names = (
-                    *names,
-                    *(name for name in columns_along(tables[0].schema) if name not in names),
-                )
-            source = TableSource(tables, reader, names, is_one and len(names) == 1)
-            first = source.first
-            _check_column(
-                first,
-                image_column,
-                "image_column",
-                "images: bytes, or structs with a field 'bytes'",
-                holds_images,
-            )
-            _check_column(
-                first,
-                text_column,
-                "text_column",
-                "texts or chats",
-                lambda kind: is_text(kind) or are_chats,
-            )
+                along = columns_along(tables[0].schema)
+                read = tuple(dict.fromkeys([*names, *along]))
+            source = TableSource(tables, reader, read, is_one and len(read) == 1)
+            if image_column is not None:
+                kind = source.first.schema.field(image_column).type
+                if not holds_images(kind):
+                    raise FormatError(
+                        f"{source.first.shown}: image_column={image_column!r}: the column is of "
+                        f"type {kind}, and holds no images: bytes, or structs with a field 'bytes'"
+                    )
+            if text_column is not None:
+                kind = source.first.schema.field(text_column).type
+                if not are_chats and not is_text(kind):
+                    raise FormatError(
+                        f"{source.first.shown}: text_column={text_column!r}: the column is of "
+                        f"type {kind}, and holds no texts or chats"
+                    )
             if are_chats and target_name is not None:
                 raise ConfigError(
                     "target_name can't be given for chats, whose labels are the assistant's "
@@ -289,50 +274,40 @@ class TableDataset(TokenizedDataset):
                 )
             if target_name is not None:
                 targets, self.classes = _targets(source, target_name)
-            left = DatasetBudget(common.get("max_memory_usage", 0.8))
-            made: ImageFormat | None = None
+            image: ImageFormat | None = None
             if image_column is not None:
                 is_alone = is_one and image_column in names
-                has_joint = options.get("transforms") is not None
-                made, transform = _image_format(
-                    images, transform, has_joint, is_alone, common.get("hold"), left
+                augment = None
+                if is_alone:
+                    augment, transform = split_augment(transform)
+                else:
+                    transform = chained(transform)
+                has_transform = transform is not None or options.get("transforms") is not None
+                image = _image_format(
+                    images,
+                    image_column if is_alone else None,
+                    augment=augment,
+                    transformed=is_alone and has_transform,
+                    hold=common.get("hold"),
+                    left=DatasetBudget(common.get("max_memory_usage", 0.8)),
                 )
-                if isinstance(made, ColumnImages):
-                    made.column = image_column
+            column_texts: ColumnTexts | ColumnChats | None = None
             if text_column is not None:
-                text_options = TextOptions(
-                    self.tokenizer,
-                    max_length,
-                    TEXT_FIELD,
-                    None,
-                    "utf-8",
-                    "strict",
-                    reach.cache_dir,
-                    common.get("progress"),
-                    chat_template,
-                )
-                of_texts, self.collate = (
-                    (ColumnChats if are_chats else ColumnTexts)(source, text_column, text_options),
-                    "text",
-                )
-            if is_one and made is not None:
-                rows = made
-            elif is_one and of_texts is not None:
-                rows = of_texts
+                of_column = ColumnChats if are_chats else ColumnTexts
+                column_texts = of_column(source, texts, text_column)
+                self._texts = column_texts
+                self.collate = "text"
+            if is_one and image is not None:
+                rows = image
+            elif is_one and column_texts is not None:
+                rows = column_texts
             else:
-                lists = [
-                    name
-                    for name in names
-                    if is_text(first.schema.field(name).type)
-                    or is_bytes(first.schema.field(name).type)
-                ]
-                image = (
-                    None
-                    if made is None or image_column is None
-                    else ColumnImage(image_column, made)
-                )
-                rows = TableFormat(source.specs, lists, is_one, image, of_texts, named, cast_to)
-        self._texts = of_texts
+                kinds = {name: source.first.schema.field(name).type for name in read}
+                lists = [name for name, kind in kinds.items() if is_text(kind) or is_bytes(kind)]
+                among = None
+                if image is not None and image_column is not None:
+                    among = ColumnImage(image_column, image)
+                rows = TableFormat(source.specs, lists, is_one, among, column_texts, names, cast_to)
         super().__init__(
             source,
             sample_format=rows,
@@ -341,123 +316,36 @@ class TableDataset(TokenizedDataset):
             loading_mode=loading_mode,
             **common,
         )
-        self.class_to_idx: dict[str, int] = {
-            name: number for number, name in enumerate(self.classes)
-        }
 
     def _layout_nbytes(self) -> int:
         source = self.sample_source
         return source.layout_nbytes if isinstance(source, TableSource) else source.block_nbytes
 
     @property
-    def has_texts(self) -> bool:
-        """True if a column is tokenised, alone or together with other columns."""
-        return self._texts is not None
-
-    def text_of(self, index: int) -> str:
-        """Returns the text of a sample before tokenisation; for a chat the rendered text, for a
-        window the text of its row.
-
-        Raises:
-            SampleError: the text can't be read.
-            ConfigError: there is no `text_column`; or, with `packing`, a block or row belongs to no
-                single text.
-        """
-        texts = self._format if isinstance(self._format, TextUnit) else self._texts
-        if texts is None:
-            raise ConfigError("text_of: no column of texts is named: pass text_column=")
-        return texts.text_of(int(self.whole_indices(range(len(self))[index])), self.sample_reader)
-
-    def lengths(self) -> npt.NDArray[np.int64] | None:
-        """Length of each sample ([n] int64), or None.
-
-        For texts without other columns: number of characters, for which all texts are read. For
-        windows, blocks and rows of tokens: number of tokens. Otherwise None.
-        """
-        texts = self._format
-        if not isinstance(texts, TextUnit):
-            return None
-        with self.block_memory.in_order():
-            found = texts.lengths(self.sample_reader)
-        return found if self._chosen is None else found[self._chosen]
-
-    @property
     def holds_encoded(self) -> bool:
         """True if modes "eager" and "cached" cache encoded images. Default: True if images keep
         their own size.
         """
-        return (
-            self._hold == "encoded"
-            if self._hold is not None
-            else isinstance(self._format, ImageFormat) and self._format.image_size is None
-        )
-
-    def held_as(self) -> str:
-        if self._arguments.get("tokenizer") is None:
-            return super().held_as()
-        texts = self._texts
-        identity = identity_of(self.tokenizer) if texts is None else texts.identity
-        return describe_held(
-            type(self), {**self._arguments, "tokenizer": identity or self.tokenizer}
-        )
+        if self._hold is not None:
+            return self._hold == "encoded"
+        return isinstance(self._format, ImageFormat) and self._format.image_size is None
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded or self._overridden:
             return None
+        each = self._format.sample_nbytes()
         if isinstance(self._format, ImageFormat):
             size = self._format.image_size
-            return (
-                None
-                if size is None
-                else len(self.sample_source) * size[0] * size[1] * self._format.channels
-            )
-        each = self._format.sample_nbytes()
+            each = None if size is None else size[0] * size[1] * self._format.channels
         return None if each is None else each * len(self.sample_source)
-
-
-def _check_options(
-    argument: str, column: Any, given: dict[str, Any], usual: dict[str, Any]
-) -> None:
-    """Raises a ConfigError where options are given for a column that is not named, or its name
-    is none.
-    """
-    if not isinstance(column, (str, type(None))):
-        raise ConfigError(f"{argument} must be the name of one column, or None, not {column!r}")
-    for name, value in given.items():
-        if column is None and value is not usual[name] and value != usual[name]:
-            raise ConfigError(f"{name} is for {argument}: name the column")
-
-
-def _check_parts(
-    packing: bool | str,
-    columns: Any,
-    text_column: str | None,
-    target_name: str | None,
-    image_column: str | None,
-) -> None:
-    """Raises a ConfigError where more is read than the texts that windows, blocks and rows are
-    made of.
-    """
-    if image_column is not None or not (
-        columns is None or columns in (text_column, (text_column,))
-    ):
-        raise ConfigError(
-            "with stride or packing samples are tokens of one column alone: leave out columns and "
-            "image_column"
-        )
-    if packing and target_name is not None:
-        raise ConfigError(
-            "target_name can't be given with packing: a block or row is of several rows of the "
-            "table"
-        )
 
 
 def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:
     if columns is None or isinstance(columns, str):
         return columns
-    names = (
-        tuple(columns) if isinstance(columns, Sequence) and not isinstance(columns, bytes) else ()
-    )
+    names: tuple[Any, ...] = ()
+    if isinstance(columns, Sequence) and not isinstance(columns, bytes):
+        names = tuple(columns)
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"columns must be the name of a column, or a list of such, not {columns!r}"
@@ -471,32 +359,24 @@ def _names_of(
     table: TableFile,
     columns: str | tuple[str, ...] | None,
     target_name: str | None,
-    special: list[str],
+    image_column: str | None,
+    text_column: str | None,
 ) -> tuple[tuple[str, ...], bool]:
-    """The columns that are read, and whether samples are the values of the one column."""
+    """The columns that samples have, and whether samples are the values of the one column."""
+    if image_column is not None and image_column == text_column:
+        raise ConfigError(f"image_column and text_column are both {image_column!r}")
+    special = [name for name in (image_column, text_column) if name is not None]
     if columns is None and not special:
         names = tuple(name for name in table.schema.names if name != target_name)
         if not names:
-            raise FormatError(
-                f"{table.shown} has no column{' beside the targets' if target_name else ''}"
-            )
+            beside = " beside the targets" if target_name else ""
+            raise FormatError(f"{table.shown} has no column{beside}")
         return names, False
-    named = () if columns is None else (columns,) if isinstance(columns, str) else columns
-    names = (*named, *(name for name in dict.fromkeys(special) if name not in named))
-    if len(special) != len(set(special)):
-        raise ConfigError(f"image_column and text_column are both {special[0]!r}")
-    return names, len(names) == 1 and (columns is None or isinstance(columns, str))
-
-
-def _check_column(
-    table: TableFile, column: str | None, argument: str, wanted: str, fits: Callable[[Any], bool]
-) -> None:
-    """Raises a FormatError where a column is of another type than its argument says."""
-    if column is not None and not fits(kind := table.schema.field(column).type):
-        raise FormatError(
-            f"{table.shown}: {argument}={column!r}: the column is of type {kind}, and holds no "
-            f"{wanted}"
-        )
+    named = (
+        columns if isinstance(columns, tuple) else [name for name in [columns] if name is not None]
+    )
+    names = tuple(dict.fromkeys([*named, *special]))
+    return names, len(names) == 1 and not isinstance(columns, tuple)
 
 
 def _are_chats(tables: Sequence[TableFile], column: str) -> bool:
@@ -509,69 +389,40 @@ def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
     """The targets, and the names of their classes."""
     for table in source.tables:
         table.check([name])
-    found = source.column(name)
-    row = (
-        next((row for row, value in enumerate(found) if value is None), None)
-        if isinstance(found, list)
-        else None
-    )
-    if row is not None:
-        raise FormatError(f"{source.location(row)}: target_name={name!r}: there is no value (null)")
+    values = source.column(name)
+    if isinstance(values, list):
+        for row, value in enumerate(values):
+            if value is None:
+                raise FormatError(
+                    f"{source.location(row)}: target_name={name!r}: there is no value (null)"
+                )
     if not is_categorical(source.first.schema.field(name).type):
-        return found, classes_in(source.first.schema, name)
-    classes = sorted(set(found))
-    number = {text: i for i, text in enumerate(classes)}
-    return np.array([number[text] for text in found], np.int64), classes
-
-
-def _numpy_rows(
-    files: FileSet,
-    columns: str | tuple[str, ...] | None,
-    target_name: str | None,
-    dtype: np.dtype[Any] | None,
-) -> tuple[Any, SampleFormat, Any]:
-    sources = open_arrays(files, columns, target_name)
-    source, rows = joined_rows(sources, dtype)
-    targets = None
-    if target_name is not None:
-        targets = joined_targets(
-            [one.column(target_name) for one in sources], [one.path for one in sources], target_name
-        )
-    return source, rows, targets
+        return values, classes_in(source.first.schema, name)
+    classes = sorted(set(values))
+    numbers = {text: number for number, text in enumerate(classes)}
+    return np.array([numbers[text] for text in values], np.int64), classes
 
 
 def _image_format(
-    given: dict[str, Any],
-    transform: Any,
-    has_joint: bool,
-    is_alone: bool,
-    hold: str | None,
-    left: DatasetBudget,
-) -> tuple[ImageFormat, Any]:
-    """The format of a column of images, and what is left of the transform."""
-    image_size = given["image_size"]
-    augment, rest = split_augment(transform) if is_alone else (None, transform)
-    transformed = is_alone and (rest is not None or has_joint)
-    if image_size is UNSET:
-        size = (
-            None
-            if transformed or (augment is not None and augment.size is not None)
-            else DEFAULT_SIZE
-        )
-    else:
-        size = None if image_size is None else image_sides(image_size, "image_size", ", or None")
-    make = functools.partial(
-        ColumnImages if is_alone else ImageFormat,
+    given: dict[str, Any], column: str | None, augment: Augment | None, **how: Any
+) -> ImageFormat:
+    """The format of a column of images. (`column`: its name, if nothing is read beside it.)"""
+    size = given["image_size"]
+    is_given = size is not UNSET
+    if is_given and size is not None:
+        size = image_sides(size, "image_size", ", or None")
+    if not is_given:
+        is_cropped = augment is not None and augment.size is not None
+        size = None if how["transformed"] or is_cropped else DEFAULT_SIZE
+    options: dict[str, Any] = dict(
         color=given["color"],
         image_size=size,
-        is_size_given=image_size is not UNSET,
+        is_size_given=is_given,
         exact=given["decode"] == "exact",
         normalize=given["normalize"],
         transform_input=given["transform_input"],
         augment=augment,
-        transformed=transformed,
         is_stored_decoded=False,
-        hold=hold,
-        left=left,
+        **how,
     )
-    return make(), rest if is_alone else chained(transform)
+    return ImageFormat(**options) if column is None else ColumnImages(**options, column=column)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.chats import ChatTexts
@@ -31,14 +30,14 @@ class ColumnTexts(TokenizedTexts):
 
     Args:
         source: whose records are the texts; of several columns, dicts with them.
-        column: its name.
         options: of the dataset.
+        column: its name.
     """
 
     name = "record"
     source: TableSource
 
-    def __init__(self, source: TableSource, column: str, options: TextOptions) -> None:
+    def __init__(self, source: TableSource, options: TextOptions, column: str) -> None:
         super().__init__(source, options)
         self.column = column
 
@@ -48,10 +47,7 @@ class ColumnTexts(TokenizedTexts):
             raise FormatError(f"column {self.column!r} has no text (null) there")
         return text, None
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return _characters(self, reader, np.arange(len(self.source)))
-
-    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+    def nbytes(self, numbers: IntArray | None, reader: SampleReader) -> IntArray:
         return _characters(self, reader, numbers)
 
 
@@ -60,57 +56,56 @@ class ColumnChats(ChatTexts):
 
     Args:
         source: whose records are the chats; of several columns, dicts with them.
-        column: its name.
         options: of the dataset.
+        column: its name.
 
     Attributes:
         fields: the columns that are read, the first is that of the chats.
 
     Raises:
-        ConfigError: the tokenizer has no chat template.
+        ConfigError: the tokenizer has no chat template that says which tokens are the assistant's.
     """
 
-    def __init__(self, source: TableSource, column: str, options: TextOptions) -> None:
+    def __init__(self, source: TableSource, options: TextOptions, column: str) -> None:
         super().__init__(source, options)
-        self.column, self.fields = column, (column, *columns_along(source.first.schema))
+        self.column = column
+        self.fields = (column, *columns_along(source.first.schema))
 
     def chat(self, index: int, record: Any) -> Chat:
         row = record if isinstance(record, dict) else {self.column: record}
         if row[self.column] is None:
             raise FormatError(f"column {self.column!r} has no chat (null) there")
-        return chat_of(
-            {name: _plain(row[name]) for name in self.fields if name in row}, self.column
-        )
+        fields = {name: _plain(row[name]) for name in self.fields if name in row}
+        return chat_of(fields, self.column)
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return _characters(self, reader, np.arange(len(self.source)))
-
-    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+    def nbytes(self, numbers: IntArray | None, reader: SampleReader) -> IntArray:
         return _characters(self, reader, numbers)
 
 
-def _characters(texts: TokenizedTexts, reader: SampleReader, numbers: IntArray) -> IntArray:
+def _characters(
+    texts: ColumnTexts | ColumnChats, reader: SampleReader, numbers: IntArray | None
+) -> IntArray:
     """Characters of each of some texts, or of chats as they are rendered; 0 of those that can't be
     read, and are left out ([n] int64).
 
     Raises:
         SampleError: one can't be read, and may not be left out.
     """
-    found = np.zeros(len(numbers), np.int64)
-    for start in range(0, len(found), _TOGETHER):
+    if numbers is None:
+        numbers = np.arange(len(texts.source))
+    lengths = np.zeros(len(numbers), np.int64)
+    for start in range(0, len(lengths), _TOGETHER):
         some = numbers[start : start + _TOGETHER].tolist()
-        for at, (number, record) in enumerate(
-            zip(some, reader.records(some, texts.source.read), strict=True), start
-        ):
+        records = reader.records(some, texts.source.read)
+        for position, record in enumerate(records, start):
+            if isinstance(record, SampleError):
+                continue
+            number = int(numbers[position])
             try:
-                found[at] = (
-                    0
-                    if isinstance(record, SampleError)
-                    else len(texts.text_and_target(number, record)[0])
-                )
+                lengths[position] = len(texts.text_and_target(number, record)[0])
             except FormatError as error:
                 reader.failed(number, "can't be decoded", error)
-    return found
+    return lengths
 
 
 def _plain(value: Any) -> Any:
@@ -121,6 +116,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(one) for name, one in value.items() if one is not None}
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+    return value

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.format import Failed
-from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.marked import mark
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.units import TokenizedTexts, decoded
@@ -36,15 +33,15 @@ class ChatTexts(TokenizedTexts):
 
     Raises:
         ConfigError: the tokenizer has no chat template, or one that doesn't mark the assistant's
-            turns.
+            turns; or an option has no meaning for chats.
     """
 
     name = CHAT
-    is_marked = True
     source: Any
 
     def __init__(self, source: Any, options: TextOptions) -> None:
         super().__init__(source, options)
+        options.check_chats()
         tokenizer = options.tokenizer
         template = options.chat_template
         _check_template(tokenizer, template)
@@ -56,11 +53,6 @@ class ChatTexts(TokenizedTexts):
     def identity(self) -> str | None:
         known = super().identity
         return None if known is None else f"{known}|chat:{self._template_identity}"
-
-    def uncut(self) -> TokenizedTexts:
-        whole = copy.copy(self)
-        whole.options = replace(self.options, max_length=None)
-        return whole
 
     def chat(self, index: int, record: Any) -> Chat:
         """The chat of a record.
@@ -144,10 +136,6 @@ class ChatTexts(TokenizedTexts):
                 f"{first:,}: raise max_length above {first:,}"
             )
         return cut
-
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        nbytes: npt.NDArray[np.int64] = self.source.nbytes()
-        return nbytes
 
 
 def has_template(tokenizer: Any) -> bool:

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.reader import Access
-from headrace.datasets.text.passes import tokens_of
+from headrace.datasets.text.tokenizing import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenizedTexts
 from headrace.dtypes import IntArray
+from headrace.errors import ConfigError
 from headrace.modes.lazy import Lazy
 from headrace.storage.tokens.source import Tokens
 from headrace.tokenizer import identity_of
@@ -33,18 +35,18 @@ class TokenizedDataset(BaseDataset):
     collate: Callable[[list[Any]], Any] | str | None
     _documents: TokenizedDataset | None = None
     """Of windows and blocks of texts: the whole documents."""
+    _texts: TextUnit | None = None
+    """What is tokenised, or is tokens."""
 
     @property
-    def _unit(self) -> TextUnit:
-        texts = self._format
-        assert isinstance(texts, TextUnit)
-        return texts
+    def class_to_idx(self) -> dict[str, int]:
+        """Numbers of the classes by name."""
+        return {name: number for number, name in enumerate(self.classes)}
 
     @property
-    def _tokenized(self) -> TokenizedTexts:
-        texts = self._format
-        assert isinstance(texts, TokenizedTexts)
-        return texts
+    def has_texts(self) -> bool:
+        """True if samples have tokens, alone or together with other columns."""
+        return self._texts is not None
 
     @property
     def is_of_texts(self) -> bool:
@@ -54,7 +56,7 @@ class TokenizedDataset(BaseDataset):
     @property
     def is_of_chats(self) -> bool:
         """True if the documents are chats, of which the assistant's tokens are labels."""
-        return self._unit.is_marked
+        return self._texts is not None and self._texts.is_marked
 
     @property
     def tokenizer_identity(self) -> str | None:
@@ -62,13 +64,56 @@ class TokenizedDataset(BaseDataset):
         they can't be known again.
         """
         documents = self if self._documents is None else self._documents
-        texts = documents._format
+        texts = documents._texts
         return texts.identity if isinstance(texts, TokenizedTexts) else identity_of(self.tokenizer)
 
     @property
     def document_unit(self) -> str:
         """What a document is: "file", "line", "record" or "chat"."""
-        return self._unit.name
+        assert self._texts is not None
+        return self._texts.name
+
+    @property
+    def _tokenized(self) -> TokenizedTexts:
+        texts = self._format
+        assert isinstance(texts, TokenizedTexts)
+        return texts
+
+    def text_of(self, index: int) -> str:
+        """Returns the text of a sample before tokenisation; for a chat the rendered text, for a
+        window the text of its document.
+
+        Raises:
+            SampleError: the text can't be read.
+            ConfigError: there are no texts; or, with `packing`, a block or row belongs to no single
+                one.
+        """
+        if self._texts is None:
+            raise ConfigError("text_of: no column of texts is named: pass text_column=")
+        whole = int(self.whole_indices(range(len(self))[index]))
+        return self._texts.text_of(whole, self.sample_reader)
+
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """Number of tokens of each sample ([n] int64), or None if samples are not tokens alone.
+
+        For texts that are not tokenised yet, another measure is used: characters of the texts for
+        records and rows of tables, which are all read for it, and bytes for files, lines and chats
+        in text files.
+        """
+        texts = self._format
+        if not isinstance(texts, TextUnit):
+            return None
+        with self.block_memory.in_order():
+            lengths = texts.lengths(self.sample_reader)
+        return lengths if self._chosen is None else lengths[self._chosen]
+
+    def held_as(self) -> str:
+        if self._arguments.get("tokenizer") is None:
+            return super().held_as()
+        tokenizer = self.tokenizer_identity or self.tokenizer
+        return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
+
+    # -- what is packed
 
     def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
         """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of
@@ -76,14 +121,10 @@ class TokenizedDataset(BaseDataset):
 
         Raises:
             SampleError: a document can't be read, or tokenised.
-            ConfigError: `end_token` is given, and the documents are chats.
             BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
         """
-        texts = self._tokenized
         with self.block_memory.in_order():
-            return tokens_of(
-                texts, texts.uncut(), self.sample_reader.another(), end_token, self.budget
-            )
+            return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
 
     def ids_of(self, numbers: list[int]) -> list[Any]:
         """The ids of whole documents by their number in the source; a SampleError for each that
@@ -108,9 +149,7 @@ class TokenizedDataset(BaseDataset):
         whole = self.whole_indices(np.arange(len(self)))
         for start in range(0, len(whole), _TOGETHER):
             numbers = whole[start : start + _TOGETHER].tolist()
-            found = self.sample_reader.records(numbers, texts.source.read)
-            targets += [
-                texts.text_and_target(number, record)[1]
-                for number, record in zip(numbers, found, strict=True)
-            ]
+            records = self.sample_reader.records(numbers, texts.source.read)
+            for number, record in zip(numbers, records, strict=True):
+                targets.append(texts.text_and_target(number, record)[1])
         return targets

@@ -1,19 +1,16 @@
-"""Opens texts as files, lines, records, windows or blocks; packed files as the tokens that they
-hold.
-"""
+"""Opens texts as files, lines, records or chats; tokens as documents, windows, blocks or rows."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.construction import describe_argument
-from headrace.datasets.core.reader import SampleReader
+from headrace.datasets.core.reader import OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.text.chats import ChatTexts, has_template, hold_chats
 from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
@@ -25,7 +22,6 @@ from headrace.datasets.text.units import (
     TextUnit,
     TokenBlocks,
     TokenizedTexts,
-    TokenRows,
     TokenWindows,
 )
 from headrace.errors import ConfigError, FormatError, SampleError, warn
@@ -42,13 +38,12 @@ from headrace.storage.hdf5.rows import open_files
 from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
 from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource, local_texts, remote_texts
-from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
-from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
+from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
@@ -58,64 +53,74 @@ _TOGETHER = 256  # chats that are read at a time
 
 def open_texts(
     data_path: DataPath,
-    unit: str | None,
-    newline: Newline,
     reach: RemoteOptions,
-    texts: TextOptions,
-    options: Mapping[str, Any],
+    options: TextOptions,
+    max_memory_usage: float | int | str,
+    on_error: OnError,
 ) -> TokenizedTexts:
-    """The texts below a path.
+    """The texts below a path, in the unit that the options name, or else the names of the files
+    and the first record.
 
     Args:
         data_path: as `TextDataset` takes it.
-        unit: "file", "line", "record" or "chat"; None: as the names of the files have it, and the
-            first record.
-        newline: what ends a line.
         reach: how URLs are reached.
-        texts: what texts are.
-        options: of the dataset.
+        options: what texts are.
+        max_memory_usage, on_error: of the dataset.
 
     Raises:
         ConfigError, DataNotFoundError, AccessError, FormatError, SampleError, RemoteError: see
             `TextDataset`.
     """
-    room = Room(
-        MemoryBudget(
-            options.get("max_memory_usage", 0.8), local_world_size=detect_world().local_world_size
-        )
-    )
-    listing: FileSet | None = None
-    may_hold_chats = unit is None and has_template(texts.tokenizer)
+    unit = options.unit
+    may_hold_chats = unit is None and has_template(options.tokenizer)
+    budget = MemoryBudget(max_memory_usage, local_world_size=detect_world().local_world_size)
+    room = Room(budget)
+    entries = list(entries_of(data_path))
     if unit is None and all(
-        is_url(url) and without_query(url).lower().endswith(records.BY_RECORD)
-        for url in entries_of(data_path)
+        is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries
     ):
         unit = "record"  # without a listing, which asks the server for each file
+    listing: FileSet | None = None
     if unit in (None, "file"):
-        source = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
-        unit = unit or records.unit_of(source.listing, source.head)
+        files = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
+        unit = unit or records.unit_of(files.listing, files.head)
         if unit == "file":
-            _refuse_delimiter(texts, False)
-            return FileTexts(source, texts)
-        listing = source.listing
-        source.close()
-    assert unit is not None
-    lines = _lines(data_path, unit, listing, newline, reach, texts, room)
+            _check_delimiter(options, False)
+            return FileTexts(files, options)
+        listing = files.listing
+        files.close()
+    if any(map(is_url, entries)):
+        texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
+    else:
+        if listing is None:
+            listing = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing
+        texts = local_texts(listing)
+    source = LinesSource(
+        texts,
+        "line" if unit == "line" else "record",
+        options.newline,
+        options.encoding,
+        options.errors,
+        cache_folder(reach.cache_dir),
+        is_kept=reach.cache_dir is not None or texts.files.is_remote,
+        room=room,
+        progress=options.progress,
+        delimiter=options.delimiter,
+    )
     try:
-        _refuse_delimiter(texts, lines.has_tables)
+        _check_delimiter(options, source.has_tables)
+        _check_headers(source, options)
     except BaseException:
-        lines.close()
+        source.close()
         raise
     if unit == "line":
-        return LineTexts(lines, texts)
-    if unit == CHAT or (may_hold_chats and hold_chats(lines)):
-        return ChatTexts(lines, texts)
-    return RecordTexts(
-        lines, texts, SampleReader(lines, options.get("on_error", "raise"), WorkerThreads())
-    )
+        return LineTexts(source, options)
+    if unit == CHAT or (may_hold_chats and hold_chats(source)):
+        return ChatTexts(source, options)
+    return RecordTexts(source, options, SampleReader(source, on_error, WorkerThreads()))
 
 
-def _refuse_delimiter(options: TextOptions, has_tables: bool) -> None:
+def _check_delimiter(options: TextOptions, has_tables: bool) -> None:
     if options.delimiter is not None and not has_tables:
         raise ConfigError(
             f"delimiter={options.delimiter!r} is for records of .csv and .tsv, and none are read "
@@ -123,56 +128,24 @@ def _refuse_delimiter(options: TextOptions, has_tables: bool) -> None:
         )
 
 
-def _lines(
-    data_path: DataPath,
-    unit: str,
-    listing: FileSet | None,
-    newline: Newline,
-    reach: RemoteOptions,
-    options: TextOptions,
-    room: Room,
-) -> LinesSource:
-    folder, of_text = cache_folder(reach.cache_dir), (newline, options.encoding, options.errors)
-    if any(map(is_url, entries_of(data_path))):
-        texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
-    else:
-        texts = local_texts(
-            listing or TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing
-        )
-    kind, is_kept = (
-        "record" if unit == CHAT else unit,
-        reach.cache_dir is not None or texts.files.is_remote,
-    )
-    source = LinesSource(
-        texts,
-        kind,
-        *of_text,
-        folder,
-        is_kept=is_kept,
-        room=room,
-        progress=options.progress,
-        delimiter=options.delimiter,
-    )
+def _check_headers(source: LinesSource, options: TextOptions) -> None:
+    """Raises a FormatError where the first line of a table lacks a field that is named."""
+    wanted = [options.text_field, options.target_field]
+    if options.unit == CHAT and options.text_field == records.TEXT_FIELD:
+        wanted = []  # messages may stand in several fields
     for number, names in enumerate(source.headers):
-        for name in (options.text_field, options.target_field) if names else ():
-            if (
-                isinstance(name, str)
-                and names.count(name) != 1
-                and not (unit == CHAT and name == records.TEXT_FIELD)
-            ):
-                hint = (
-                    records.another_delimiter("".join(names), source.delimiter_in(number))
-                    if len(names) == 1
-                    else ""
-                )
-                raise FormatError(
-                    f"{source.shown(number)}: its first line names "
-                    f"{', '.join(map(repr, names[:20]))}, and "
-                    f"{names.count(name) or 'none'} of these is "
-                    f"{name!r}{hint or ': pass text_field= or target_field='}; a file "
-                    "without such a line needs one, or unit='line' or 'file'"
-                )
-    return source
+        for name in wanted if names else ():
+            if not isinstance(name, str) or names.count(name) == 1:
+                continue
+            hint = ""
+            if len(names) == 1:
+                hint = records.another_delimiter(names[0], source.delimiter_in(number))
+            raise FormatError(
+                f"{source.shown(number)}: its first line names "
+                f"{', '.join(map(repr, names[:20]))}, and {names.count(name) or 'none'} of these "
+                f"is {name!r}{hint or ': pass text_field= or target_field='}; a file without such "
+                "a line needs one, or unit='line' or 'file'"
+            )
 
 
 def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -184,53 +157,88 @@ def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np
     by_file, classes = folder_targets(source.listing)
     if by_file is None:
         raise ConfigError('labels="folders": the files lie in no class folders')
-    return by_file if isinstance(source, TextFilesSource) else by_file[
-        source.file_numbers()
-    ], classes
+    if isinstance(source, LinesSource):
+        return by_file[source.file_numbers()], classes
+    return by_file, classes
 
 
-def unit_over(
-    source: TokensSource, name: str, text_of: Callable[[int], str] | None, is_marked: bool = False
+# -- tokens that are there already
+
+
+def unit_of_tokens(
+    tokens: tuple[Tokens, str],
+    where: str | Callable[[int], str],
+    name: str,
+    text_of: Callable[[int], str] | None,
+    options: TextOptions,
 ) -> TextUnit:
-    """Samples of tokens that are there already.
+    """Documents, windows, blocks or rows of some tokens.
 
     Args:
-        source: the documents, windows or blocks.
+        tokens: of all documents, and their fingerprint.
+        where: says where a document lies.
         name: what a document is.
         text_of: says what the text of a document is; None: nobody can.
-        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
-    """
-    if isinstance(source, BestFitSource):
-        return TokenRows(source, name, is_marked)
-    return (
-        TokenBlocks(source, name, is_marked)
-        if isinstance(source, BlocksSource)
-        else TokenWindows(source, name, text_of, is_marked)
-    )
-
-
-def parts_of(
-    tokens: tuple[Tokens, str],
-    documents: TextUnit,
-    text_of: Callable[[int], str] | None,
-    cutting: Cutting,
-) -> TextUnit:
-    """Windows, blocks or rows of documents.
-
-    Args:
-        tokens: of the documents, and their fingerprint.
-        documents: what they are, and where they lie.
-        text_of: says what the text of a document is; None: nobody can.
-        cutting: how samples are made of them.
+        options: of the dataset.
 
     Raises:
-        SampleError, ConfigError: see `source_over`.
+        SampleError: of a chat that is cut nothing that is supervised is left.
+        ConfigError: no block or row comes of them; or an option has no meaning for chats.
     """
-    source = source_over(*tokens, documents.source.location, cutting)
-    return unit_over(source, documents.name, text_of, cutting.is_marked)
+    if name == CHAT:
+        options.check_chats()
+    length = options.max_length or 1
+    all_tokens = tokens[0]
+    if options.packing == BEST_FIT:
+        left_out, padding = None, _PADDING
+        if name == CHAT:
+            left_out = _unsupervised(all_tokens, where, length, options)
+            padding = ~_PADDING
+        return TokenBlocks(BestFitSource(*tokens, where, length, padding, left_out), name)
+    if options.packing:
+        return TokenBlocks(BlocksSource(*tokens, where, length), name)
+    left_out = all_tokens.short[1] if len(all_tokens.short) > 1 else None  # of a packed file none
+    source = DocumentsSource(*tokens, where, options.max_length, options.stride, left_out)
+    return TokenWindows(source, name, text_of)
 
 
-# -- packed tokens
+def _unsupervised(
+    tokens: Tokens, where: str | Callable[[int], str], length: int, options: TextOptions
+) -> npt.NDArray[np.int64]:
+    """The numbers of the chats that are longer than a row, and of which no supervised token is
+    left when they are cut.
+    """
+    edges = tokens.short[0]
+    long = np.flatnonzero(np.diff(edges) > length)
+    found = list[int]()
+    for start in range(0, len(long), _TOGETHER):
+        some = long[start : start + _TOGETHER]
+        parts = tokens.parts(edges[some], edges[some] + length)
+        for number, part in zip(some.tolist(), parts, strict=True):
+            if not (part >= 0).any():
+                found.append(number)
+    if found:
+        first = where(found[0]) if callable(where) else f"{where}, document {found[0]:,}"
+        what = f"its first {length:,} tokens hold none of the assistant's: raise max_length"
+        of_all = f"{len(found):,} of {len(edges) - 1:,}"
+        if not options.leaves_out:
+            raise SampleError(
+                f'{first}: {what}, or pass on_error="skip", which leaves such chats out ({of_all})'
+            )
+        warn(f"{of_all} chats are left out; the first: {first}: {what}")
+    return np.array(found, np.int64)
+
+
+def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextUnit:
+    """The same of packed files, with the fingerprint that the texts themselves would have."""
+    info = tokens.info
+    name = info.text.get("unit", "file")
+    if not options.is_in_parts:
+        source = PackedDocuments(tokens, info.fingerprint, tokens.location, options.max_length)
+        return TokenWindows(source, name, None)
+    way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
+    fingerprint = f"{info.fingerprint}:{way}"
+    return unit_of_tokens((tokens, fingerprint), tokens.location, name, None, options)
 
 
 def packed_tokens(
@@ -249,119 +257,29 @@ def packed_tokens(
             files were packed in different ways.
         DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
-    tokens = _opened(data_path, reach)
-    if tokens is not None and given:
-        tokens.files.close()
-        said = ", ".join(describe_argument(name, value) for name, value in given.items())
-        raise ConfigError(
-            f"{said}: {tokens.shown} holds tokens, so packing has decided this: leave it out, or "
-            "open the texts themselves"
-        )
-    return tokens
-
-
-def _opened(data_path: Any, reach: RemoteOptions) -> PackedTexts | None:
     if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5), reach) is not HDF5:
         return None
     paths, opened = open_files(data_path, reach)
     try:
         hdf5 = opened.hdf5
-        return packed_texts_of(hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5)))
+        tokens = packed_texts_of(hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5)))
     except BaseException:
         opened.close()
         raise
+    if tokens is not None and given:
+        tokens.files.close()
+        described = ", ".join(describe_argument(name, value) for name, value in given.items())
+        raise ConfigError(
+            f"{described}: {tokens.shown} holds tokens, so packing has decided this: leave it out, "
+            "or open the texts themselves"
+        )
+    return tokens
 
 
 def tokenizer_of(tokens: PackedTexts) -> CharTokenizer | None:
     """The `CharTokenizer` that a file was made with; None: it was another one."""
-    said = tokens.info.text.get("tokenizer") or ""
-    if not (said.startswith(_CHARACTERS) and said.endswith(")")):
+    call = tokens.info.text.get("tokenizer") or ""
+    if not (call.startswith(_CHARACTERS) and call.endswith(")")):
         return None
-    inside = said[len(_CHARACTERS) : -1]
+    inside = call[len(_CHARACTERS) : -1]
     return CharTokenizer(ast.literal_eval(inside) if inside else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """How tokens become samples: see `TextDataset`. Without `stride` and `packing` each document is
-    one.
-
-    Attributes:
-        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
-        leaves_out: True if a chat of which nothing that is supervised is left is in no row; else it
-            is an error.
-    """
-
-    max_length: int | None
-    stride: int | None
-    packing: bool | str
-    is_marked: bool
-    leaves_out: bool
-
-
-def source_over(
-    tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], cutting: Cutting
-) -> DocumentsSource | BlocksSource | BestFitSource:
-    """Documents, windows, blocks or rows of some tokens.
-
-    Raises:
-        SampleError: of a chat that is cut nothing that is supervised is left.
-        ConfigError: no block or row comes of them.
-    """
-    length = cutting.max_length or 1
-    if cutting.packing == BEST_FIT:
-        unsupervised = _unsupervised(tokens, where, length, cutting)
-        return BestFitSource(
-            tokens,
-            fingerprint,
-            where,
-            length,
-            ~_PADDING if cutting.is_marked else _PADDING,
-            unsupervised,
-        )
-    if cutting.packing:
-        return BlocksSource(tokens, fingerprint, where, length)
-    left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none is
-    return DocumentsSource(tokens, fingerprint, where, cutting.max_length, cutting.stride, left_out)
-
-
-def _unsupervised(
-    tokens: Tokens, where: str | Callable[[int], str], length: int, cutting: Cutting
-) -> npt.NDArray[np.int64] | None:
-    """The numbers of the chats that are longer than a row, and of which no supervised token is
-    left when they are cut.
-    """
-    if not cutting.is_marked:
-        return None
-    edges = tokens.short[0]
-    long = np.flatnonzero(np.diff(edges) > length)
-    found = list[int]()
-    for start in range(0, len(long), _TOGETHER):
-        some = long[start : start + _TOGETHER]
-        parts = tokens.parts(edges[some], edges[some] + length)
-        found += [
-            number
-            for number, part in zip(some.tolist(), parts, strict=True)
-            if not (part >= 0).any()
-        ]
-    if found:
-        first = where(found[0]) if callable(where) else f"{where}, document {found[0]:,}"
-        said = f"its first {length:,} tokens hold none of the assistant's: raise max_length"
-        if not cutting.leaves_out:
-            raise SampleError(
-                f'{first}: {said}, or pass on_error="skip", which leaves such chats out '
-                f"({len(found):,} of {len(edges) - 1:,})"
-            )
-        warn(f"{len(found):,} of {len(edges) - 1:,} chats are left out; the first: {first}: {said}")
-    return np.array(found, np.int64)
-
-
-def packed_source(
-    tokens: PackedTexts, cutting: Cutting
-) -> DocumentsSource | BlocksSource | BestFitSource:
-    """The same of packed files, with the fingerprint that the texts themselves would have."""
-    text = tokens.info.text
-    if not cutting.packing and cutting.stride is None:
-        return PackedDocuments(tokens, tokens.info.fingerprint, tokens.location, cutting.max_length)
-    way = way_fingerprint(text.get("tokenizer"), text.get("end_token"))
-    return source_over(tokens, f"{tokens.info.fingerprint}:{way}", tokens.location, cutting)

@@ -4,144 +4,171 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
+from headrace.arguments import check_integer
 from headrace.errors import ConfigError
 from headrace.storage.text.lines import Newline
-
-
-@dataclass(frozen=True, slots=True)
-class TextOptions:
-    """What texts are, and how they become ids."""
-
-    tokenizer: Any
-    max_length: int | None
-    text_field: str | Callable[[Any], str]
-    target_field: str | None
-    encoding: str
-    errors: str
-    cache_dir: str | os.PathLike[str] | None
-    progress: bool | None
-    chat_template: str | None = None
-    delimiter: str | None = None
-
+from headrace.storage.text.records import TEXT_FIELD, delimiters_of
+from headrace.tokenizer import vocabulary_of
 
 CHAT, BEST_FIT = "chat", "bfd"
 OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
 """Options of a dataset of windows, blocks or rows that its documents are read with."""
-UNITS = ("file", "line", "record", CHAT)
-_NEWLINES = (None, "\n", "\r", "\r\n")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "unit": (None, "file", "line", "record", CHAT),
+    "labels": (None, "folders"),
+    "newline": (None, "\n", "\r", "\r\n"),
+    "packing": (True, False, BEST_FIT),
+}
+_PACKED = (
+    "unit",
+    "target_field",
+    "end_token",
+    "text_field",
+    "labels",
+    "newline",
+    "encoding",
+    "errors",
+    "chat_template",
+    "delimiter",
+)
+"""What packing has decided already."""
 
 
-def check_text_options(
-    max_length: int | None,
-    unit: str | None,
-    text_field: Any,
-    target_field: str | None,
-    labels: str | None,
-    stride: int | None,
-    packing: bool | str,
-    end_token: int | None,
-    newline: Newline,
-    chat_template: str | None = None,
-) -> None:
-    """Refuses arguments that make no sense, and those that don't go together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What texts are, how they become ids, and how ids become samples: see `TextDataset`.
+
+    Attributes:
+        leaves_out: True if what can't be read is left out; else it is an error.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: arguments make no sense, or don't go together.
     """
-    for name, value, least in (
-        ("max_length", max_length, 1),
-        ("stride", stride, 1),
-        ("end_token", end_token, 0),
-    ):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least
+
+    tokenizer: Any
+    max_length: int | None = None
+    unit: str | None = None
+    text_field: str | Callable[[Any], str] = TEXT_FIELD
+    target_field: str | None = None
+    labels: str | None = None
+    stride: int | None = None
+    packing: bool | str = False
+    end_token: int | None = None
+    newline: Newline = None
+    encoding: str = "utf-8"
+    errors: str = "strict"
+    chat_template: str | None = None
+    delimiter: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    progress: bool | None = None
+    leaves_out: bool = False
+
+    def __post_init__(self) -> None:
+        vocabulary_of(self.tokenizer)  # raises where it is none
+        delimiters_of(self.delimiter)  # raises where it is none
+        for name, least in (("max_length", 1), ("stride", 1), ("end_token", 0)):
+            check_integer(name, getattr(self, name), least, optional=True)
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
+                )
+        if not isinstance(self.text_field, str) and not callable(self.text_field):
+            raise ConfigError(
+                "text_field must be the name of one field, or a callable from a record to its "
+                f"text, not {self.text_field!r}: of several fields pass for example lambda record: "
+                'record["title"] + "\\n" + record["body"]'
+            )
+        if not isinstance(self.target_field, (str, type(None))):
+            raise ConfigError(
+                f"target_field must be the name of one field, or None, not {self.target_field!r}"
+            )
+        template = self.chat_template
+        if template is not None and not (isinstance(template, str) and template):
+            raise ConfigError(
+                "chat_template must be a text, Jinja or the name of one of the tokenizer's, or "
+                f"None, not {template!r}"
+            )
+        self._check_parts()
+        self._check_unit()
+
+    def _check_parts(self) -> None:
+        if self.packing and self.stride is not None:
+            raise ConfigError(
+                "packing and stride can't be given together: a token is in one block or row, "
+                "windows overlap"
+            )
+        if not self.is_in_parts:
+            if self.end_token is not None:
+                raise ConfigError(
+                    "end_token has a meaning with stride or packing only: elsewhere the tokenizer "
+                    "ends a text"
+                )
+            return
+        if self.max_length is None:
+            raise ConfigError(
+                "stride and packing need max_length=, the tokens of a sample: pass for example "
+                "max_length=1024"
+            )
+        if self.stride is not None and self.stride > self.max_length:
+            raise ConfigError(
+                f"stride={self.stride} is larger than max_length={self.max_length}: the tokens "
+                "between two windows would be in none"
+            )
+
+    def _check_unit(self) -> None:
+        if self.unit == CHAT:
+            self.check_chats()
+        elif self.chat_template is not None:
+            raise ConfigError(
+                f"chat_template is for chats: pass unit='chat', not unit={self.unit!r}"
+            )
+        is_plain = self.unit not in ("record", CHAT)
+        if is_plain and self.text_field != TEXT_FIELD:
+            raise ConfigError(
+                f"text_field={self.text_field!r} is a field of records: pass unit='record' or "
+                "unit='chat'"
+            )
+        has_other_labels = is_plain or self.is_in_parts or self.labels is not None
+        if self.target_field is not None and has_other_labels:
+            raise ConfigError(
+                "target_field is a field of records: it goes with unit='record', without stride, "
+                "packing and labels"
+            )
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if samples are windows, blocks or rows, which all tokens are needed for."""
+        return bool(self.packing) or self.stride is not None
+
+    def check_chats(self) -> None:
+        """Raises a ConfigError for what has no meaning for chats, which only their files may have
+        told that they are.
+        """
+        for name, why in (
+            ("target_field", "their labels are the assistant's tokens"),
+            ("labels", "their labels are the assistant's tokens"),
+            ("stride", "windows would supervise a turn twice; packing=True makes blocks of them"),
+            ("end_token", "their template ends each turn"),
         ):
-            raise ConfigError(
-                f"{name} must be an integer of at least {least}, or None, not {value!r}"
-            )
-    for name, chosen, allowed in (
-        ("unit", unit, (None, *UNITS)),
-        ("labels", labels, (None, "folders")),
-        ("newline", newline, _NEWLINES),
-    ):
-        if chosen not in allowed:
-            raise ConfigError(
-                f"{name} must be one of {', '.join(map(repr, allowed))}, not {chosen!r}"
-            )
-    if not isinstance(packing, bool) and packing != BEST_FIT:
-        raise ConfigError(f"packing must be True, False or {BEST_FIT!r}, not {packing!r}")
-    if not isinstance(text_field, str) and not callable(text_field):
-        raise ConfigError(
-            "text_field must be the name of one field, or a callable from a record to its text, "
-            f"not {text_field!r}: of several fields "
-            'pass for example lambda record: record["title"] + "\\n" + record["body"]'
-        )
-    if not isinstance(target_field, (str, type(None))):
-        raise ConfigError(
-            f"target_field must be the name of one field, or None, not {target_field!r}"
-        )
-    in_parts = bool(packing) or stride is not None
-    if packing and stride is not None:
-        raise ConfigError(
-            "packing and stride can't be given together: a token is in one block or row, windows "
-            "overlap"
-        )
-    if in_parts and max_length is None:
-        given = f"packing={packing!r}" if packing else f"stride={stride}"
-        raise ConfigError(
-            f"{given} needs max_length=, the tokens of a sample: pass for example max_length=1024"
-        )
-    if stride is not None and max_length is not None and stride > max_length:
-        raise ConfigError(
-            f"stride={stride} is larger than max_length={max_length}: the tokens between two "
-            "windows would be in none"
-        )
-    if end_token is not None and not in_parts:
-        raise ConfigError(
-            "end_token has a meaning with stride or packing only: elsewhere the tokenizer ends a "
-            "text"
-        )
-    if not (chat_template is None or (isinstance(chat_template, str) and chat_template)):
-        raise ConfigError(
-            "chat_template must be a text, Jinja or the name of one of the tokenizer's, or None, "
-            f"not {chat_template!r}"
-        )
-    if unit == CHAT:
-        if target_field is not None:
-            raise ConfigError(
-                "target_field can't be given for chats, whose labels are the assistant's tokens: "
-                "leave it out"
-            )
-        check_chat_options(True, stride, labels)
-    elif chat_template is not None:
-        raise ConfigError(f"chat_template is for chats: pass unit='chat', not unit={unit!r}")
-    if target_field is not None and (
-        unit not in (None, "record") or in_parts or labels is not None
-    ):
-        raise ConfigError(
-            "target_field is a field of records: it goes with unit='record', without stride, "
-            "packing and labels"
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"{name}={value!r} can't be given for chats ({why}): leave it out"
+                )
+
+    def of_documents(self) -> TextOptions:
+        """Those of the same texts as whole documents, without targets."""
+        return replace(
+            self, max_length=None, target_field=None, stride=None, packing=False, end_token=None
         )
 
-
-def check_chat_options(are_chats: bool, stride: int | None, labels: str | None) -> None:
-    """Refuses what has no meaning for chats, also where only their files have told that they are.
-
-    Raises:
-        ConfigError: there is such.
-    """
-    for name, value, why in (
-        (
-            "stride",
-            stride,
-            "windows would supervise a turn twice; packing=True makes blocks of them",
-        ),
-        ("labels", labels, "their labels are the assistant's tokens"),
-    ):
-        if are_chats and value is not None:
-            raise ConfigError(f"{name}={value!r} can't be given for chats ({why}): leave it out")
+    def packed_already(self) -> dict[str, Any]:
+        """What was given, and packing has decided, by name."""
+        usual = {field.name: field.default for field in fields(self)}
+        given = {name: getattr(self, name) for name in _PACKED}
+        return {name: value for name, value in given.items() if value != usual[name]}

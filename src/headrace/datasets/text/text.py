@@ -9,35 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.opening import (
-    Cutting,
     folder_labels,
     open_texts,
-    packed_source,
     packed_tokens,
-    parts_of,
+    packed_unit,
     tokenizer_of,
-    unit_over,
+    unit_of_tokens,
 )
-from headrace.datasets.text.options import (
-    CHAT,
-    OF_READING,
-    TextOptions,
-    check_chat_options,
-    check_text_options,
-)
+from headrace.datasets.text.options import OF_READING, TextOptions
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks
-from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.class_folders import warn_of_splits
-from headrace.storage.text import records
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import check_encoding
-from headrace.tokenizer import CharTokenizer, vocabulary_of
+from headrace.storage.text.records import TEXT_FIELD
+from headrace.tokenizer import CharTokenizer
 
 
 class TextDataset(TokenizedDataset):
@@ -148,7 +138,7 @@ class TextDataset(TokenizedDataset):
         unit: Literal["file", "line", "record", "chat"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        text_field: str | Callable[[Any], str] = records.TEXT_FIELD,
+        text_field: str | Callable[[Any], str] = TEXT_FIELD,
         target_field: str | None = None,
         labels: Literal["folders"] | None = None,
         stride: int | None = None,
@@ -165,121 +155,87 @@ class TextDataset(TokenizedDataset):
         self.data_path = data_path
         if unit is None and chat_template is not None:
             unit = "chat"
-        check_text_options(
-            max_length,
-            unit,
-            text_field,
-            target_field,
-            labels,
-            stride,
-            packing,
-            end_token,
-            newline,
-            chat_template,
-        )
-        records.delimiters_of(delimiter)  # raises where it is none
-        if unit is None and (
-            text_field != records.TEXT_FIELD or target_field is not None or delimiter is not None
-        ):
+        is_of_fields = text_field != TEXT_FIELD or target_field is not None or delimiter is not None
+        if unit is None and is_of_fields:
             unit = "record"
-        vocabulary_of(tokenizer)  # raises where it is none
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
         self.classes: list[str] = []
-        encoding = check_encoding(encoding, errors)
         reach, common = split_options(options)
-        of_texts = TextOptions(
-            self.tokenizer,
-            max_length,
-            text_field,
-            target_field,
-            encoding,
-            errors,
-            reach.cache_dir,
-            common.get("progress"),
-            chat_template,
-            delimiter,
+        on_error = options.get("on_error", "raise")
+        texts = TextOptions(
+            tokenizer=self.tokenizer,
+            max_length=max_length,
+            unit=unit,
+            text_field=text_field,
+            target_field=target_field,
+            labels=labels,
+            stride=stride,
+            packing=packing,
+            end_token=end_token,
+            newline=newline,
+            encoding=check_encoding(encoding, errors),
+            errors=errors,
+            chat_template=chat_template,
+            delimiter=delimiter,
+            cache_dir=reach.cache_dir,
+            progress=common.get("progress"),
+            leaves_out=on_error != "raise",
         )
-        described: Any = {
-            "text_field": text_field,
-            "labels": labels,
-            "newline": newline,
-            "encoding": encoding,
-            "errors": errors,
-        }
-        described["chat_template"] = chat_template
-        described["delimiter"] = delimiter
-        given = {
-            "tokenizer": tokenizer,
-            "unit": unit,
-            "target_field": target_field,
-            "end_token": end_token,
-            **described,
-        }
-        usual = {"text_field": records.TEXT_FIELD, "encoding": "utf-8", "errors": "strict"}
-        packed = packed_tokens(
-            data_path,
-            {name: value for name, value in given.items() if value != usual.get(name)},
-            reach,
-        )
-        if packed is None and text_field != records.TEXT_FIELD and unit not in ("record", CHAT):
-            raise ConfigError(
-                f"text_field={text_field!r} is a field of records: pass unit='record' or "
-                "unit='chat'"
-            )
+        given = texts.packed_already()
+        if tokenizer is not None:
+            given["tokenizer"] = tokenizer
+        packed = packed_tokens(data_path, given, reach)
         sample_format: TextUnit
         targets: npt.NDArray[Any] | None = None
-        leaves_out = options.get("on_error", "raise") != "raise"
         if packed is not None:
-            self.tokenizer, self.classes, targets = (
-                tokenizer_of(packed),
-                list(packed.info.classes or []),
-                packed.targets,
-            )
-            unit_packed = packed.info.text.get("unit", "file")
-            is_marked = unit_packed == CHAT
-            check_chat_options(is_marked, stride, None)
-            source = packed_source(
-                packed, Cutting(max_length, stride, packing, is_marked, leaves_out)
-            )
-            sample_format = unit_over(source, unit_packed, None, is_marked)
-        elif packing or stride is not None:
+            sample_format = packed_unit(packed, texts)
+            self.tokenizer = tokenizer_of(packed)
+            self.classes = list(packed.info.classes or [])
+            targets = packed.targets
+        elif texts.is_in_parts:
             of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
             of_reading.update(reach.keywords())
             documents = TextDataset(
                 data_path,
                 tokenizer=self.tokenizer,
-                max_length=None,
                 unit=unit,
-                **described,
+                text_field=text_field,
+                labels=labels,
+                newline=newline,
+                encoding=encoding,
+                errors=errors,
+                chat_template=chat_template,
+                delimiter=delimiter,
                 **of_reading,
             )
-            check_chat_options(documents.is_of_chats, stride, labels)
             self._documents = documents
-            cutting = Cutting(max_length, stride, packing, documents.is_of_chats, leaves_out)
-            sample_format = parts_of(
-                documents.tokens(end_token), documents._format, documents.text_of, cutting
+            sample_format = unit_of_tokens(
+                documents.tokens(end_token),
+                documents.sample_source.location,
+                documents.document_unit,
+                documents.text_of,
+                texts,
             )
-            self.classes, targets = (
-                documents.classes,
-                None if documents.targets is None else np.asarray(documents.targets),
-            )
+            self.classes = documents.classes
+            if documents.targets is not None:
+                targets = np.asarray(documents.targets)
         else:
-            sample_format = open_texts(data_path, unit, newline, reach, of_texts, options)
-            check_chat_options(sample_format.is_marked, stride, labels)
+            usage = options.get("max_memory_usage", 0.8)
+            sample_format = open_texts(data_path, reach, texts, usage, on_error)
             if labels is not None:
                 targets, self.classes = folder_labels(sample_format.source)
             else:
                 warn_of_splits(sample_format.source.listing)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
                 _, targets, self.classes = sample_format.targets
-        if isinstance(sample_format, TokenBlocks):
-            targets, self.collate = None, None
-        elif targets is not None and stride is not None:
-            targets = targets[
-                sample_format.source.document_of(np.arange(len(sample_format.source)))
-            ]
         source = sample_format.source
+        if isinstance(sample_format, TokenBlocks):
+            self.collate = None
+            targets = None
+        elif targets is not None and stride is not None:
+            targets = targets[source.document_of(np.arange(len(source)))]
+        self._texts = sample_format
         super().__init__(
             source,
             sample_format=sample_format,
@@ -288,35 +244,10 @@ class TextDataset(TokenizedDataset):
             loading_mode=loading_mode,
             **common,
         )
-        self.class_to_idx: dict[str, int] = {
-            name: number for number, name in enumerate(self.classes)
-        }
-
-    def held_as(self) -> str:
-        if self._arguments.get("tokenizer") is None:
-            return super().held_as()
-        return describe_held(
-            type(self), {**self._arguments, "tokenizer": self.tokenizer_identity or self.tokenizer}
-        )
-
-    def text_of(self, index: int) -> str:
-        """Returns the text of a sample before tokenisation; for a window, its document.
-
-        Raises:
-            SampleError: the text can't be read.
-            ConfigError: with `packing`, since a block belongs to no single text.
-        """
-        return self._format.text_of(
-            int(self.whole_indices(range(len(self))[index])), self.sample_reader
-        )
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of tokens of each sample ([n] int64).
-
-        For texts that are not tokenised yet, another measure is used: characters of the texts for
-        records, which are all read for it, and bytes for files and lines.
-        """
-        found = self._format.lengths(self.sample_reader)
+        lengths = super().lengths()
+        assert lengths is not None
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
-            found = np.minimum(found, self.max_length)
-        return found if self._chosen is None else found[self._chosen]
+            return np.minimum(lengths, self.max_length)
+        return lengths

@@ -1,4 +1,5 @@
-"""Tokenises all texts once, for samples that are parts of them.
+"""Tokenises all documents of a dataset once: what is packed, and what windows, blocks and rows are
+made of.
 
 The tokens are one long array: cached in `cache_dir`, where the tokenizer can be identified; else in
 memory.
@@ -6,27 +7,37 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.reader import Access, SampleReader
 from headrace.display import progress_bar
-from headrace.errors import BudgetError, SampleError
+from headrace.errors import BudgetError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.paths import cache_folder
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
+from headrace.modes.lazy import Lazy
 from headrace.storage.text.line_index import Arrays, HeldArrays
+from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.source import ArrayTokens, Tokens
 from headrace.tokenizer import dtype_for
+
+if TYPE_CHECKING:
+    from headrace.datasets.text.units import TokenizedTexts
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1
-_PATIENCE_S = 60.0  # for another process that makes the same tokens, while it writes none
+PATIENCE_S = 60.0
+"""For another process that makes the same pass over all texts, while it writes nothing."""
+_VERSION = 2
 _TOGETHER = 256  # texts that are tokenised at a time
 
 
@@ -34,131 +45,191 @@ def way_fingerprint(identity: str | None, end_token: int | None) -> str:
     """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a
     document; "" where it isn't known.
     """
-    return (
-        ""
-        if identity is None
-        else hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+    if identity is None:
+        return ""
+    return hashlib.blake2b(f"{identity}|{end_token}".encode(), digest_size=8).hexdigest()
+
+
+@contextlib.contextmanager
+def reading_all(
+    texts: TokenizedTexts, reader: SampleReader, is_ordered: bool
+) -> Iterator[tuple[dict[str, Any] | None, Callable[[range], None]]]:
+    """Inside, all texts are read, of the version that they have now.
+
+    Args:
+        texts: of a dataset.
+        reader: reads them.
+        is_ordered: True if nothing else is read meanwhile, so that remote lines may be fetched
+            ahead, in the order of their files.
+
+    Yields:
+        What tells these texts, and how they are read, from others (JSON values; None: nobody can
+        say); and what is to be called before some are read, with their numbers.
+    """
+    source, options = texts.source, texts.options
+    with contextlib.ExitStack() as stack:
+        version = stack.enter_context(source.of_one_version())
+        expect: Callable[[range], None] = lambda _: None  # noqa: E731
+        if is_ordered and isinstance(source, LinesSource) and source.is_remote:
+            expect = stack.enter_context(source.in_order())
+        if version is None or callable(options.text_field):
+            yield None, expect
+            return
+        about = {
+            "of": version,
+            "fingerprint": source.fingerprint(),
+            "fields": [options.text_field, options.target_field],
+            "encoding": [options.encoding, options.errors],
+            "newline": options.newline,
+            "delimiter": options.delimiter,
+            "skips": reader.on_error != "raise",
+        }
+        yield about, expect
+
+
+def tokens_of(
+    texts: TokenizedTexts, reader: SampleReader, end_token: int | None, budget: MemoryBudget
+) -> tuple[Tokens, str]:
+    """All tokens of some documents, and the fingerprint of texts and of the way that they become
+    tokens.
+
+    Args:
+        texts: the documents.
+        reader: reads them.
+        end_token: put behind each; None: nothing is.
+        budget: for tokens that can't be kept on disk.
+
+    Raises:
+        SampleError: a document can't be read, or tokenised.
+        BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+    """
+    source, options, identity = texts.source, texts.options, texts.identity
+    access = Access(texts.uncut(), Lazy(), False)
+    with reading_all(texts, reader, is_ordered=True) as (about, expect):
+
+        def read(some: range) -> list[Any]:
+            expect(some)
+            return reader.values(list(some), access)
+
+        every = _AllTokens(read, len(source), end_token, options.progress)
+        arrays = None
+        if about is None or identity is None:
+            _log.info("the tokens of these texts are not kept: texts or tokenizer have no version")
+        else:
+            made_of = {"version": _VERSION, **about, "tokenizer": identity, "end": end_token}
+            folder = str(cache_folder(options.cache_dir))
+            kept = ArrayFile(folder, "tokens", made_of)
+            with Unkept(folder, "tokens are", "they are held in memory"):
+                arrays = found_or_built(kept, PATIENCE_S, lambda: every.written(kept))
+        tokens = ArrayTokens(every.held(budget) if arrays is None else arrays)
+    _warn_of_left_out(source, tokens.short[1])
+    return tokens, f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
+
+
+def _warn_of_left_out(source: Any, left_out: npt.NDArray[np.int64]) -> None:
+    if not len(left_out):
+        return
+    first = source.location(int(left_out[0]))
+    if len(left_out) == len(source):
+        raise SampleError(
+            f"none of {len(source):,} documents can be read, or tokenised, so there is nothing to "
+            f'train on; the first: {first}: with on_error="raise" the message says why'
+        )
+    warn(
+        f"{len(left_out):,} of {len(source):,} documents can't be read, or tokenised, and are left "
+        f"out; the first: {first}"
     )
 
 
-class Tokenising:
-    """All texts of a source as tokens.
+class _AllTokens:
+    """The tokens of all documents, made some documents at a time.
 
     Args:
         read: gives the tokens of some documents, by their numbers, or a SampleError for each that
             can't be read.
         count: number of documents.
-        about: what tells these texts, and how they are read, from others (JSON values); None:
-            nobody can say.
-        tokenizer, identity: what makes them, and what that is known by; None: it can't be known
-            again.
         end_token: an id that is put behind each document; None: none.
         progress: show a progress bar; None: only on a terminal.
     """
 
     def __init__(
         self,
-        read: Any,
+        read: Callable[[range], list[Any]],
         count: int,
-        about: Any,
-        tokenizer: Any,
-        identity: str | None,
         end_token: int | None,
         progress: bool | None,
     ) -> None:
-        self._read, self._count, self._end, self._progress = read, count, end_token, progress
+        self._read = read
+        self._progress = progress
+        self._end = np.array([] if end_token is None else [end_token], np.int32)
         self._edges = np.zeros(count + 1, np.int64)
-        self._least = self._most = 0
-        self._left_out: list[int] = []
-        self._tokenizer, self._way = tokenizer, way_fingerprint(identity, end_token)
-        self._about = (
-            None
-            if identity is None or about is None
-            else {"version": _VERSION, "of": about, "tokenizer": identity, "end": end_token}
-        )
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the way that texts become tokens; "" where the tokenizer can't be known again."""
-        return self._way
-
-    def tokens(self, folder: Path, budget: MemoryBudget) -> Arrays:
-        """The tokens that are kept, or new ones.
-
-        Raises:
-            SampleError: a document can't be read, or tokenised.
-            BudgetError: tokens that can't be kept don't fit the memory budget.
-        """
-        if self._about is None:
-            name = type(self._tokenizer).__name__
-            why = (
-                "they have no version"
-                if self._way
-                else f"a {name} has no `fingerprint` (str) to know it by"
-            )
-            _log.info("the tokens of these texts are not kept: %s", why)
-            return self._held(budget)
-        kept = ArrayFile(str(folder), "tokens", self._about)
-        with Unkept(str(folder), "tokens are", "they are held in memory"):
-            return found_or_built(kept, _PATIENCE_S, lambda: self._written(kept))
-        return self._held(budget)
-
-    def _written(self, kept: ArrayFile) -> Arrays:
+    def written(self, kept: ArrayFile) -> Arrays:
+        """Writes the tokens into a file."""
         with kept.writing("<i4") as writer:
-            for tokens in self._all():
+            for tokens in self:
                 writer.write(tokens)
-            if dtype_for(self._least, self._most) == "uint16":
+            if self._dtype == "uint16":
                 writer.narrow("<u2")
-            writer.short([self._edges, np.array(self._left_out, np.int64)])
+            writer.short(self._short)
         return kept.open()
 
-    def _held(self, budget: MemoryBudget) -> Arrays:
-        pieces: list[npt.NDArray[np.int32]] = []
+    def held(self, budget: MemoryBudget) -> Arrays:
+        """The tokens in memory."""
+        pieces = deque[npt.NDArray[np.int32]]()
         reserved = budget.reserve(self._edges.nbytes, "tokens")
         try:
-            for tokens in self._all():
+            for tokens in self:
                 pieces.append(tokens)
                 reserved.resize(self._edges.nbytes + 4 * int(self._edges.max()))
         except BudgetError as error:
             reserved.close()
-            remedy = (
-                "give the tokenizer a `fingerprint` (str), so that they can be kept on disk, or "
-                "raise max_memory_usage"
-            )
             raise BudgetError(
-                f"the tokens of {self._count:,} documents don't fit memory: {remedy}. {error}"
+                f"the tokens of {len(self._edges) - 1:,} documents don't fit memory: give the "
+                "tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise "
+                f"max_memory_usage. {error}"
             ) from None
-        whole, at = np.empty(int(self._edges[-1]), dtype_for(self._least, self._most)), 0
-        for number, tokens in enumerate(pieces):
-            whole[at : at + len(tokens)] = tokens
-            pieces[number], at = tokens[:0].copy(), at + len(tokens)
+        whole = np.empty(int(self._edges[-1]), self._dtype)
+        position = 0
+        while pieces:
+            piece = pieces.popleft()
+            whole[position : position + len(piece)] = piece
+            position += len(piece)
         reserved.resize(self._edges.nbytes + whole.nbytes)
         _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
-        return HeldArrays(whole, [self._edges, np.array(self._left_out, np.int64)], reserved)
+        return HeldArrays(whole, self._short, reserved)
 
-    def _all(self) -> Iterator[npt.NDArray[np.int32]]:
-        """The tokens, a piece at a time; notes where documents begin, and the largest id."""
-        end = np.empty(0, np.int32) if self._end is None else np.array([self._end], np.int32)
-        self._least, self._most, self._left_out = 0, 0, []
-        is_short = self._count < _TOGETHER
+    @property
+    def _dtype(self) -> str:
+        return dtype_for(self._least, self._most)
+
+    @property
+    def _short(self) -> list[npt.NDArray[np.int64]]:
+        return [self._edges, np.array(self._left_out, np.int64)]
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.int32]]:
+        """Notes where documents begin, and the least and largest id."""
+        count = len(self._edges) - 1
+        self._least = 0
+        self._most = 0
+        self._left_out: list[int] = []
+        is_short = count < _TOGETHER
         with progress_bar(
-            self._progress, is_short=is_short, total=self._count, desc="tokenising", unit="document"
+            self._progress, is_short=is_short, total=count, desc="tokenising", unit="document"
         ) as bar:
-            for start in range(0, self._count, _TOGETHER):
-                found: Sequence[Any] = self._read(range(start, min(start + _TOGETHER, self._count)))
-                pieces: list[npt.NDArray[np.int32]] = []
-                for number, ids in enumerate(found, start):
+            for start in range(0, count, _TOGETHER):
+                some = range(start, min(start + _TOGETHER, count))
+                pieces = [np.empty(0, np.int32)]
+                size = int(self._edges[start])
+                for number, ids in zip(some, self._read(some), strict=True):
                     if isinstance(ids, SampleError):
                         self._left_out.append(number)
-                        ids = np.empty(0, np.int32)
-                    elif end.size:
-                        ids = np.concatenate([ids.astype(np.int32), end])
-                    self._edges[number + 1] = self._edges[number] + len(ids)
-                    pieces.append(ids.astype(np.int32, copy=False))
-                together = np.concatenate(pieces)
-                self._least, self._most = (
-                    min(self._least, int(together.min(initial=0))),
-                    max(self._most, int(together.max(initial=0))),
-                )
-                bar.update(len(found))
-                yield together
+                    else:
+                        pieces += [ids, self._end]
+                        size += len(ids) + len(self._end)
+                    self._edges[number + 1] = size
+                tokens = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
+                self._least = min(self._least, int(tokens.min(initial=0)))
+                self._most = max(self._most, int(tokens.max(initial=0)))
+                bar.update(len(some))
+                yield tokens

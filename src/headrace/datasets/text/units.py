@@ -4,15 +4,12 @@ of them.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.datasets.core.base import BaseDataset
@@ -20,7 +17,7 @@ from headrace.datasets.core.batch import BatchWay
 from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of
-from headrace.datasets.text.options import TextOptions
+from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import way_of_blocks, way_of_ids
 from headrace.dtypes import ArraySpec, IntArray
@@ -42,24 +39,24 @@ class TextUnit(SampleFormat):
 
     Attributes:
         name: "file", "line", "record" or "chat": what the documents are.
-        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
 
     makes_plain_samples = False
     name: str
-    is_marked: bool = False
     source: Any
 
-    def to_input(self, value: Any) -> Any:
-        return self._as_tensors(value)
+    @property
+    def is_marked(self) -> bool:
+        """True if the ids have marks, see `headrace.datasets.text.marked`."""
+        return self.name == CHAT
 
-    def _as_tensors(self, ids: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
-        if not self.is_marked:
-            return {"input_ids": _tensor(ids, np.int64)}
-        return {
-            "input_ids": torch.from_numpy(ids_of(ids)),
-            "labels": torch.from_numpy(labels_of(ids)),
-        }
+    def to_input(self, value: Any) -> Any:
+        if self.is_marked:
+            return {
+                "input_ids": torch.from_numpy(ids_of(value)),
+                "labels": torch.from_numpy(labels_of(value)),
+            }
+        return {"input_ids": torch.from_numpy(value.astype(np.int64))}
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
         if not has_target:
@@ -78,9 +75,10 @@ class TextUnit(SampleFormat):
             ConfigError: it has none.
         """
 
-    @abstractmethod
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
+    def lengths(self, reader: SampleReader) -> IntArray:
         """How long each sample of the source is, in tokens or what stands for them."""
+        found: IntArray = self.source.lengths()
+        return found
 
 
 # -- texts that are tokenised when they are read
@@ -98,7 +96,8 @@ class TokenizedTexts(TextUnit):
     stores_values = False
 
     def __init__(self, source: Any, options: TextOptions) -> None:
-        self.source, self.options = source, options
+        self.source = source
+        self.options = options
 
     @property
     def identity(self) -> str | None:
@@ -108,7 +107,7 @@ class TokenizedTexts(TextUnit):
         return identity_of(self.options.tokenizer)
 
     @abstractmethod
-    def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
+    def text_and_target(self, index: int, record: Any) -> tuple[str, Any]:
         """Text and target of a document.
 
         Raises:
@@ -120,7 +119,7 @@ class TokenizedTexts(TextUnit):
         what windows and blocks are made of.
         """
         whole = copy.copy(self)
-        whole.options = replace(self.options, max_length=None, target_field=None)
+        whole.options = self.options.of_documents()
         return whole
 
     def decode(self, record: Any) -> Any:
@@ -130,45 +129,29 @@ class TokenizedTexts(TextUnit):
         return self.decode_batch([(0, record)], raises)[0]
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        made: list[Any] = [None] * len(items)
+        values: list[Any] = [None] * len(items)
         texts: dict[int, str] = {}
-        targets: dict[int, Any] = {}
         for number, (index, record) in enumerate(items):
             try:
-                text, target = self.text_and_target(index, record)
-                targets[number] = self._as_target(index, target)
-                texts[number] = text
+                texts[number], values[number] = self.text_and_target(index, record)
             except Exception as error:
-                made[number] = failed(number, "can't be decoded", error)
-        for number, ids in self._ids(texts, failed):
-            made[number] = (
-                ids if isinstance(ids, SampleError) else self._value(ids, targets[number])
-            )
-        return made
-
-    def _as_target(self, index: int, target: Any) -> Any:
-        return target
-
-    def _value(self, ids: Any, target: Any) -> Any:
-        return ids
-
-    def _ids(self, texts: dict[int, str], failed: Failed) -> list[tuple[int, Any]]:
-        tokenizer, most = self.options.tokenizer, self.options.max_length
+                values[number] = failed(number, "can't be decoded", error)
+        tokenizer = self.options.tokenizer
+        most = self.options.max_length
         try:
-            return (
-                list(zip(texts, token_arrays(tokenizer, [*texts.values()], most), strict=True))
-                if texts
-                else []
-            )
-        except Exception:
-            pass  # raised again below, by the text that is at fault
-        found: list[tuple[int, Any]] = []
-        for number, text in texts.items():
-            try:
-                found.append((number, token_arrays(tokenizer, [text], most)[0]))
-            except Exception as error:
-                found.append((number, failed(number, "can't be tokenised", error)))
-        return found
+            together = token_arrays(tokenizer, list(texts.values()), most) if texts else []
+            made: dict[int, Any] = dict(zip(texts, together, strict=True))
+        except Exception:  # one after the other, to tell which text is at fault
+            made = {}
+            for number, text in texts.items():
+                try:
+                    made[number] = token_arrays(tokenizer, [text], most)[0]
+                except Exception as error:
+                    made[number] = failed(number, "can't be tokenised", error)
+        for number, ids in made.items():
+            is_pair = self.splits_targets and not isinstance(ids, SampleError)
+            values[number] = (ids, values[number]) if is_pair else ids
+        return values
 
     def text_of(self, index: int, reader: SampleReader) -> str:
         record = reader.records([index], self.source.read)[0]
@@ -180,8 +163,13 @@ class TokenizedTexts(TextUnit):
             failure = reader.failed(index, "can't be decoded", error)
             raise failure from error
 
-    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
-        """About how many bytes each of some texts has ([n] int64), by its number in the source."""
+    def lengths(self, reader: SampleReader) -> IntArray:
+        return self.nbytes(None, reader)
+
+    def nbytes(self, numbers: IntArray | None, reader: SampleReader) -> IntArray:
+        """About how many bytes each of some texts has ([n] int64), by its number in the source;
+        None: all.
+        """
         found: IntArray = self.source.nbytes(numbers)
         return found
 
@@ -198,15 +186,11 @@ class FileTexts(TokenizedTexts):
     source: TextFilesSource
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
-        data = self.source.content(index, record)
-        return decoded(data, self.options.encoding, self.options.errors, lambda: 0).removeprefix(
-            _MARK
-        ), None
+        content = self.source.content(index, record)
+        text = decoded(content, self.options.encoding, self.options.errors, lambda: 0)
+        return text.removeprefix(_MARK), None
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return self.source.sizes()
-
-    def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
+    def nbytes(self, numbers: IntArray | None, reader: SampleReader) -> IntArray:
         return self.source.sizes(numbers)
 
 
@@ -218,15 +202,6 @@ class LineTexts(TokenizedTexts):
 
     def text_and_target(self, index: int, record: bytes) -> tuple[str, Any]:
         return decoded(record, *self.source.codec, lambda: self.source.offset_of(index)), None
-
-    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        with contextlib.suppress(UnicodeDecodeError):  # which is told below, with its offset
-            texts = [line.decode(*self.source.codec) for _, line in items]
-            return [ids for _, ids in self._ids(dict(enumerate(texts)), failed)]
-        return super().decode_batch(items, failed)
-
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        return self.source.nbytes()
 
 
 class RecordTexts(TokenizedTexts):
@@ -250,14 +225,13 @@ class RecordTexts(TokenizedTexts):
     def __init__(self, source: LinesSource, options: TextOptions, reader: SampleReader) -> None:
         super().__init__(source, options)
         self._columns: Arrays | None = None
+        self._numbers: dict[str, int] = {}
         self.targets: RecordTargets | None = None
         field = options.target_field
         if field is not None:
             self._columns = record_columns(self, reader, is_opening=True)
             self.targets = targets_in(self._columns, field)
-        self._numbers = {
-            name: number for number, name in enumerate(self.targets.classes if self.targets else ())
-        }
+            self._numbers = {name: number for number, name in enumerate(self.targets.classes)}
         self.splits_targets = self.always_pairs = field is not None
 
     def uncut(self) -> TokenizedTexts:
@@ -271,31 +245,26 @@ class RecordTexts(TokenizedTexts):
         try:
             text = records.text_of(row, self.options.text_field)
         except FormatError as error:
-            if (name := chat_field(row)) is None or callable(self.options.text_field):
+            name = chat_field(row)
+            if name is None or callable(self.options.text_field):
                 raise
             # no flags: none exist
-            remedy = (
-                "from Python its unit is 'chat', with a HuggingFace tokenizer that has a chat "
-                "template"
-            )
-            raise FormatError(f"{error}; {name!r} holds a chat: {remedy}") from None
-        return text, None if field is None else records.target_of(
-            row, field, source.is_of_table(index)
-        )
-
-    def _as_target(self, index: int, target: Any) -> Any:
-        targets = self.targets
-        if targets is None or targets.kind is None or self.options.target_field is None:
-            return target
-        return target_as(targets.kind, target, self.source.is_of_table(index), self._numbers)
-
-    def _value(self, ids: Any, target: Any) -> Any:
-        return ids if self.options.target_field is None else (ids, target)
+            raise FormatError(
+                f"{error}; {name!r} holds a chat: from Python its unit is 'chat', with a "
+                "HuggingFace tokenizer that has a chat template"
+            ) from None
+        if field is None:
+            return text, None
+        is_cell = source.is_of_table(index)
+        target = records.target_of(row, field, is_cell)
+        if self.targets is not None and self.targets.kind is not None:
+            target = target_as(self.targets.kind, target, is_cell, self._numbers)
+        return text, target
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         return value if self.splits_targets else super().split_target(value, index, dataset)
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
+    def lengths(self, reader: SampleReader) -> IntArray:
         if self._columns is None:
             self._columns = record_columns(self, reader, is_opening=False)
         return self._columns.long
@@ -314,18 +283,15 @@ class TokenWindows(TextUnit):
         source: the tokens.
         name: what a document is.
         documents: says what the text of a document is; None: nobody can.
-        is_marked: see `TextUnit`.
     """
 
     def __init__(
-        self,
-        source: TokensSource,
-        name: str,
-        documents: Callable[[int], str] | None,
-        is_marked: bool = False,
+        self, source: TokensSource, name: str, documents: Callable[[int], str] | None
     ) -> None:
-        self.source, self.name, self._documents, self.is_marked = source, name, documents, is_marked
-        self.stores_values: bool = not is_marked
+        self.source = source
+        self.name = name
+        self._documents = documents
+        self.stores_values: bool = not self.is_marked
 
     def decode(self, record: Any) -> Any:
         if self.is_marked and not (record >= 0).any():
@@ -342,82 +308,48 @@ class TokenWindows(TextUnit):
             )
         return self._documents(int(self.source.document_of(np.array([index]))[0]))
 
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = self.source.lengths()
-        return found
-
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return way_of_ids(dataset, collating, None, None, self.is_marked)
 
 
 class TokenBlocks(TextUnit):
-    """Blocks of tokens over all documents, and the number of each token's document.
+    """Blocks of tokens over all documents, and the number of each token's document; or rows of
+    whole documents with padding, and each token's place in its document too.
 
     Args:
-        source: the blocks.
+        source: the blocks or rows.
         name: what a document is.
-        is_marked: see `TextUnit`.
     """
 
-    def __init__(
-        self, source: BlocksSource | BestFitSource, name: str, is_marked: bool = False
-    ) -> None:
-        self.source, self.name, self.is_marked = source, name, is_marked
+    def __init__(self, source: BlocksSource | BestFitSource, name: str) -> None:
+        self.source = source
+        self.name = name
 
     def to_input(self, value: Any) -> Any:
+        if "position_ids" not in value:
+            documents = torch.from_numpy(value["document_ids"].astype(np.int32))
+            return {**super().to_input(value["input_ids"]), "document_ids": documents}
+        ids = value["input_ids"].copy()
+        labels = np.empty_like(ids)
+        label_rows(ids, value["position_ids"], value["document_ids"], labels, self.is_marked)
         return {
-            **self._as_tensors(value["input_ids"]),
-            "document_ids": _tensor(value["document_ids"], np.int32),
+            "input_ids": torch.from_numpy(ids),
+            "labels": torch.from_numpy(labels),
+            "document_ids": torch.from_numpy(value["document_ids"].copy()),
+            "position_ids": torch.from_numpy(value["position_ids"].copy()),
         }
 
     def text_of(self, index: int, reader: SampleReader) -> str:
-        raise ConfigError(
-            "text_of: with packing=True a sample is a block of tokens, of no one text"
-        )
-
-    def lengths(self, reader: SampleReader) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = self.source.lengths()
-        return found
+        raise ConfigError("text_of: with packing= a sample is a block or row, of no one text")
 
     def sample_nbytes(self) -> int | None:
         length: int = self.source.length
+        if isinstance(self.source, BestFitSource):
+            return length * (8 + 8 + 4 + 8)
         return length * (8 + 8 * self.is_marked + 4)
 
     def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
         return way_of_blocks(dataset, collating, self.is_marked)
-
-
-class TokenRows(TokenBlocks):
-    """Rows of whole documents with padding, the number of each token's document, and its place
-    there.
-    """
-
-    def to_input(self, value: Any) -> Any:
-        ids, documents, positions = (
-            value["input_ids"].copy(),
-            value["document_ids"].copy(),
-            value["position_ids"].copy(),
-        )
-        labels = np.empty_like(ids)
-        label_rows(ids, positions, documents, labels, self.is_marked)
-        named = {
-            "input_ids": ids,
-            "labels": labels,
-            "document_ids": documents,
-            "position_ids": positions,
-        }
-        return {name: torch.from_numpy(column) for name, column in named.items()}
-
-    def text_of(self, index: int, reader: SampleReader) -> str:
-        raise ConfigError("text_of: with packing='bfd' a sample is a row of several texts")
-
-    def sample_nbytes(self) -> int | None:
-        length: int = self.source.length
-        return length * (8 + 8 + 4 + 8)
-
-
-def _tensor(ids: npt.NDArray[Any], dtype: type) -> torch.Tensor:
-    return torch.from_numpy(ids.astype(dtype))
 
 
 def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
@@ -429,12 +361,11 @@ def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) 
     try:
         return data.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        at = begins() + error.start
-        what = f"byte 0x{data[error.start]:02x} at offset {at:,} is no {encoding} ({error.reason})"
-        is_utf16 = at == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        remedy = (
-            "it begins as UTF-16 does: pass encoding='utf-16'"
-            if is_utf16
-            else "pass encoding= or errors="
-        )
-        raise FormatError(f"{what}; {remedy}") from None
+        offset = begins() + error.start
+        remedy = "pass encoding= or errors="
+        if offset == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            remedy = "it begins as UTF-16 does: pass encoding='utf-16'"
+        raise FormatError(
+            f"byte 0x{data[error.start]:02x} at offset {offset:,} is no {encoding} "
+            f"({error.reason}); {remedy}"
+        ) from None
