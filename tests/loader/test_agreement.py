@@ -210,7 +210,7 @@ def name_another_epoch(rank: int, built: Any) -> None:
     [
         (name_another_epoch, "epoch is 0 on rank 0, 1 on rank 1; order is "),
         (resume_alone, "position is 'batch 0' on rank 0, 'batch 1' on rank 1. "),
-        (compute_another_order, "order is '["),
+        (compute_another_order, "order is ["),
     ],
 )
 def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> None:
@@ -235,26 +235,6 @@ def test_look_at_one_batch_by_one_rank_is_no_epoch() -> None:
         return said
 
     assert ranks(2, body) == [["6"] * 3] * 2
-
-
-def test_loaders_of_two_lines_are_warned_of() -> None:
-    def body(rank: int, barrier: Callable[[], None]) -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            make = [
-                lambda: loader(),
-                # at another line
-                lambda: loader(),
-            ]
-            built = make[rank]()
-            in_step(built, barrier)
-        return [str(one.message) for one in caught]
-
-    said = [text for texts in ranks(2, body) for text in texts]
-    assert said
-    for text in said:
-        one, other = re.findall(r"py:\d+, called at test_agreement\.py:(\d+)", text)
-        assert abs(int(one) - int(other)) == 2
 
 
 # -- who is not compared

@@ -21,8 +21,6 @@ NOTE [ agreement of ranks ]
 * Epochs are compared by their number on each rank: the first one with the first one, and so on. An
   epoch that a rank left after its first batch (to look at one) does not count: its next one is
   compared instead.
-* Two ranks that each have a loader which the other lacks are warned of it, once both have received
-  batches: most likely it is one loader, built at two places. One rank's loader alone is no reason.
 * A look is a few round trips of 0.1 ms, of a size that does not depend on the number of ranks. It
   is done in a thread, which is left behind if the store does not answer: its own calls have no time
   limit.
@@ -37,9 +35,11 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
+
+import torch.distributed as dist
 
 from headrace.errors import ConfigError, warn
 from headrace.loader.torch_private import default_store
@@ -51,47 +51,40 @@ PATIENCE = 10.0
 """Seconds that the store is given to answer."""
 
 _SHOWN = 8  # ranks that are listed one by one
-_LINES = 3  # of the call stack that are shown
 _LOST = "Their shares don't belong together: samples would be lost and doubled"
-_SAME_LOADER = (
-    "Use the same data and options on every rank; where they differ on purpose (data that is "
-    "shared out already: rank=0, world_size=1), "
-    "pass rank= and world_size="
-)
-_SAME_EPOCH = (
-    "Load the same checkpoint, pass set_epoch the same epoch, run the same code, and iterate "
-    "equally often on every rank; for a loop of "
-    "one rank alone make a loader of its own"
-)
+_LOADERS = "the ranks build different loaders"
+_EPOCHS = "the ranks begin different epochs"
+_REMEDIES = {
+    _LOADERS: (
+        "Use the same data and options on every rank; where they differ on purpose (data that is "
+        "shared out already: rank=0, world_size=1), pass rank= and world_size="
+    ),
+    _EPOCHS: (
+        "Load the same checkpoint, pass set_epoch the same epoch, run the same code, and iterate "
+        "equally often on every rank; for a loop of one rank alone make a loader of its own"
+    ),
+}
 _built: Counter[str] = Counter()  # loaders of this process, by their place in the program
 _silent: list[object] = []  # the store that did not answer: it is not asked again
 
 
 class Agreement:
     """What the batches of all ranks together depend on, compared with the same loader of the other
-    ranks. Without facts nothing is.
-
-    Attributes:
-        is_asked: True if anything is compared.
+    ranks.
     """
 
-    def __init__(self, facts: Mapping[str, Any] | None, world: World) -> None:
-        self._rank, self._size = world.rank, world.world_size
-        self.is_asked: bool = facts is not None and self._size > 1
+    def __init__(self, facts: Mapping[str, Any], world: World) -> None:
+        self._rank = world.rank
+        self._size = world.world_size
+        site = _call_site()
+        self._key = f"headrace/{self._size}/{site}/{_built[site]}"
+        _built[site] += 1
+        # that of the loader, and of the current epoch
+        self._questions = [_Question(_LOADERS, self._key, self._key, facts)]
+        self._is_given_up = False
         self._looks = 0
         self._epochs = 0  # that count
         self._batches = 0  # of the current one
-        self._warning = ""
-        self._listed = 0  # the number of this loader among those that not all ranks have
-        self._met = 0  # of these, how many are known
-        if facts is not None and self.is_asked:
-            site, self._line = _call_site()
-            self._key = f"headrace/{self._size}/{site}/{_built[site]}"
-            _built[site] += 1
-            self._loader = _Question(
-                self._key, self._key, facts, "the ranks build different loaders", _SAME_LOADER
-            )
-            self._epoch: _Question | None = None
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """An epoch begins: what it depends on is compared too.
@@ -100,17 +93,13 @@ class Agreement:
             ConfigError: as `look`.
         """
         self._epochs += self._batches > 1
-        self._looks, self._batches = 1, 0
+        self._batches = 0
+        self._looks = 1
         key = f"{self._key}/epoch/{self._epochs}"
-        is_known = self._epoch is not None and self._epoch.key == key and self._epoch.has_said
-        self._epoch = _Question(
-            key,
-            f"{self._key}/epochs",
-            facts,
-            "the ranks begin different epochs",
-            _SAME_EPOCH,
-            is_known,
-        )
+        question = _Question(_EPOCHS, key, f"{self._key}/epochs", facts)
+        for former in self._questions[1:]:
+            question.has_said = former.has_said and former.key == key
+        self._questions[1:] = [question]
         self.look()
 
     def received(self) -> None:
@@ -119,9 +108,8 @@ class Agreement:
         Raises:
             ConfigError: as `look`.
         """
-        if self.is_asked:
-            self._batches += 1
-            self.look()
+        self._batches += 1
+        self.look()
 
     def ended(self) -> None:
         """The epoch has come to its end, however short."""
@@ -134,110 +122,78 @@ class Agreement:
         Raises:
             ConfigError: they differ; the message says in what, and on which ranks.
         """
-        if not self.is_asked:
-            return
         self._looks += 1
-        if self._looks & (self._looks - 1) == 0 and not all(
-            question.is_settled for question in self._questions()
-        ):
+        is_turn = self._looks & (self._looks - 1) == 0
+        open_questions = [one for one in self._questions if not one.is_settled]
+        if is_turn and open_questions and not self._is_given_up:
             store = _store(self._rank, self._size)
             if store is not None:
-                self._ask(store)
-        for question in self._questions():
+                self._ask(store, open_questions)
+        for question in open_questions:
             if question.complaint:
                 raise ConfigError(question.complaint)
-        if self._warning:
-            warning, self._warning = self._warning, ""
-            warn(warning)
 
-    def _questions(self) -> list[_Question]:
-        return [self._loader] if self._epoch is None else [self._loader, self._epoch]
-
-    def _ask(self, store: Any) -> None:
-        """Asks a store that may be gone, or may not answer."""
+    def _ask(self, store: Any, questions: list[_Question]) -> None:
+        """Asks a store that may be gone, or may not answer: in a thread, which is left behind."""
         if any(store is other for other in _silent):
-            self.is_asked = False
+            self._is_given_up = True
             return
-        has_returned, error = _within(PATIENCE, lambda: self._exchange(store))
-        if has_returned and error is None:
+        raised: list[Exception | None] = []
+
+        def run() -> None:
+            try:
+                for question in questions:
+                    question.exchange(store, self._rank, self._size)
+                raised.append(None)
+            except Exception as error:  # of torch, of a store of the user's
+                raised.append(error)
+
+        thread = threading.Thread(target=run, name="headrace-agreement", daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        if raised == [None]:
             return
-        self.is_asked = False
-        # it was there: the process that holds it has ended
-        if error is not None and self._loader.has_said:
+        self._is_given_up = True
+        if not raised:
+            _silent.append(store)
+            why = f"did not answer within {PATIENCE:g} s"
+        elif self._questions[0].has_said:  # it was there: the process that holds it has ended
             logger.info(
                 "the store of the process group is gone, what the other ranks said of their "
                 "loaders stays unknown: %s",
-                error,
+                raised[0],
             )
             return
-        if error is None:
-            _silent.append(store)
-        why = f"did not answer within {PATIENCE:g} s" if error is None else f"failed: {error}"
+        else:
+            why = f"failed: {raised[0]}"
         warn(
             f"the store of the process group {why}; that all ranks build the same loader has not "
             "been checked"
         )
-
-    def _exchange(self, store: Any) -> None:
-        for question in self._questions():
-            if not (question.is_settled or question.complaint):
-                question.exchange(store, self._rank, self._size)
-        if self._batches and not self._loader.is_settled:
-            self._meet(store)
-
-    def _meet(self, store: Any) -> None:
-        """Lists this loader among those that not all ranks have, and looks for one that this
-        rank lacks on a rank that lacks this one.
-        """
-        alone = f"headrace/{self._size}/alone"
-        if not self._listed:
-            self._listed = store.add(alone, 1)
-            store.set(f"{alone}/{self._listed}", json.dumps([self._rank, self._key, self._line]))
-        while self._met < store.add(alone, 0) and store.check([f"{alone}/{self._met + 1}"]):
-            self._met += 1
-            rank, key, line = json.loads(store.get(f"{alone}/{self._met}"))
-            if (
-                rank != self._rank
-                and not store.check([f"{key}/{self._rank}"])
-                and not store.check([f"{self._key}/{rank}"])
-            ):
-                self._warning = (
-                    f"rank {self._rank} reads from a loader made at {self._line}, which rank "
-                    f"{rank} does not have, and rank {rank} from "
-                    f"one made at {line}, which rank {self._rank} does not have. Loaders made at "
-                    "different lines are not compared: make a "
-                    "loader that the ranks share at the same line on each of them"
-                )
-                self._loader.is_settled = True
-                return
 
 
 class _Question:
     """Some facts of a loader, asked of all ranks.
 
     Args:
+        subject: how the error begins.
         key: where the ranks meet.
         told: where each rank leaves its facts, the last ones in place of those before.
         facts: what must be equal.
-        subject, remedy: how the error begins and ends.
+
+    Attributes:
         has_said: True if this rank has been heard there before.
     """
 
-    def __init__(
-        self,
-        key: str,
-        told: str,
-        facts: Mapping[str, Any],
-        subject: str,
-        remedy: str,
-        has_said: bool = False,
-    ) -> None:
-        self.key, self._told, self._subject, self._remedy = key, told, subject, remedy
-        self._facts = json.dumps({name: repr(value) for name, value in facts.items()})
-        self.has_said: bool = has_said
-        self._has_compared = False
+    def __init__(self, subject: str, key: str, told: str, facts: Mapping[str, Any]) -> None:
+        self.key = key
+        self.has_said: bool = False
         self.is_settled: bool = False
         self.complaint: str = ""
+        self._subject = subject
+        self._told = told
+        self._facts = json.dumps({name: repr(value) for name, value in facts.items()})
+        self._has_compared = False
 
     def exchange(self, store: Any, rank: int, size: int) -> None:
         """Says the facts, where that is not done, and looks for those of other ranks."""
@@ -251,96 +207,60 @@ class _Question:
         heard = store.add(f"{self.key}/heard", int(not self.has_said))
         self.has_said = True
         if store.check([f"{self.key}/objection"]):
-            self.complaint = self._describe(self._all_facts(store, size), size)
-        self.is_settled = not self.complaint and heard >= size
+            self.complaint = self._describe(store, size)
+        else:
+            self.is_settled = heard >= size
 
-    def _all_facts(self, store: Any, size: int) -> dict[int, dict[str, str]]:
-        """What has been said so far, by rank."""
-        facts_of = {}
+    def _describe(self, store: Any, size: int) -> str:
+        ranks_of: dict[str, dict[str, list[int]]] = {}  # name -> value -> ranks
+        heard = 0
         for rank in range(size):
-            name = f"{self._told}/{rank}"
-            if store.check([name]):
-                key, facts = json.loads(store.get(name))
-                if key == self.key:
-                    facts_of[rank] = json.loads(facts)
-        return facts_of
-
-    def _describe(self, facts_of: dict[int, dict[str, str]], world_size: int) -> str:
+            told = f"{self._told}/{rank}"
+            if not store.check([told]):
+                continue
+            key, facts = json.loads(store.get(told))
+            if key == self.key:
+                heard += 1
+                for name, value in json.loads(facts).items():
+                    ranks_of.setdefault(name, {}).setdefault(value, []).append(rank)
         differing = []
-        for name in dict.fromkeys(name for facts in facts_of.values() for name in facts):
-            ranks: dict[str, list[int]] = {}
-            for rank, facts in facts_of.items():
-                ranks.setdefault(facts.get(name, "not there"), []).append(rank)
-            if len(ranks) > 1:
-                differing.append(
-                    f"{name} is "
-                    + ", ".join(f"{value} on {_listed(where)}" for value, where in ranks.items())
-                )
-        heard = (
-            ""
-            if len(facts_of) == world_size
-            else f" (of {world_size} ranks {len(facts_of)} have been heard so far)"
-        )
+        for name, values in ranks_of.items():
+            if len(values) > 1:
+                each = ", ".join(f"{value} on {_listed(ranks)}" for value, ranks in values.items())
+                differing.append(f"{name} is {each}")
         text = "; ".join(differing) or "those that differed go on with another epoch already"
-        return f"{self._subject}: {text}{heard}. {_LOST}. {self._remedy}"
+        if heard < size:
+            text += f" (of {size} ranks {heard} have been heard so far)"
+        return f"{self._subject}: {text}. {_LOST}. {_REMEDIES[self._subject]}"
 
 
-def _call_site() -> tuple[str, str]:
+def _call_site() -> str:
     """Where in the program a loader is built: a key, the same on all machines, whatever folder
-    the program lies in; and its last lines.
+    the program lies in.
     """
-    lines, own = [], []
+    lines = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         name = os.path.basename(code.co_filename)
         lines.append(f"{name}:{code.co_qualname}:{frame.f_lineno}")
-        if not frame.f_globals.get("__name__", "").startswith("headrace."):
-            own.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
-    return hashlib.blake2b(
-        "\n".join(lines).encode(), digest_size=16
-    ).hexdigest(), ", called at ".join(own[:_LINES])
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def _store(rank: int, world_size: int) -> Any:
     """The store of the process group; None without one, or where its ranks are others than the
     loader's.
     """
-    if "torch.distributed" not in sys.modules:
+    if not dist.is_available() or not dist.is_initialized():
         return None
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or (
-        dist.get_rank(),
-        dist.get_world_size(),
-    ) != (rank, world_size):
+    if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         return None
     return default_store(dist)
 
 
-def _within(seconds: float, ask: Callable[[], None]) -> tuple[bool, Exception | None]:
-    """Calls a function that may block for ever; gives whether it returned in time, and what it
-    raised.
-    """
-    done: list[Exception | None] = []
-
-    def run() -> None:
-        try:
-            ask()
-        except Exception as error:  # of torch, of a store of the user's
-            done.append(error)
-        else:
-            done.append(None)
-
-    thread = threading.Thread(target=run, name="headrace-agreement", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return bool(done), done[0] if done else None
-
-
 def _listed(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    first = ", ".join(map(str, ranks[:_SHOWN]))
-    return f"ranks {first}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+    text = ", ".join(map(str, ranks[:_SHOWN]))
+    if len(ranks) > _SHOWN:
+        text += f" and {len(ranks) - _SHOWN} more"
+    return f"ranks {text}" if len(ranks) > 1 else f"rank {text}"

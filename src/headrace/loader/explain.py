@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from headrace.loader.data import inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import format_size
 from headrace.modes import LoadingMode
-from headrace.order import BucketedOrder, EpochOrder, RankBatches, ResizedOrder
+from headrace.order import BucketedOrder, RankBatches
 from headrace.order.visits import estimate_visits
 from headrace.sorting import distinct
 
@@ -92,25 +91,22 @@ def _options(
     config: DataLoaderConfig, given: DataLoaderConfig, reasons: Reasons, plan: Plan, collate: Any
 ) -> Iterator[str]:
     """A line for each option: its value, and why it is what it is."""
-    fields = dataclasses.fields(DataLoaderConfig)
-    values = {field.name: getattr(config, field.name) for field in fields}
-    defaults = {field.name: field.default for field in fields}
-    shown = [name for name in values if not is_default(values[name], defaults[name])]
-    reasons = dict(reasons)
-    values["collate_fn"] = collate
+    default = vars(DataLoaderConfig())
     parameters = plan.parameters()
+    values = {**vars(config), "collate_fn": collate}
+    shown = [*_ALWAYS, *(name for name in values if not is_default(values[name], default[name]))]
     for name in ("interleave", "turns"):
         if parameters.get(name) is not None:
             shown.append(name)
             values[name] = parameters[name]
-            if getattr(given, name) is None:
-                reasons.setdefault(name, "from the layout")
-    texts = {name: _in_words(values[name]) for name in dict.fromkeys([*_ALWAYS, *shown])}
+    texts = {name: _in_words(values[name]) for name in dict.fromkeys(shown)}
     width = max(map(len, texts))
     wide = min(_WIDEST, max(map(len, texts.values())))
     for name, text in texts.items():
-        reason = "the default" if is_default(getattr(given, name), defaults[name]) else "given"
-        yield f"{name:<{width}} = {text:<{wide}}  {reasons.get(name, reason)}"
+        reason = reasons.get(name, "given")
+        if name not in reasons and is_default(getattr(given, name), default[name]):
+            reason = "the default" if values[name] == default[name] else "from the layout"
+        yield f"{name:<{width}} = {text:<{wide}}  {reason}"
 
 
 def _in_words(value: Any) -> str:
@@ -190,67 +186,56 @@ def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
                 "makes (dataset.subset, dataset.split) know their blocks"
             )
         return
-    whole: Any = batches.order  # of all samples, where the epoch is a part or a multiple of it
-    if isinstance(whole, ResizedOrder):
-        whole = whole.whole
-    if not isinstance(whole, EpochOrder):
-        whole = None
-    is_laned = whole is not None and whole.lanes is not None
     nbytes = dataset.sample_source.block_nbytes
+    order = batches.order
+    is_laned = order.parameters()["interleave"] is not None
     if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned):
         return
     try:
-        sizes = whole.blocks if is_laned else dataset.blocks()
+        sizes = dataset.blocks()
     except BudgetError:  # too many to be listed, which a full shuffle needs no list of
         return
     if sizes is None or not len(sizes):
         return
-    text = f"blocks: {len(sizes):,} of the storage"
     memory = dataset.block_memory
     if nbytes:
-        text += f", of {format_size(nbytes)} each when they are decoded"
-        done = "decodes"
+        how = f", of {format_size(nbytes)} each when they are decoded"
     elif memory.prefetches_whole and memory.remote_nbytes(1) > 0:
-        text += ", each fetched as a whole"
-        done = "fetches at most"
+        how = ", each fetched as a whole"
     else:
-        yield f"{text}; samples are read one by one"
+        yield f"blocks: {len(sizes):,} of the storage; samples are read one by one"
         return
-    yield text
-    span = "an epoch"
-    if whole is not None and whole is not batches.order:
-        span = "a pass over all samples"
-        ranks = (batches.rank, batches.world_size, batches.batch_size)
-        batches = RankBatches(whole, *ranks, batches.drop_last, batches.pad)
-    if whole is not None and whole.shuffle is not True:
+    yield f"blocks: {len(sizes):,} of the storage{how}"
+    remedies = []
+    if is_laned or order.shuffle is False:
         visits = estimate_visits(batches, workers, sizes)
         count = visits.readings
-        remedies = _remedies(whole, batches.world_size, workers) if visits.rate > 1 else []
-        rate = visits.rate
+        if visits.rate > 1:
+            remedies = _remedies(batches, workers)
     else:
         edges = np.cumsum(sizes)
         looked_at = batches.some(range(min(_LOOKED_AT, batches.steps)))
         drawn = [len(distinct(np.searchsorted(edges, batch, side="right"))) for batch in looked_at]
-        each = sum(drawn) / len(drawn)
-        count = round(each * batches.steps * batches.world_size)
-        rate = count / len(sizes)
-        yield f"  a batch draws from {each:.1f} of them, whatever a process has still in memory"
-        remedies = ["shuffle='block' takes all samples of a block soon after each other"]
-        if whole is None:
-            remedies = []
+        count = round(sum(drawn) / len(drawn) * batches.steps * batches.world_size)
+        if order.shuffle is True:
+            remedies = ["with shuffle='block' a batch takes them one after the other"]
     less = ", less what is cached" if dataset.loading_mode is LoadingMode.CACHED else ""
-    yield (f"  about {count:,} {done} {span} over all ranks and workers, {rate:.2f} a block{less}")
+    yield (
+        f"  about {count:,} {'decodes' if nbytes else 'fetches'} an epoch over all ranks and "
+        f"workers, {count / len(sizes):.2f} a block{less}"
+    )
     if memory.stays_decoded:
         yield "  all stay decoded in each process: later epochs decode fewer, and in the end none"
     yield from (f"  {remedy}" for remedy in remedies)
 
 
-def _remedies(order: EpochOrder, world: int, workers: int) -> list[str]:
+def _remedies(batches: RankBatches, workers: int) -> list[str]:
     """How blocks are read by fewer processes."""
-    if order.shuffle is False:
+    if batches.order.shuffle is False:
         return ["batches go to ranks and workers in turn: shuffle='block' gives each its own"]
     remedies = []
-    turns = order.turns
+    world = batches.world_size
+    turns, interleave = (batches.parameters()[name] for name in ("turns", "interleave"))
     if workers > 1 and turns % workers:
         fewer = max(w for w in range(1, workers + 1) if turns % w == 0)
         more = max(workers, turns // workers * workers)
@@ -258,10 +243,10 @@ def _remedies(order: EpochOrder, world: int, workers: int) -> list[str]:
             f"turns={turns} is no multiple of num_workers={workers}: pass num_workers={fewer}, or "
             f"turns={more} (another order of samples)"
         )
-    if order.interleave % world:
-        more = max(world, order.interleave // world * world)
+    if interleave % world:
+        more = max(world, interleave // world * world)
         remedies.append(
-            f"interleave={order.interleave} is no multiple of world_size={world}: pass "
+            f"interleave={interleave} is no multiple of world_size={world}: pass "
             f"interleave={more} (another order of samples)"
         )
     return remedies

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
 from headrace.arguments import missing_attribute
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
+from headrace.display import short_call
 from headrace.errors import StateError, warn
 from headrace.loader.agreement import Agreement
 from headrace.loader.budget import LoaderMemory
@@ -58,7 +58,7 @@ else:
     from typing import TypeVar
 
     B = TypeVar("B")
-_COMPARED = 8  # positions of an order that ranks compare
+_COMPARED = 8  # positions of an order that ranks compare, about
 
 
 class Loader(DataLoader[B]):
@@ -179,12 +179,12 @@ class Loader(DataLoader[B]):
 
     def _facts(self) -> dict[str, Any]:
         """What the batches of all ranks together depend on."""
-        order = self._plan.parameters()
-        order.pop("global_batch", None)  # batch_size says it in the user's words
-        config = self.config
-        data = {"length": self._length, "fingerprint": self.fingerprint}
-        options = {name: getattr(config, name) for name in ("batch_size", "drop_last", "pad")}
-        return {**data, **order, **options}
+        facts = {"length": self._length, "fingerprint": self.fingerprint}
+        facts |= self._plan.parameters()
+        del facts["global_batch"]  # batch_size says it in the user's words
+        for name in ("batch_size", "drop_last", "pad"):
+            facts[name] = getattr(self.config, name)
+        return facts
 
     def _facts_of_epoch(self, at: Position) -> dict[str, Any]:
         """What the batches of the epoch that begins depend on besides; some of its order too,
@@ -192,12 +192,8 @@ class Loader(DataLoader[B]):
         """
         assert isinstance(self._plan, RankBatches)
         order = self._plan.with_epoch(at.epoch).order
-        positions = np.linspace(0, len(order) - 1, min(_COMPARED, len(order))).astype(np.int64)
-        return {
-            "epoch": at.epoch,
-            "position": f"batch {at.batches}",
-            "order": f"{order[positions].tolist()} at {_COMPARED} positions",
-        }
+        sample = order[: len(order) : max(1, len(order) // _COMPARED)]
+        return {"epoch": at.epoch, "position": f"batch {at.batches}", "order": sample.tolist()}
 
     # -- epochs
 
@@ -562,50 +558,38 @@ class Loader(DataLoader[B]):
             return Stats()
         if self.config.enable_monitoring and self._stats.batches < 2:
             self._stats.look(self._pids)
-        running = self._state.running
-        pool = self._pool if running is None else running.pool
-        queued = 0 if running is None else running.queued
-        cached: Counter[str] = Counter()
+        config = self.config
+        stats = Stats(
+            dataset_size=length_of(self.dataset) or 0,
+            num_batches=self._plan.steps or 0,
+            batch_size=config.batch_size or 0,
+            num_workers=config.num_workers or 0,
+            pin_memory=bool(config.pin_memory),
+            persistent_workers=bool(config.persistent_workers),
+            queued_batches=0,
+            queued_bytes=0,
+            **self._stats.as_dict(),
+        )
         # views share one
         modes = {id(inner._mode): inner._mode for inner in inner_datasets(self.dataset)}
+        cached: Counter[str] = Counter()
         for mode in modes.values():
             if mode is not None:
                 cached.update(mode.stats())
-        return Stats(
-            dataset_size=length_of(self.dataset) or 0,
-            num_batches=self._plan.steps or 0,
-            batch_size=self.config.batch_size or 0,
-            num_workers=self.config.num_workers or 0,
-            pin_memory=bool(self.config.pin_memory),
-            persistent_workers=bool(self.config.persistent_workers),
-            queued_batches=queued,
-            queued_bytes=queued * running.nbytes if queued else 0,
-            **self._stats.as_dict(),
-            **cached,
-            **({} if pool is None else pool.ring.stats()),
-        )
+        stats.update(cached)
+        pool = self._pool
+        running = self._state.running
+        if running is not None:
+            pool = running.pool
+            stats["queued_batches"] = running.queued
+            stats["queued_bytes"] = running.queued * running.nbytes
+        if pool is not None:
+            stats.update(pool.ring.stats())
+        return stats
 
     def __repr__(self) -> str:
-        config = self.config
-        about = type(self.dataset).__name__
-        samples = length_of(self.dataset)
-        if samples is not None:
-            about += f", {samples:,} samples"
-        if isinstance(self.dataset, BaseDataset):
-            about += f", {self.dataset.loading_mode}"
-        values: dict[str, Any] = {}
-        if self._plan.steps is not None:
-            values["batches"] = self._plan.steps
-        values["batch_size"] = config.batch_size
-        own = config.order_of_its_own
-        for name in own:
-            values[name] = type(getattr(config, name)).__name__
-        names = ["num_workers", "seed"] if own else ["shuffle", "num_workers", "seed"]
-        if config.world_size != 1:
-            names += ["rank", "world_size"]
-        names += [name for name in ("drop_last", "device") if getattr(config, name)]
-        values |= {name: getattr(config, name) for name in names}
-        options = ", ".join(f"{name}={value}" for name, value in values.items())
+        options = short_call("", DataLoaderConfig.__init__, vars(self.given))[1:-1]
+        about = f"{type(self.dataset).__name__}, {length_of(self.dataset)} samples"
         return f"{type(self).__name__}(<{about}>, {options})"
 
     def explain(self) -> str:
