@@ -199,14 +199,14 @@ class TestBadPairs:
         (made / "masks" / "a" / "000.png").unlink()
         (made / "masks" / "b" / "001.png").unlink()
         (made / "masks" / "c.png").write_bytes(b"")
-        message = r"2 \(a/000\.png, b/001\.png\) of 8 images .*masks, and 1 \(c\.png\) of 7 masks"
+        message = r"masks: 2 \(a/000\.png, b/001\.png\) of 8 files .*, and 1 \(c\) of 7 targets"
         with pytest.raises(DataNotFoundError, match=message):
             opened(made)
 
     def test_masks_without_images(self, made: Path) -> None:
         for path in list((made / "images" / "a").iterdir()):
             path.unlink()
-        message = r"4 \(a/000\.png, a/002\.png, a/004\.\w+, \.\.\.\) of 8 masks"
+        message = r"masks: 4 \(a/000, a/002, a/004, \.\.\.\) of 8 targets"
         with pytest.raises(DataNotFoundError, match=message):
             opened(made)
         with (

@@ -66,12 +66,14 @@ class BoxFormat(JointFormat):
         """The objects where they are in the input."""
         objects, size, shape = target
         frame = shape if self.image_size is None else self.image_size
-        boxes, kept = place_boxes(objects.boxes, size, frame, drawn, self.crop_size)
-        before, after = _areas(objects.boxes[kept]), _areas(boxes)
-        area = (objects.area[kept] * (after / before)).astype(np.float32)
-        made = Objects(
-            boxes, objects.labels[kept], area, objects.iscrowd[kept], objects.image_id, None
-        ).as_target()
+        before = objects.arrays["boxes"]
+        boxes, kept = place_boxes(before, size, frame, drawn, self.crop_size)
+        arrays = {name: values[kept] for name, values in objects.arrays.items()}
+        scales = _areas(boxes) / _areas(before[kept])
+        arrays["area"] = (arrays["area"] * scales).astype(np.float32)
+        arrays["boxes"] = boxes
+        made: dict[str, Any] = {name: torch.from_numpy(one) for name, one in arrays.items()}
+        made["image_id"] = objects.image_id
         if objects.segmentations is not None:
             wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
             masks = [

@@ -30,7 +30,6 @@ from headrace.datasets.image.format import (
 from headrace.datasets.image.joint import MaskFormat
 from headrace.datasets.image.labels import (
     FOLDERS,
-    FOLDERS_BY_DEFAULT,
     TargetsArgument,
     Wanted,
     checked_targets,
@@ -141,7 +140,7 @@ class ImageDataset(BaseDataset):
         image_size: int | tuple[int, int] | None = UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
-        targets: TargetsArgument = FOLDERS_BY_DEFAULT,
+        targets: TargetsArgument = UNSET,
         target_name: str | Sequence[str] | None = None,
         label_separator: str | None = None,
         delimiter: str | None = None,
@@ -158,17 +157,16 @@ class ImageDataset(BaseDataset):
         check_flag("masks", masks)
         if unused_targets not in ("raise", "skip"):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
-        is_outright = targets is not FOLDERS_BY_DEFAULT
-        given = checked_targets(targets if is_outright else FOLDERS, data_path)
+        is_outright = targets is not UNSET
         self.data_path = data_path
         wanted = Wanted(
-            given,
+            checked_targets(targets if is_outright else FOLDERS, data_path),
             target_name,
             label_separator,
+            delimiter,
             masks,
             unused_targets == "skip",
             is_outright,
-            delimiter,
         )
         check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)

@@ -15,19 +15,16 @@ from headrace.arguments import described
 from headrace.datasets.cells import parsed
 from headrace.datasets.core.checks import array_in
 from headrace.datasets.core.views import ColumnTargets, TargetSequence
-from headrace.datasets.image.coco import is_coco, read_coco
-from headrace.datasets.image.matching import keys_for, refuse_unused_keys
+from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco
+from headrace.datasets.image.matching import keys_for
 from headrace.datasets.image.tables import (
     TABLE_ENDINGS,
     Table,
-    as_mapping_table,
     from_frame,
     is_frame,
-    is_missing,
     key_of,
     read_labels,
 )
-from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.paths import composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
@@ -36,10 +33,6 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.storage.kinds import EXTENSIONS
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
-_WANTED = (
-    "a folder of masks, labels by file name (a mapping, a table, or the path of one), a callable, "
-    "one value a path, or None"
-)
 TargetsArgument = (
     str
     | os.PathLike[Any]
@@ -50,81 +43,39 @@ TargetsArgument = (
     | None
 )
 FOLDERS = "folders"
+_FEW = 20
 
 
-class _ByDefault:
-    """Stands for `FOLDERS` where nobody said so."""
+class Wanted(NamedTuple):
+    """Which targets are wanted, as the user gave it."""
 
-    def __repr__(self) -> str:
-        return repr(FOLDERS)
+    targets: TargetsArgument | Table
+    target_name: str | Sequence[str] | None = None
+    label_separator: str | None = None
+    delimiter: str | None = None
+    masks: bool = False
+    skips_unused: bool = False
+    """True if targets of files that are not among the data are left out."""
+    is_outright: bool = True
+    """True if the user gave `targets`; False: they are the default."""
 
+    @property
+    def are_folders(self) -> bool:
+        """True if they are those of class folders."""
+        return isinstance(self.targets, str) and self.targets == FOLDERS
 
-FOLDERS_BY_DEFAULT: Any = _ByDefault()
-_FILES = (*EXTENSIONS, ".npy", ".npz", ".json", ".xml", ".txt")
-"""Endings of what no class is called."""
-_FEW, _EXAMPLES = 20, 16
-
-
-def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
-    """What was given as `targets`, before any file is looked for.
-
-    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
-    callable of the path, since files are sorted.
-
-    Raises:
-        ConfigError: it is something else; or values in an order, and which file each belongs to is
-            not known.
-    """
-    if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
-        return targets
-    if isinstance(targets, type):
-        raise ConfigError(f"targets must be {_WANTED}, not {described(targets)}")
-    if callable(targets):
-        by_path: Callable[[str], Any] = targets
-        return by_path
-    if is_frame(targets):
-        return from_frame(targets)
-    if hasattr(targets, "to_dict") and all(
-        isinstance(key, str) for key in getattr(targets, "index", [None])
-    ):
-        return dict(targets.to_dict())
-    values = array_in(targets)
-    if not isinstance(values, (list, tuple, np.ndarray)) or np.ndim(values) == 0:
-        raise ConfigError(f"targets must be {_WANTED}, not {described(targets)}")
-    is_one = isinstance(data_path, (str, bytes, os.PathLike))
-    paths = [
-        os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries_of(data_path)
-    ]
-    if (
-        is_one
-        or any(map(is_url, entries_of(data_path)))
-        or len(values) != len(paths)
-        or len(set(paths)) < len(paths)
-    ):
-        raise ConfigError(
-            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
-            "and whose value is whose can't be told. "
-            "Pass a mapping, dict(zip(names, values)), or data_path=[...] with the path of one "
-            "file for each value"
-        )
-    return _Paired(dict(zip(paths, values, strict=True)))
-
-
-class _Paired:
-    """The targets of single files, by path."""
-
-    def __init__(self, by_path: dict[str, Any]) -> None:
-        self._by_path = by_path
-
-    def __call__(self, path: str) -> Any:
-        try:
-            return self._by_path[os.path.normpath(path)]
-        except KeyError:
-            raise ConfigError(
-                f"targets: {redact(path)} has none: with one value a path, each path must be that "
-                "of a file, not of a folder"
-            ) from None
+    def refuse_options(self, of: str, *allowed: str) -> None:
+        """Raises a ConfigError where an option of labels was given that is not `allowed`; `of`:
+        which targets don't have it.
+        """
+        given = self._asdict()
+        given["unused_targets"] = given.pop("skips_unused")
+        for name in ("target_name", "label_separator", "delimiter", "masks", "unused_targets"):
+            if given[name] not in (None, False) and name not in allowed:
+                raise ConfigError(
+                    f"{name} is for other targets, in files such as labels.csv or instances.json, "
+                    f"and here are {of}: leave it out"
+                )
 
 
 class Labels(NamedTuple):
@@ -145,73 +96,63 @@ class Labels(NamedTuple):
     class_to_idx: dict[str, int] | None = None
 
 
-def given_targets(
-    targets: TargetsArgument | Table,
-    files: FileSet,
-    reach: RemoteOptions | None = None,
-    *,
-    target_name: str | Sequence[str] | None = None,
-    label_separator: str | None = None,
-    with_masks: bool = False,
-    skips_unused: bool = False,
-    delimiter: str | None = None,
-) -> Labels:
-    """Targets that the user gave: a mapping by relative path or file name, a table of such or the
-    path of one, or a callable of the path.
+def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
+    """What was given as `targets`, before any file is looked for.
 
-    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each
-    class that is in them (`MultiHot`); other values stay as they are.
-
-    Args:
-        targets: see `ImageDataset`.
-        files: that they belong to.
-        reach: how URLs are read.
-        target_name: of a table: the column that is the target, or those of a dict; None: all.
-        label_separator: stands between the labels in texts of several.
-        with_masks: keep the segmentations of annotated objects.
-        skips_unused: leave out targets of files that are not among the data, with a warning.
-        delimiter: of the cells of a CSV file; None: as its ending has it.
+    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
+    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
+    callable of the path, since files are sorted.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there
-            is no such file of labels, or it is a folder.
-        AccessError, FormatError: the file of labels can't be read.
-        MissingNameError: a table has no column of that name.
+        ConfigError: it is something else; or values in an order, and which file each belongs to is
+            not known.
     """
-    if isinstance(targets, (str, os.PathLike)):
-        path = os.fspath(targets)
-        found = read_labels(path, files, reach or RemoteOptions(), delimiter)
-        if isinstance(found, dict) and is_coco(found):
-            _refuse_columns("annotations of COCO have none", target_name, label_separator)
-            boxes = read_coco(found, redact(path), files, with_masks, skips_unused)
-            return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
-        targets = (
-            (as_mapping_table(found, redact(path)) or found) if isinstance(found, dict) else found
-        )
-    elif delimiter is not None:
+    if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
+        return targets
+    if not isinstance(targets, type):
+        if callable(targets):
+            by_path: Callable[[str], Any] = targets
+            return by_path
+        if is_frame(targets):
+            return from_frame(targets)
+        if hasattr(targets, "to_dict") and all(
+            isinstance(key, str) for key in getattr(targets, "index", [None])
+        ):
+            return dict(targets.to_dict())
+        values = array_in(targets)
+        if isinstance(values, (list, tuple, np.ndarray)) and np.ndim(values):
+            return _one_a_path(values, data_path)
+    raise ConfigError(
+        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
+        f"of one), a callable, one value a path, or None, not {described(targets)}"
+    )
+
+
+def _one_a_path(values: Any, data_path: DataPath) -> Callable[[str], Any]:
+    entries = entries_of(data_path)
+    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
+    if (
+        isinstance(data_path, (str, bytes, os.PathLike))
+        or any(map(is_url, entries))
+        or len(values) != len(paths)
+        or len(set(paths)) < len(paths)
+    ):
         raise ConfigError(
-            "delimiter is for a table of labels in CSV, and targets is none: leave it out"
+            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
+            "and whose value is whose can't be told. Pass a mapping, dict(zip(names, values)), or "
+            "data_path=[...] with the path of one file for each value"
         )
-    if isinstance(targets, Table):
-        return _of_table(targets, files, target_name, label_separator, skips_unused)
-    _refuse_columns("targets is no table", target_name, None)
-    if skips_unused and not isinstance(targets, Mapping):
-        raise ConfigError(
-            "unused_targets is for labels by file name, such as a table or a mapping: leave it out"
-        )
-    if targets is None:
-        return Labels(None, [])
-    if isinstance(targets, Mapping):
-        keys = keys_for(targets, files)
-        values = [targets[key] for key in keys]
-        refuse_unused_keys(targets, keys, "targets", skips_unused)
-    else:
-        assert callable(targets)  # by `checked_targets`
-        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
-    made, classes = _encoded(_separated(values, label_separator))
-    _check_range(made, "targets")
-    _check_classes(classes, made, files)
-    return Labels(made, classes)
+    by_path = dict(zip(paths, values, strict=True))
+
+    def target_of(path: str) -> Any:
+        if os.path.normpath(path) not in by_path:
+            raise ConfigError(
+                f"targets: {redact(path)} has none: with one value a path, each path must be that "
+                "of a file, not of a folder"
+            )
+        return by_path[os.path.normpath(path)]
+
+    return target_of
 
 
 def names_masks(targets: Any) -> bool:
@@ -231,34 +172,63 @@ def names_masks(targets: Any) -> bool:
     )
 
 
-def _refuse_columns(why: str, target_name: Any, label_separator: str | None) -> None:
-    for name, value in (("target_name", target_name), ("label_separator", label_separator)):
-        if value is not None:
-            raise ConfigError(
-                f"{name} is for the columns of a table of labels, and {why}: leave it out"
-            )
+def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = None) -> Labels:
+    """Targets that the user gave: a mapping by relative path or file name, a table of such or the
+    path of one, or a callable of the path.
+
+    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each
+    class that is in them (`MultiHot`); other values stay as they are.
+
+    Args:
+        wanted: the targets and their options: see `ImageDataset`.
+        files: that they belong to.
+        reach: how URLs are read.
+
+    Raises:
+        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there
+            is no such file of labels, or it is a folder.
+        AccessError, FormatError: the file of labels can't be read.
+        MissingNameError: a table has no column of that name.
+    """
+    targets = wanted.targets
+    if isinstance(targets, (str, os.PathLike)):
+        path = os.fspath(targets)
+        targets = read_labels(path, files, reach or RemoteOptions(), wanted.delimiter)
+        if isinstance(targets, dict) and is_coco(targets):
+            wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
+            boxes = read_coco(targets, redact(path), files, wanted.masks, wanted.skips_unused)
+            return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
+        wanted = wanted._replace(delimiter=None)
+    if isinstance(targets, Table):
+        wanted.refuse_options("a table", "target_name", "label_separator", "unused_targets")
+        return _of_table(targets, files, wanted)
+    if isinstance(targets, Mapping):
+        wanted.refuse_options("a mapping", "label_separator", "unused_targets")
+        keys = keys_for(targets, files, skips_unused=wanted.skips_unused)
+        values = [targets[key] for key in keys]
+    else:
+        wanted.refuse_options("a callable or None", "label_separator")
+        if targets is None:
+            return Labels(None, [])
+        assert callable(targets)  # by `checked_targets`
+        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
+    made, classes = _encoded(_separated(values, wanted.label_separator))
+    _check(made, classes, "targets", files)
+    return Labels(made, classes)
 
 
-def _of_table(
-    table: Table,
-    files: FileSet,
-    target_name: str | Sequence[str] | None,
-    separator: str | None,
-    skips_unused: bool,
-) -> Labels:
+def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     key = key_of(table, files)
-    order = _rows_for(table, key, files, skips_unused)
+    rows = _rows_for(table, key, files, wanted.skips_unused)
     names = [name for name in table.columns if name != key]
-    chosen = (
-        names
-        if target_name is None
-        else [target_name]
-        if isinstance(target_name, str)
-        else list(target_name)
-    )
-    if missing := next((name for name in chosen if name not in names), None):
+    chosen = names
+    if isinstance(wanted.target_name, str):
+        chosen = [wanted.target_name]
+    elif wanted.target_name is not None:
+        chosen = list(wanted.target_name)
+    if missing := [name for name in chosen if name not in names]:
         raise MissingNameError(
-            f"target_name: {table.where} has no column {missing!r} of labels; it has "
+            f"target_name: {table.where} has no column {missing[0]!r} of labels; it has "
             f"{', '.join(map(repr, names))}"
         )
     if not chosen:
@@ -266,62 +236,22 @@ def _of_table(
             f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
             "labels"
         )
-    columns, classes = dict[str, Any](), dict[str, list[str]]()
+    columns = dict[str, Any]()
+    classes = dict[str, list[str]]()
     for name in names:
-        values = [table.columns[name][row] for row in order]
-        if (
-            name in chosen
-            and separator is not None
-            and (len(chosen) == 1 or any(separator in str(value) for value in values))
-        ):
-            values = _separated(values, separator)
-        elif table.is_text:
-            values = _numbers_or_texts(table, name, name in chosen, order)
-        gap = next((place for place, value in enumerate(values) if is_missing(value)), None)
-        if gap is not None and name in chosen:
-            raise ConfigError(
-                f"targets: row {order[gap] + table.first_row} of {table.where} has no {name!r}: "
-                "fill it in, remove row and file, or leave "
-                "the column out by target_name="
-            )
-        if all(
-            isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
-        ) and float in set(map(type, values)):
-            columns[name], classes[name] = np.array(values, np.float64), []
-        else:
-            columns[name], classes[name] = (values, []) if gap is not None else _encoded(values)
-        if name in chosen:
-            _check_range(columns[name], f"targets: column {name!r} of {table.where}")
+        is_target = name in chosen
+        separator = wanted.label_separator if is_target else None
+        columns[name], classes[name] = _column(
+            table, name, rows, is_target, separator, len(chosen) == 1
+        )
+        if is_target:
+            is_only = len(chosen) == 1
+            where = f"targets: column {name!r} of {table.where}"
+            _check(columns[name], classes[name] if is_only else [], where, files)
     named = {name: found for name, found in classes.items() if found}
-    if len(chosen) > 1 or not (target_name is None or isinstance(target_name, str)):
+    if len(chosen) > 1 or not (wanted.target_name is None or isinstance(wanted.target_name, str)):
         return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
-    target = columns[chosen[0]]
-    _check_classes(classes[chosen[0]], target, files)
-    return Labels(target, classes[chosen[0]], columns, named)
-
-
-def _numbers_or_texts(table: Table, name: str, is_target: bool, order: list[int]) -> list[Any]:
-    """The values of a column of text for some of its rows.
-
-    Raises:
-        ConfigError: two texts of a target are one number; an integer among floats is too large.
-    """
-    column = parsed(table.columns[name])
-    if is_target and column.same is not None:
-        first, second = column.same
-        raise ConfigError(
-            f"targets: column {name!r} of {table.where} holds {first!r} and {second!r}, which are "
-            "one number and two texts: write each "
-            "number in one way, or pass the table as targets=pandas.read_csv(path, "
-            f"dtype={{{name!r}: float}}) for numbers, or with str in "
-            "place of float for classes"
-        )
-    if is_target and column.rounded is not None:
-        raise ConfigError(
-            f"targets: column {name!r} of {table.where} has {column.rounded.strip()}, an integer "
-            "among floats that float64 can't hold: round it yourself, or give strings"
-        )
-    return [column.values[row] for row in order]
+    return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
 
 
 def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> list[int]:
@@ -334,161 +264,128 @@ def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> lis
     rows = dict[str, int]()
     for number, name in enumerate(map(str, table.columns.get(key, ()))):
         other = rows.setdefault(name, number)
-        if other == number:
-            continue
-        for values in table.columns.values():
+        for values in table.columns.values() if other != number else ():
             if values[other] != values[number]:
                 raise ConfigError(
                     f"targets: rows {other + table.first_row} and {number + table.first_row} of "
-                    f"{table.where} give {redact(name)} "
-                    f"different targets ({values[other]!r:.40} and {values[number]!r:.40}): keep "
-                    "one of them"
+                    f"{table.where} give {redact(name)} different targets ({values[other]!r:.40} "
+                    f"and {values[number]!r:.40}): keep one of them"
                 )
-    keys = keys_for(rows, files, f"targets: {table.where}")
-    refuse_unused_keys(rows, keys, f"targets: {table.where}", skips_unused)
-    return [rows[name] for name in keys]
+    return [rows[name] for name in keys_for(rows, files, f"targets: {table.where}", skips_unused)]
+
+
+def _column(
+    table: Table, name: str, rows: list[int], is_target: bool, separator: str | None, is_only: bool
+) -> tuple[Any, list[str]]:
+    """Some rows of a column as targets, and the classes that texts in it are.
+
+    Raises:
+        ConfigError: a target is missing; two texts of it are one number; an integer among floats
+            is too large.
+    """
+    where = f"targets: column {name!r} of {table.where}"
+    values = [table.columns[name][row] for row in rows]
+    if separator is not None and (is_only or any(separator in str(value) for value in values)):
+        values = _separated(values, separator)
+    elif table.is_text:
+        column = parsed(table.columns[name])
+        unclear = column.rounded or " and ".join(map(repr, column.same or ()))
+        if is_target and unclear:
+            raise ConfigError(
+                f"{where} has {unclear}: two texts of one number, or an integer among floats that "
+                "float64 can't hold. Write numbers in one way, or pass the table as targets="
+                f"pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or with str in "
+                "place of float for classes"
+            )
+        values = [column.values[row] for row in rows]
+    gap = next((row for row, value in zip(rows, values, strict=True) if _is_missing(value)), None)
+    if gap is not None and is_target:
+        raise ConfigError(
+            f"targets: row {gap + table.first_row} of {table.where} has no {name!r}: fill it in, "
+            "remove row and file, or leave the column out by target_name="
+        )
+    kinds = set(map(type, values))
+    if float in kinds and kinds <= {float, int}:
+        return np.array(values, np.float64), []
+    return (values, []) if gap is not None else _encoded(values)
+
+
+def _is_missing(value: Any) -> bool:
+    """True for an empty cell: None, NaN, or an empty text."""
+    return value is None or value == "" or (isinstance(value, float) and value != value)
 
 
 def _separated(values: list[Any], separator: str | None) -> list[Any]:
     """Texts of several labels as lists of these."""
     if separator is None or not all(isinstance(value, str) for value in values):
         return values
-    return [
-        [label for part in value.split(separator) if (label := part.strip())] for value in values
-    ]
+    parts = [map(str.strip, value.split(separator)) for value in values]
+    return [[label for label in labels if label] for labels in parts]
 
 
 def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
     """Values as targets, and the classes that texts among them are."""
-    if all(isinstance(v, str) for v in values):
-        names = list(map(composed, values))
-        classes = sorted(set(names))
-        number = {name: i for i, name in enumerate(classes)}
-        return np.array([number[name] for name in names], np.int64), classes
-    if all(
-        isinstance(v, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in v)
-        for v in values
-    ) and any(values):
-        several = MultiHot.of(values)
+    if all(isinstance(value, str) for value in values):
+        several = MultiHot([[value] for value in values])
+        return several.numbers.astype(np.int64), several.classes
+    if any(values) and all(map(_is_list_of_texts, values)):
+        several = MultiHot(values)
         return several, several.classes
-    if all(
-        isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values
-    ) and not any(map(_is_beyond, values)):
+    if all(_is_integer(value) and -(1 << 63) <= value < 1 << 63 for value in values):
         return np.array(values, np.int64), []
     return list(values), []
 
 
-def _is_beyond(value: Any) -> bool:
-    """True if a value is an integer of more than 64 bits, which no tensor has."""
-    return isinstance(value, (int, np.integer)) and not -(1 << 63) <= value < 1 << 63
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple, set, frozenset)) and all(
+        isinstance(label, str) for label in value
+    )
 
 
-def _check_range(values: Any, where: str) -> None:
-    beyond = next(filter(_is_beyond, values), None) if isinstance(values, list) else None
-    if beyond is not None:
-        raise ConfigError(
-            f"{where} has {beyond}, an integer of more than 64 bits: give numbers in the range of "
-            "int64, or strings"
-        )
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-class MultiHot(TargetSequence):
+class MultiHot(FlatTargets):
     """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the
     others.
 
     Args:
-        classes: their names.
+        labels: the names of each sample's classes.
+
+    Attributes:
+        classes: all names, sorted.
         numbers: of the classes of all samples, one after the other.
-        ends: [n + 1] int64, where those of each sample begin.
     """
 
-    def __init__(self, classes: list[str], numbers: npt.NDArray[np.int32], ends: IntArray) -> None:
-        self.classes, self._numbers, self._ends = classes, numbers, ends
+    def __init__(self, labels: Sequence[Iterable[str]]) -> None:
+        each = [dict.fromkeys(map(composed, names)) for names in labels]
+        super().__init__([len(names) for names in each])
+        self.classes: list[str] = sorted({name for names in each for name in names})
+        number = {name: i for i, name in enumerate(self.classes)}
+        flat = [number[name] for names in each for name in names]
+        self.numbers: npt.NDArray[np.int32] = np.array(flat, np.int32)
 
-    @classmethod
-    def of(cls, labels: Sequence[Iterable[str]]) -> MultiHot:
-        """Of the names of each sample's classes."""
-        composed_labels = [dict.fromkeys(map(composed, names)) for names in labels]
-        classes = sorted({name for names in composed_labels for name in names})
-        number = {name: i for i, name in enumerate(classes)}
-        each = [[number[name] for name in names] for names in composed_labels]
-        ends = np.concatenate([[0], np.cumsum([len(numbers) for numbers in each])]).astype(np.int64)
-        return cls(classes, np.array([one for numbers in each for one in numbers], np.int32), ends)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        at, target = range(len(self))[index], np.zeros(len(self.classes), np.float32)
-        target[self._numbers[self._ends[at] : self._ends[at + 1]]] = 1
+    def _target(self, index: int) -> Any:
+        target = np.zeros(len(self.classes), np.float32)
+        target[self.numbers[self._items(index)]] = 1
         return target
 
-    def take(self, indices: IntArray) -> MultiHot:
-        counts = np.diff(self._ends)[indices]
-        picked = [self._numbers[self._ends[i] : self._ends[i + 1]] for i in indices.tolist()]
-        numbers = np.concatenate(picked) if picked else self._numbers[:0]
-        return MultiHot(
-            self.classes, numbers, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        )
 
-
-def _check_classes(classes: list[str], targets: Any, files: FileSet) -> None:
-    """Raises a ConfigError where texts are names of files, and warns where nearly each sample
-    has a text of its own: neither is a class.
+def _check(targets: Any, classes: list[str], where: str, files: FileSet) -> None:
+    """Raises a ConfigError where integers are too large, and warns where nearly each sample has a
+    class of its own.
     """
-    if isinstance(targets, TargetSequence):
-        return
+    for value in targets if isinstance(targets, list) else ():
+        if _is_integer(value) and not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError(
+                f"{where} has {value}, an integer of more than 64 bits: give numbers in the range "
+                "of int64, or strings"
+            )
     samples = len(files.names)
-    examples = classes[:: max(1, len(classes) // _EXAMPLES)]
-    if examples and all(_names_a_file(text, files) for text in examples):
-        raise ConfigError(
-            f"targets gives names of files ({redact(examples[0])}), which would become class "
-            "numbers: for masks pass their folder, "
-            "targets='masks/'; load other files in transforms= or in a dataset of your own, or "
-            "give names of classes"
-        )
-    if samples >= _FEW and len(classes) > 0.9 * samples:
+    if not isinstance(targets, TargetSequence) and samples >= _FEW and len(classes) > 0.9 * samples:
         warn(
             f"targets gives {len(classes):,} different texts for {samples:,} samples "
-            f"({classes[0]!r:.40}, ...), so nearly each sample is "
-            "a class of its own; if that is meant, pass numbers"
+            f"({classes[0]!r:.40}, ...), so nearly each sample is a class of its own; if that is "
+            "meant, pass numbers, and for masks the path of their folder"
         )
-
-
-def _names_a_file(text: str, files: FileSet) -> bool:
-    if os.path.splitext(text)[1].lower() in _FILES:  # an ending alone is a class like any other
-        return True
-    folders = ["", *files.roots, os.path.dirname(os.fsdecode(files.path(0)))]
-    return (
-        "." in text
-        and not files.is_remote
-        and any(os.path.isfile(os.path.join(folder, text)) for folder in folders)
-    )
-
-
-class Wanted(NamedTuple):
-    """Which targets are wanted, as the user gave it."""
-
-    targets: TargetsArgument | Table
-    target_name: str | Sequence[str] | None
-    label_separator: str | None
-    masks: bool
-    skips_unused: bool = False
-    """True if targets of files that are not among the data are left out."""
-    is_outright: bool = True
-    """True if the user gave `targets`; False: they are the default."""
-    delimiter: str | None = None
-    """What stands between the cells of a CSV of labels, where that is not its ending's own."""
-
-    @property
-    def are_folders(self) -> bool:
-        """True if they are those of class folders."""
-        return isinstance(self.targets, str) and self.targets == FOLDERS
-
-    @property
-    def is_bare(self) -> bool:
-        """True if no option of labels was given."""
-        given = (self.target_name, self.label_separator, self.delimiter)
-        return given == (None, None, None) and not (self.masks or self.skips_unused)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from headrace.datasets.image.coco import CocoTargets, import_pycocotools
+from headrace.datasets.image.coco import import_pycocotools
 from headrace.datasets.image.labels import (
     Labels,
     Wanted,
@@ -86,63 +86,38 @@ def _check_readable(files: FileSet) -> None:
 
 def _with_targets(
     source: FilesSource, wanted: Wanted, reach: RemoteOptions
-) -> tuple[ImageSource, Labels]:
+) -> tuple[FilesSource | PairedSource, Labels]:
+    files = source.listing
     if names_masks(wanted.targets):
-        return _with_masks(source, wanted, reach), Labels(None, [])
+        wanted.refuse_options("masks", "unused_targets")
+        warn_of_splits(files)
+        masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
+        try:
+            mask_of = mask_numbers(files, masks.listing, wanted.skips_unused)
+            return PairedSource(source, masks, mask_of), Labels(None, [])
+        except BaseException:
+            masks.close()
+            raise
     if not wanted.are_folders:
-        options: dict[str, Any] = {
-            "target_name": wanted.target_name,
-            "label_separator": wanted.label_separator,
-            "with_masks": wanted.masks,
-        }
-        options["skips_unused"] = wanted.skips_unused
-        options["delimiter"] = wanted.delimiter
-        labels = given_targets(wanted.targets, source.listing, reach, **options)
-        if wanted.masks and not isinstance(labels.targets, CocoTargets):
-            raise ConfigError(
-                "masks=True is for annotations of COCO, which hold objects' outlines: leave it out"
-            )
-        return source, labels
-    if not wanted.is_bare:
-        raise ConfigError(
-            "target_name, label_separator, delimiter, masks and unused_targets are for labels in "
-            "files: "
-            "pass targets='labels.csv' or 'instances.json'"
-        )
+        return source, given_targets(wanted, files, reach)
+    wanted.refuse_options("class folders")
     if not wanted.is_outright:
-        refuse_other_folders(source.listing)
-    numbers, classes = folder_targets(source.listing)
-    if not wanted.is_outright and (pair := mask_folders(source.listing)) is not None:
+        refuse_other_folders(files)
+    numbers, classes = folder_targets(files)
+    pair = None if wanted.is_outright else mask_folders(files)
+    if pair is not None:
         warn(
             f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, and "
-            "count as two classes of images; if "
-            f"{pair[1]} are masks, open the folder {pair[0]} and pass the other one as targets="
+            f"count as two classes of images; if {pair[1]} are masks, open the folder {pair[0]} "
+            "and pass the other one as targets="
         )
     if numbers is None:
         warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is "
-            "None; "
-            "put them into class folders, or pass targets= (targets=None to say that this is meant)"
+            "None; put them into class folders, or pass targets= (targets=None to say that this is "
+            "meant)"
         )
     return source, Labels(numbers, classes)
-
-
-def _with_masks(source: FilesSource, wanted: Wanted, reach: RemoteOptions) -> PairedSource:
-    """The images and their masks."""
-    if not wanted._replace(skips_unused=False).is_bare:
-        raise ConfigError(
-            "target_name, label_separator, delimiter and masks are for labels in files, and "
-            "targets names masks: leave them out"
-        )
-    masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
-    warn_of_splits(source.listing)
-    try:
-        return PairedSource(
-            source, masks, mask_numbers(source.listing, masks.listing, wanted.skips_unused)
-        )
-    except BaseException:
-        masks.close()
-        raise
 
 
 def first_packed(source: ImageSource) -> PackedSource | None:

@@ -28,92 +28,93 @@ from headrace.storage.zarr.packed import PackedGroup, packed_groups
 def open_packed(
     data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions
 ) -> tuple[PackedSource | ConcatSource[PackedSource], Labels]:
-    targets = wanted.targets
+    """The images in packed files, and their targets.
 
-    def one(
-        path: str, source_of: Callable[[str], PackedSource], dataset: str
-    ) -> tuple[PackedSource, npt.NDArray[Any] | None]:
-        foreign = FormatError(
-            f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, "
-            "dataset_name)"
-        )
-        try:
-            source = source_of(path)
-        except MissingNameError:
-            raise foreign from None
-        if source.info is None or source.info.kind != "image":
-            raise foreign
-        return source, source.column(TARGETS) if targets is not None and source.has_column(
-            TARGETS
-        ) else None
-
-    if (targets is not None and not wanted.are_folders) or not wanted._replace(masks=False).is_bare:
+    Raises:
+        ConfigError: targets are wanted that the files don't have.
+        FormatError: a file is no pack of images; or they can't be one dataset.
+    """
+    if not (wanted.targets is None or wanted.are_folders):
         raise ConfigError(
             "targets= can't be changed for a packed file: give it when you pack, or use "
             "target_transform"
         )
+    wanted.refuse_options("those of a packed file", "masks")
     if kind is HDF5:
         paths, hdf5 = open_files(data_path, reach)
-        each = hdf5.hdf5.read_each(
-            paths, lambda path: one(path, functools.partial(HDF5Source, opened=hdf5), "HDF5Dataset")
+        source_of = functools.partial(HDF5Source, opened=hdf5)
+        opened = hdf5.hdf5.read_each(
+            paths, lambda path: _opened(path, source_of, "HDF5Dataset", wanted)
         )
     else:
         paths, zarr = packed_groups(data_path, reach)
-        each = [
-            one(path, functools.partial(PackedGroup, opened=zarr), "ZarrDataset") for path in paths
-        ]
-    sources, columns = (
-        [source for source, _ in each],
-        [column for _, column in each if column is not None],
-    )
+        group_of = functools.partial(PackedGroup, opened=zarr)
+        opened = [_opened(path, group_of, "ZarrDataset", wanted) for path in paths]
+    sources = [source for source, _ in opened]
+    columns = [column for _, column in opened if column is not None]
     first = sources[0]
-    assert first.info is not None
-    for source in sources[1:]:
-        infos = [(one.info, one.rows_are) for one in (first, source) if one.info is not None]
-        alike = [
-            (info.store, info.image, info.classes, info.target_columns, rows_are)
-            for info, rows_are in infos
-        ]
-        if alike[0] != alike[1]:
-            raise FormatError(
-                f"{source.path} and {first.path} can't be one dataset: they were packed with "
-                "other classes, sizes or colours: pack them "
-                "from one dataset"
-            )
-    if len(columns) not in (0, len(sources)):
-        raise FormatError(
-            "some of the packed files hold targets, and some none: pack them from one dataset, or "
-            "pass targets=None"
-        )
-    whole: PackedSource | ConcatSource[PackedSource] = (
-        first if len(sources) == 1 else ConcatSource(sources)
-    )
-    kept = first.info.image.get("targets")
-    if wanted.masks and not (
-        kept == BOXES and targets is not None and first.has_column(SEGMENTATIONS)
+    info = first.info
+    assert info is not None
+    if any(_common(source) != _common(first) for source in sources) or (
+        len(columns) not in (0, len(sources))
     ):
+        raise FormatError(
+            f"{first.path} and the files beside it can't be one dataset: they were packed with "
+            "other classes, sizes or colours, or only some hold targets: pack them from one "
+            "dataset, or pass targets=None"
+        )
+    whole: PackedSource | ConcatSource[PackedSource] = first
+    if len(sources) > 1:
+        whole = ConcatSource(sources)
+    kept = info.image.get("targets")
+    has_outlines = kept == BOXES and first.has_column(SEGMENTATIONS)
+    if wanted.masks and not (has_outlines and wanted.targets is not None):
         raise ConfigError(
             f"masks=True: {first.path} holds no outlines of objects: pack a dataset that was "
             "opened with masks=True"
         )
     if kept == MASKS:
         for source in sources:
-            source.give_pairs(images_alone=targets is None)
-    if targets is None or kept == MASKS:
+            source.give_pairs(images_alone=wanted.targets is None)
+    if wanted.targets is None or kept == MASKS:
         return whole, Labels(None, [])
+    classes = list(info.classes or [])
     if kept == BOXES:
-        if first.has_column(SEGMENTATIONS):
+        if has_outlines:
             import_pycocotools()
-        numbers = dict(zip(first.info.classes or [], first.info.image["class_ids"], strict=True))
+        numbers = dict(zip(classes, info.image["class_ids"], strict=True))
         boxes = CocoTargets.of_packs(sources, numbers)
         return whole, Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
-    rows = np.concatenate(columns) if columns else None
-    if rows is None or first.info.target_columns is None:
-        return whole, Labels(rows, list(first.info.classes or []))
+    if not columns:
+        return whole, Labels(None, classes)
+    rows = np.concatenate(columns)
+    if info.target_columns is None:
+        return whole, Labels(rows, classes)
     dicts = ColumnTargets.of_rows(rows)
-    return whole, Labels(
-        dicts,
-        [],
-        dicts.columns,
-        {name: list(classes) for name, classes in first.info.target_columns if classes},
+    named = {name: list(found) for name, found in info.target_columns if found}
+    return whole, Labels(dicts, [], dicts.columns, named)
+
+
+def _opened(
+    path: str, source_of: Callable[[str], PackedSource], dataset: str, wanted: Wanted
+) -> tuple[PackedSource, npt.NDArray[Any] | None]:
+    """A packed file, and its targets where they are wanted. `dataset`: what opens other files."""
+    foreign = FormatError(
+        f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, "
+        "dataset_name)"
     )
+    try:
+        source = source_of(path)
+    except MissingNameError:
+        raise foreign from None
+    if source.info is None or source.info.kind != "image":
+        raise foreign
+    has_targets = wanted.targets is not None and source.has_column(TARGETS)
+    return source, source.column(TARGETS) if has_targets else None
+
+
+def _common(source: PackedSource) -> tuple[Any, ...]:
+    """What the files of one dataset have in common."""
+    info = source.info
+    assert info is not None
+    return info.store, info.image, info.classes, info.target_columns, source.rows_are
