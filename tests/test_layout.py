@@ -53,10 +53,10 @@ INSIDE = {
     "monitor": "stats hooks loading memory",
     "collate": "normalization fields stack detection vision pad text registry",
     "loader": """
-        torch_private config data stateful state plan budget device worker build
+        config data stateful state plan budget device worker build
         agreement sampler explain epoch loader create schedule replayed multi module steps
     """,
-    "loader/worker": "signals start served fetch fetch_stream processes pool",
+    "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
         cells wrapped core delegating image text arrays hdf5 episodes zarr sparse table
         shards options indexing unnormalized finished open memory_efficient

@@ -49,7 +49,7 @@ from headrace import (
     suggest_num_workers,
 )
 from headrace.collate import stack_collate
-from headrace.loader.worker.pool import death_of
+from headrace.loader.worker.failures import death_of
 from headrace.order import OrderSampler
 from headrace.testing.contract import RandomProbe, same
 from tests.conftest import living_children
@@ -287,7 +287,6 @@ def test_what_is_no_dataset_is_refused() -> None:
         (None, "None"),
         (5, "5"),
         (b"photos", "b'photos'"),
-        (["photos", None], "None at place 1"),
         (SquareDataset, r"SquareDataset\("),
         ((i for i in range(3)), "generator"),
         (DataLoader([1]), "loader"),
@@ -442,8 +441,7 @@ def test_a_dead_worker_s_remedy_follows_from_its_end() -> None:
         ("fork", None, "memory"),
     ):
         worker = Ended(pid=1, exitcode=code, end=reading, _start_method=start)
-        deliveries = SimpleNamespace(workers=[worker], missing_of=lambda number: None)
-        assert remedy in str(death_of(torch_s, deliveries, 0, 0, 0, 0)), (start, code)
+        assert remedy in str(death_of(torch_s, [worker], 0, 0, 0)), (start, code)
     os.close(reading)
 
 

@@ -42,7 +42,6 @@ from typing import Any
 import torch.distributed as dist
 
 from headrace.errors import ConfigError, warn
-from headrace.loader.torch_private import default_store
 from headrace.order import World
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
@@ -256,7 +255,8 @@ def _store(rank: int, world_size: int) -> Any:
         return None
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         return None
-    return default_store(dist)
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)  # private to torch
+    return None if find is None else find()
 
 
 def _listed(ranks: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -40,77 +41,54 @@ def source_of(dataset: Any, index: int) -> str | None:
 
 def is_path(dataset: Any) -> bool:
     """True if it is a path, or several, rather than a dataset."""
-    return isinstance(dataset, (str, os.PathLike)) or (
-        isinstance(dataset, (list, tuple))
-        and bool(dataset)
-        and all(isinstance(d, (str, os.PathLike)) for d in dataset)
-    )
+    paths = dataset if isinstance(dataset, (list, tuple)) else [dataset]
+    return bool(paths) and all(isinstance(path, (str, os.PathLike)) for path in paths)
 
 
 def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False) -> None:
     """Raises a ConfigError for what is neither a dataset nor a path; `door` is what the user
     called. The indices of a sampler of the user's may be keys of a dict.
     """
-    wanted = f"{door}: {name} must be a dataset or a path"
+    why_not = _why_not(dataset, has_sampler)
+    if why_not is not None:
+        raise ConfigError(f"{door}: {name} must be a dataset or a path, {why_not}")
+
+
+def _why_not(dataset: Any, has_sampler: bool) -> str | None:
+    """What it is instead of a dataset, and what to do; None: it is one, or a path."""
+    if is_path(dataset) or isinstance(dataset, IterableDataset):
+        return None
+    what = described(dataset)
     if isinstance(dataset, type):
-        raise ConfigError(f"{wanted}, not {described(dataset)}: write {dataset.__name__}(...)")
+        return f"not {what}: write {dataset.__name__}(...)"
     if isinstance(dataset, DataLoader):
-        raise ConfigError(f"{wanted}, not a loader: pass its dataset, loader.dataset")
-    if (
-        isinstance(dataset, Mapping)
-        and len(dataset)
-        and not has_sampler
-        and not (0 in dataset or len(dataset) - 1 in dataset)
-    ):
-        keys = ", ".join(repr(key) for key, _ in zip(dataset, range(5), strict=False))
-        raise ConfigError(
-            f"{wanted}, not a dict of {keys}: pass one of its values, or all of them to "
-            "MultiDataLoader"
-        )
-    if isinstance(dataset, (list, tuple, Mapping)) and len(dataset):
-        first = next(iter(dataset.values() if isinstance(dataset, Mapping) else dataset))
-        # HuggingFace's
-        if isinstance(first, (Dataset, DataLoader)) or hasattr(first, "column_names"):
-            raise ConfigError(
-                f"{wanted}, not a {type(dataset).__name__} of {described(first)}, ...: pass "
-                "torch.utils.data.ConcatDataset([...]) for "
-                "epochs of all their samples, or pass them to MultiDataLoader({'a': ..., 'b': "
-                "...}) for batches of each"
-            )
+        return "not a loader: pass its dataset, loader.dataset"
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
-        raise ConfigError(
-            f"{wanted}, not a table ({described(dataset)}): pass its rows, table.to_dict('records')"
-        )
+        return f"not a table ({what}): pass its rows, table.to_dict('records')"
     if isinstance(dataset, bytes):
-        raise ConfigError(
-            f"{wanted}, not {described(dataset)}: pass the path as text, os.fsdecode(path)"
-        )
-    if (
-        isinstance(dataset, (list, tuple))
-        and len(dataset)
-        and isinstance(dataset[0], (str, os.PathLike))
-        and not is_path(dataset)
+        return f"not {what}: pass the path as text, os.fsdecode(path)"
+    samples: list[Any] = []
+    if isinstance(dataset, Mapping):
+        samples = list(itertools.islice(dataset.values(), 1))
+        if samples and not (has_sampler or 0 in dataset or len(dataset) - 1 in dataset):
+            keys = ", ".join(map(repr, itertools.islice(dataset, 5)))
+            return f"not a dict of {keys}: pass one of its values, or all to MultiDataLoader"
+    elif isinstance(dataset, (list, tuple)):
+        samples = list(dataset[:1])
+    # HuggingFace's datasets have column names
+    if samples and (
+        isinstance(samples[0], (Dataset, DataLoader)) or hasattr(samples[0], "column_names")
     ):
-        number, entry = next(
-            (n, e) for n, e in enumerate(dataset) if not isinstance(e, (str, os.PathLike))
+        return (
+            f"not a {type(dataset).__name__} of {described(samples[0])}, ...: pass "
+            "torch.utils.data.ConcatDataset([...]) for epochs of all their samples, or pass them "
+            "to MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
         )
-        raise ConfigError(
-            f"{wanted}, and this list begins with a path and has {described(entry)} at place "
-            f"{number}"
-        )
-    if (
-        is_path(dataset)
-        or isinstance(dataset, IterableDataset)
-        or hasattr(dataset, "__getitem__")
-        or hasattr(dataset, "__getitems__")
-    ):
-        return
+    if hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        return None
     if hasattr(dataset, "__iter__"):
-        raise ConfigError(
-            f"{wanted}, not {described(dataset)}: give it __getitem__ and __len__, or make it an "
-            "IterableDataset"
-        )
-    raise ConfigError(f"{wanted}, not {described(dataset)}")
+        return f"not {what}: give it __getitem__ and __len__, or make it an IterableDataset"
+    return f"not {what}"
 
 
 def is_accelerator(device: Any) -> bool:
@@ -127,12 +105,13 @@ def check_device(device: Any) -> None:
     """Raises a ConfigError for a device that this process can't reach; asks nothing that would
     initialise one.
     """
-    kind = None if device is None else torch.device(device).type
-    module = getattr(torch, str(kind), None)
-    if kind not in ("cuda", "mps", "xpu") or (module is not None and module.is_available()):
+    if device is None:
         return
-    raise ConfigError(
-        f"device={str(device)!r}, and torch sees no {str(kind).upper()} device here: install a "
-        "torch with support for it, look at the "
-        f"driver, or write device={str(kind)!r} if torch.{kind}.is_available() else 'cpu'"
-    )
+    kind = torch.device(device).type
+    module = getattr(torch, kind, None)
+    if kind in ("cuda", "mps", "xpu") and not (module is not None and module.is_available()):
+        raise ConfigError(
+            f"device={str(device)!r}, and torch sees no {kind.upper()} device here: install a "
+            f"torch with support for it, look at the driver, or write device={kind!r} if "
+            f"torch.{kind}.is_available() else 'cpu'"
+        )

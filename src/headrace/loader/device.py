@@ -38,7 +38,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,7 +57,10 @@ _NAP = 1e-4
 
 
 class Deliveries(Protocol):
-    """The deliveries of an epoch, in their order."""
+    """The deliveries of an epoch, in their order. `workers` are the processes that make them."""
+
+    @property
+    def workers(self) -> Sequence[Any]: ...
 
     def __next__(self) -> Delivered: ...
     def is_ready(self) -> bool:

@@ -11,7 +11,8 @@ from headrace.loader.device import Deliveries, transfer_to
 from headrace.loader.plan import StreamPlan
 from headrace.loader.state import Position
 from headrace.loader.stateful import States
-from headrace.loader.worker.pool import WorkerPool, death_of, failure_of, is_of_workers
+from headrace.loader.worker.failures import death_of, failure_of, is_of_workers
+from headrace.loader.worker.pool import WorkerPool
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
@@ -60,10 +61,8 @@ class EpochIterator:
             begin = self.states.step
             if not begin:
                 self._replayed = self.at.batches
-        self._first = begin  # of torch's tasks
         requests = self._loader._plan.requests(self.at.epoch, begin)
         if self.states is not None:
-            self._first -= self.states.idle
             requests = self.states.onto(requests)
         self._deliveries = pool.start(self.at.epoch, begin, requests)
         self.pool = pool
@@ -102,18 +101,13 @@ class EpochIterator:
         asked = time.perf_counter()
         self._loader._stats.is_begun = True
         delivered = self._receive()
-        try:
-            batch = delivered.batch
-            if transfer is not None:
-                batch = transfer.move(delivered)
-                if self._deliveries is not None:
-                    transfer.prefetch(self._deliveries)
-            self._count(delivered, asked)
-            return batch
-        # torch's handler of SIGCHLD raises anywhere, where it can't be kept from it
-        except RuntimeError as error:
-            self._raise_death(error)
-            raise
+        batch = delivered.batch
+        if transfer is not None:
+            batch = transfer.move(delivered)
+            if self._deliveries is not None:
+                transfer.prefetch(self._deliveries)
+        self._count(delivered, asked)
+        return batch
 
     def _count(self, delivered: Delivered, asked: float) -> None:
         """Counts a batch that the user is about to get, and asked for at that time."""
@@ -156,7 +150,7 @@ class EpochIterator:
         self._deliveries = None
         self._loader._broke(self.pool)
         timeout = self._loader.config.timeout
-        raise death_of(error, deliveries, *self.at, self._first, timeout) from error
+        raise death_of(error, deliveries.workers, *self.at, timeout) from error
 
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""

@@ -40,9 +40,9 @@ from headrace.loader.state import (
     check_samples,
 )
 from headrace.loader.stateful import States, is_stateful
-from headrace.loader.worker.fetch import Fetch
-from headrace.loader.worker.fetch_stream import FetchIterable
-from headrace.loader.worker.pool import WorkerPool, is_of_workers
+from headrace.loader.worker.failures import is_of_workers
+from headrace.loader.worker.fetch import Fetch, FetchIterable
+from headrace.loader.worker.pool import WorkerPool
 from headrace.loader.worker.start import check_picklable
 from headrace.memory.ring import Ring
 from headrace.monitor.hooks import Hooks, OnBatch, OnSlow

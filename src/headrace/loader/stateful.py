@@ -230,11 +230,6 @@ class States:
             yield request
         yield from rest
 
-    @property
-    def idle(self) -> int:
-        """Requests without a batch that come before the first one with a batch."""
-        return self._turn if self._pending else 0
-
     def as_dict(self) -> dict[str, Any]:
         """What a loader's state says of it.
 

@@ -133,13 +133,13 @@ class Fatal(Dataset[int]):
 @pytest.mark.parametrize(
     ("is_killed", "persistent", "said"), [(True, True, "SIGKILL"), (False, False, "status 3")]
 )
-def test_the_worker_and_its_batch_are_named(
+def test_the_worker_and_the_batch_are_named(
     make_loader: Callable[..., Any], is_killed: bool, persistent: bool, said: str
 ) -> None:
     options = {"batch_size": 2, "num_workers": 2, "shuffle": False}
     loader = make_loader(Fatal(is_killed), persistent_workers=persistent, **options)
     received = []
-    named = rf"epoch 0, while batch \d .*: worker 0 \(pid \d+\) .*{said}.* batch [024] "
+    named = rf"epoch 0, while batch \d .*: worker 0 \(pid \d+\) .*{said}"
     with pytest.raises(WorkerError, match=named):
         received.extend(batch.tolist() for batch in loader)
     assert received == [[2 * i, 2 * i + 1] for i in range(len(received))]
@@ -201,7 +201,7 @@ def test_a_worker_that_dies_between_epochs_unseen(
     loader = make_loader(dataset, batch_size=4, num_workers=2, seed=3)
     twin = make_loader(dataset, batch_size=4, num_workers=0, seed=3)
     assert same(list(loader), list(twin))
-    workers = loader._pool._loader._iterator._workers
+    workers = loader._pool._iterator.workers
     os.kill(workers[1].pid, signal.SIGKILL)
     workers[1].join(10)
     monkeypatch.setattr(type(loader._pool), "is_sound", True)  # as if it died right after the look

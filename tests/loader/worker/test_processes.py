@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
-from headrace.loader.worker import processes as workers
+from headrace.loader.worker import pool, processes as workers
 from headrace.testing.contract import same
 from tests.loader.datasets import Numbers
 from tests.loader.test_foreign import Count
@@ -107,7 +107,7 @@ def numbers(n: int, size: int) -> list[list[int]]:
 def test_a_hung_newborn_is_started_again(plant: Plant, make_loader: Make) -> None:
     loader = make_loader(Numbers(), batch_size=2, num_workers=2, **FORKED)
     plant.left = 1
-    with pytest.warns(HeadraceWarning, match=r"worker 0 .*holder.*by forkserver") as caught:
+    with pytest.warns(HeadraceWarning, match=r"a worker .*holder.*by forkserver") as caught:
         assert batches_of(loader) == numbers(12, 2)
     assert ours(caught) == 1
     assert batches_of(loader) == numbers(12, 2), "persistent workers go on"
@@ -122,21 +122,28 @@ def test_what_can_not_be_pickled_is_forked_again(
         assert batches_of(loader) == numbers(12, 2)
     assert ours(caught) == 2
     loader.close()
-    monkeypatch.setattr(workers, "_BIRTHS", 2)
+    monkeypatch.setattr(pool, "_BIRTHS", 2)
     plant.left = 99
-    with pytest.warns(HeadraceWarning), pytest.raises(WorkerError, match="1 before"):
+    with pytest.warns(HeadraceWarning), pytest.raises(WorkerError, match="hung 2 times"):
         batches_of(loader)
     plant.left = 0
     loader.set_epoch(0)
     assert batches_of(loader) == numbers(12, 2)
 
 
-def test_an_epoch_left_early_ends_hung_newborns(plant: Plant, make_loader: Make) -> None:
-    before, began = {child.pid for child in psutil.Process().children()}, time.monotonic()
+def test_ctrl_c_ends_hung_newborns(
+    plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(birth: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers._Birth, "stands_still", interrupted)
+    before = {child.pid for child in psutil.Process().children()}
     loader = make_loader(Numbers(), batch_size=2, num_workers=2, persistent_workers=False, **FORKED)
     plant.left = 2
-    iter(loader)
-    loader.close()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
     assert time.monotonic() - began < workers._PATIENCE, "torch gives each worker that long"
     assert {child.pid for child in psutil.Process().children()} <= before
 
@@ -158,7 +165,7 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
     """
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
     iterator = iter(loader)
-    first = loader._pool._loader._iterator._workers[0]
+    first = loader._pool._iterator.workers[0]
     assert next(iterator).tolist() == [0, 1] and first.is_alive()
     loader.close()
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
@@ -268,7 +275,19 @@ def test_some_loaders_beside_busy_threads(start: str, ranks: int) -> None:
     assert done.stdout.count('"loaders": 15') == ranks
 
 
-# -- where no workers can be started
+# -- where they end, or can't be started
+
+
+@pytest.mark.slow
+def test_a_program_ends_quietly_with_its_loaders(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    make = "create_dataloader(range(8), num_workers=2, multiprocessing_context='fork')"
+    script.write_text(
+        "from headrace import create_dataloader\n"
+        f"first = {make}\nlist(first)\nsecond = {make}\niterator = iter(second)\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def _daemonic(results: Any) -> None:
@@ -315,9 +334,9 @@ def test_iterator_that_cannot_begin_leaves_nothing(
         ForkProcess.start(process)
 
     if begun == "nothing":
-        monkeypatch.setattr(workers.torch_private.TorchIterator.__mro__[1], "__init__", fail)
+        monkeypatch.setattr(workers.TorchIterator.__mro__[1], "__init__", fail)
     elif begun == "no_flags":
-        monkeypatch.setattr(workers, "_new_flags", fail)
+        monkeypatch.setattr(pool, "Flags", fail)
     else:
         monkeypatch.setattr(workers._Forked, "start", start)
     loader = make_loader(Numbers(), num_workers=2, persistent_workers=False, **FORKED)

@@ -10,9 +10,7 @@ import functools
 import gc
 import os
 import pickle
-import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -27,17 +25,24 @@ from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, named
 from headrace.datasets.core.ways import choose_way
 from headrace.datasets.unnormalized import PixelBatches, numbers_of
 from headrace.datasets.wrapped import answers_batches
-from headrace.errors import EmptyBatchError, WorkerError
-from headrace.loader import torch_private
+from headrace.errors import EmptyBatchError
 from headrace.loader.data import inner_datasets, length_of
-from headrace.loader.stateful import asked, give_back, is_stateful
+from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of
+from headrace.loader.worker.failures import pickled, worker_number
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
 from headrace.memory.per_process import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest, RankBatches
 from headrace.order.request import working_on
-from headrace.order.seeding import SampleSeeder, preserved_rng, warn_off_main_thread
+from headrace.order.seeding import (
+    OF_STEP,
+    OF_STREAM,
+    Draws,
+    SampleSeeder,
+    preserved_rng,
+    warn_off_main_thread,
+)
 
 _PLAIN = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
 """Datasets of exactly these types run no code of the user's, and so draw no random numbers."""
@@ -68,23 +73,29 @@ class Fetch(Dataset[Any]):
         origin: str = "the order",
         pixels: PixelBatches | None = None,
     ) -> None:
-        self._origin, self._collating, self._pixels = origin, collating, pixels
-        self.dataset, self.ring, self._batches, self._stride = dataset, ring, batches, stride
-        # None: foreign
-        self.way: BatchWay | None = (
-            choose_way(dataset, collating) if isinstance(dataset, BaseDataset) else None
-        )
+        self.dataset = dataset
+        self.ring = ring
+        self._collating = collating
+        self._batches = batches
+        self._stride = stride
+        self._origin = origin
+        self._pixels = pixels
         self._inner = inner_datasets(dataset)
+        self._way: BatchWay | None = None  # of a foreign dataset
+        if isinstance(dataset, BaseDataset):
+            self._way = choose_way(dataset, collating)
         self._answers_batches = answers_batches(dataset)
         self._is_plain = type(dataset) in _PLAIN
+        self._is_stateful = is_stateful(dataset)
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
-        self._is_stateful = is_stateful(dataset)
-        self._sample_seconds = 0.0  # of a foreign dataset
-        self._slowest_items: dict[str, tuple[float, int]] = {}
+        # of a foreign dataset
+        self._sample_seconds = 0.0
+        self._slowest_sample: tuple[float, int] | None = None
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu = time.process_time()
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {
             "epoch": request.epoch,
@@ -92,42 +103,28 @@ class Fetch(Dataset[Any]):
             "pid": os.getpid(),
             "began": start,
         }
-        with working_on(request):
-            made, error = _attempt(self._made, arena, request, report)
+        made: MadeBatch | None = None
         try:
-            if error is None:
-                _, error = _attempt(self._report_state, report)
-            counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
-            report["slowest"] = self._slowest(request)
-            for dataset in self._inner:
-                for name, value in dataset.sample_reader.take_report().items():
-                    counts[name] = counts[name] + value if name in counts else value
-            counts["work_seconds"], counts["work_cpu_seconds"] = (
-                time.perf_counter() - start,
-                time.process_time() - cpu,
-            )
-            counts["sample_seconds"], self._sample_seconds = self._sample_seconds, 0.0
-            if report.get("pixels"):
-                counts["normalized_on_device"] = 1
-            report["samples"], report["counts"] = (
-                len(request) if made is None else made.samples,
-                counts,
-            )
-            if error is None and get_worker_info() is None:
-                return Delivered(made.batch, report, 0 if arena is None else arena.nbytes)
-            delivery: Delivery
-            if error is None:
-                delivery, error = _attempt(_packed, arena, made.batch, report)
-            return delivery if error is None else _failed(arena, error, report)
-        finally:
-            del error  # see `_attempt`
+            with working_on(request):
+                made = self._made(arena, request, report)
+            self._report_state(report)
+            self._count(report, request, made.samples, start, cpu)
+            return _delivery(arena, made.batch, report)
+        # it must stay in no local variable: its traceback holds this frame, and in that circle a
+        # ring and its workers would wait for the garbage collector
+        except Exception as error:
+            if "counts" not in report:
+                samples = len(request) if made is None else made.samples
+                self._count(report, request, samples, start, cpu)
+            return _failed(arena, error, report)
+        except BaseException:  # Ctrl-C: it passes, and who catches it may go on
+            if arena is not None:
+                arena.abandon()
+            raise
 
     def _made(
         self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]
     ) -> MadeBatch:
-        """The batch; an index that the dataset does not have is an error that says where it came
-        from.
-        """
         try:
             with arena or contextlib.nullcontext():
                 if self.init_error is not None:
@@ -137,28 +134,50 @@ class Fetch(Dataset[Any]):
                     report["idle"] = True
                     return MadeBatch(None, 0)
                 self.look_ahead(request.epoch, request.step)
-                make = (
-                    functools.partial(self._make, report=report)
-                    if self.way is None
-                    else self.way.make
-                )
+                make = functools.partial(self._make, report=report)
                 if self._pixels is None:
                     return make(request)
                 made, pixels = self._pixels.make(request, make)
                 report["pixels"] = numbers_of(made.batch, pixels)
                 return made
         except IndexError as error:
-            n = length_of(self.dataset)
-            outside = [
-                i for i in request if isinstance(i, int) and n is not None and not -n <= i < n
-            ]
-            if not outside:
+            n = length_of(self.dataset) or 0
+            outside = [i for i in request if isinstance(i, int) and not -n <= i < n]
+            if not outside or length_of(self.dataset) is None:
                 raise
             raise IndexError(
                 f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has "
-                f"{n} samples: indices must lie in "
-                f"[0, {n}), or in [{-(n or 0)}, 0) from the end"
+                f"{n} samples: indices must lie in [0, {n}), or in [{-n}, 0) from the end"
             ) from error
+
+    def _count(
+        self, report: dict[str, Any], request: BatchRequest, samples: int, start: float, cpu: float
+    ) -> None:
+        """Reports the work on a batch, which began at these moments of the clock and of the CPU."""
+        slowest: dict[str, tuple[float, int]] = {}
+        counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
+        for dataset in self._inner:
+            for name, value in dataset.sample_reader.take_report().items():
+                counts[name] = counts[name] + value if name in counts else value
+            found = dataset.sample_reader.take_slowest()
+            # else it was asked for one sample at a time
+            if self._way is not None or self._answers_batches:
+                slowest |= found
+        if self._slowest_sample is not None:
+            slowest["sample"] = self._slowest_sample
+        report["slowest"] = {
+            stage: (seconds, request[at] if at < len(request) else None)
+            for stage, (seconds, at) in slowest.items()
+        }
+        counts["work_seconds"] = time.perf_counter() - start
+        counts["work_cpu_seconds"] = time.process_time() - cpu
+        counts["sample_seconds"] = self._sample_seconds
+        if report.get("pixels"):
+            counts["normalized_on_device"] = 1
+        self._sample_seconds = 0.0
+        self._slowest_sample = None
+        report["samples"] = samples
+        report["counts"] = counts
 
     def look_ahead(self, epoch: int, step: int) -> None:
         """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
@@ -173,43 +192,28 @@ class Fetch(Dataset[Any]):
             with contextlib.suppress(Exception):  # raised again where the batch is made
                 self.look_ahead(epoch, step + worker)
 
-    def _slowest(self, request: BatchRequest) -> dict[str, tuple[float, int | None]]:
-        """By stage, the sample that took longest: its seconds and its index, where that is
-        known.
-        """
-        slowest, self._slowest_items = self._slowest_items, {}
-        for dataset in self._inner:
-            found = dataset.sample_reader.take_slowest()
-            # else it was asked for one sample at a time
-            if self.way is not None or self._answers_batches:
-                slowest |= found
-        return {
-            stage: (seconds, request[at] if at < len(request) else None)
-            for stage, (seconds, at) in slowest.items()
-        }
-
-    def _report_state(self, report: dict[str, Any]) -> None:
-        if self._is_stateful:
-            report["worker"], report["state"] = worker_number(), asked(self.dataset)
-
     def _begin(self, request: BatchRequest) -> None:
         if request.given is not None:
             give_back(request.given, self.dataset)
 
+    def _report_state(self, report: dict[str, Any]) -> None:
+        if self._is_stateful:
+            report["worker"] = worker_number()
+            report["state"] = asked(self.dataset)
+
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        """The batch of a foreign dataset."""
+        if self._way is not None:
+            return self._way.make(request)
         start = time.perf_counter()
+        batch = None
         if self._is_plain and self._collating.stacks:
             batch = _gathered(self.dataset, request)
-            if batch is not None:
-                self._sample_seconds += time.perf_counter() - start
-                return MadeBatch(batch, len(request))
-        with outside_slot():
-            if self._is_plain:
-                samples = [self.dataset[index] for index in request]
-            else:
-                samples = self._foreign(request)
+        if batch is None:
+            with outside_slot():
+                samples = self._samples(request)
         self._sample_seconds += time.perf_counter() - start
+        if batch is not None:
+            return MadeBatch(batch, len(request))
         return self._collated(samples, request, list(request))
 
     def _collated(
@@ -219,61 +223,66 @@ class Fetch(Dataset[Any]):
         known.
         """
         count = len(samples) if isinstance(samples, list) else len(request)
-        known = indices if indices is not None and len(indices) == count else None
-        return MadeBatch(
-            self._collating(samples, request, functools.partial(named, self.dataset, known)), count
-        )
+        if indices is not None and len(indices) != count:
+            indices = None
+        name_of = functools.partial(named, self.dataset, indices)
+        return MadeBatch(self._collating(samples, request, name_of), count)
 
-    def _foreign(self, request: BatchRequest) -> Any:
+    def _samples(self, request: BatchRequest) -> Any:
+        """Those of a foreign dataset."""
+        if self._is_plain:
+            return [self.dataset[index] for index in request]
         if self._seeder is None:
             self._seeder = SampleSeeder(self.dataset)
-        seeder = self._seeder
-
-        def seed(number: int) -> None:
-            # a sampler of the user's may give the dataset something else than integers
-            index = request[number]
-            seeder(
-                request.seed,
-                request.epoch,
-                index if isinstance(index, int) else 0,
-                request.draws[number] if request.draws else 0,
-            )
-
         if get_worker_info() is None:
             warn_off_main_thread()
-        with preserved_rng(seeder):
-            if self._answers_batches:  # one seed for the whole batch
-                if request:
-                    seed(0)
-                try:
-                    return self.dataset.__getitems__(list(request))
-                except Exception as error:
-                    indices = (
-                        f"{len(request)} indices from {request[0]!r} on" if request else "no index"
-                    )
-                    error.add_note(
-                        f"headrace: in {type(self.dataset).__name__}.__getitems__ of {indices}"
-                    )
-                    raise
-            items, failure, longest, last = [], None, 0.0, time.perf_counter()
-            for number, index in enumerate(request):
-                seed(number)
-                try:
-                    items.append(self.dataset[index])
-                # of a headrace dataset inside, which has counted it
-                except EmptyBatchError as error:
-                    failure = error
-                except Exception as error:
-                    error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
-                    raise
-                now = time.perf_counter()
-                if now - last > longest:
-                    longest = now - last
-                    self._slowest_items["sample"] = longest, number
-                last = now
-            if failure is not None and not items:
-                raise failure
-            return items
+        with preserved_rng(self._seeder):
+            if self._answers_batches:
+                return self._answered(request)
+            return self._one_by_one(request)
+
+    def _seed(self, request: BatchRequest, number: int) -> None:
+        """Seeds what the dataset draws from, for a sample of the batch."""
+        assert self._seeder is not None
+        # a sampler of the user's may give the dataset something else than integers
+        index = request[number] if isinstance(request[number], int) else 0
+        draw = request.draws[number] if request.draws else 0
+        self._seeder(request.seed, request.epoch, index, draw)
+
+    def _answered(self, request: BatchRequest) -> Any:
+        """Samples that the dataset makes together, with one seed for the whole batch."""
+        if request:
+            self._seed(request, 0)
+        try:
+            return self.dataset.__getitems__(list(request))
+        except Exception as error:
+            indices = f"{len(request)} indices from {request[0]!r} on" if request else "no index"
+            name = type(self.dataset).__name__
+            error.add_note(f"headrace: in {name}.__getitems__ of {indices}")
+            raise
+
+    def _one_by_one(self, request: BatchRequest) -> list[Any]:
+        samples = []
+        skipped: EmptyBatchError | None = None
+        longest = 0.0
+        for number, index in enumerate(request):
+            start = time.perf_counter()
+            self._seed(request, number)
+            try:
+                samples.append(self.dataset[index])
+            # of a headrace dataset inside, which has counted it
+            except EmptyBatchError as error:
+                skipped = error
+            except Exception as error:
+                error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
+                raise
+            seconds = time.perf_counter() - start
+            if seconds > longest:
+                longest = seconds
+                self._slowest_sample = (seconds, number)
+        if skipped is not None and not samples:
+            raise skipped
+        return samples
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -282,6 +291,102 @@ class Fetch(Dataset[Any]):
         if name.startswith("__") or "dataset" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+
+class FetchIterable(Fetch):
+    """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples
+    of this worker's iterator.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        ring: Ring,
+        collating: Collating,
+        batch_size: int,
+        drop_last: bool,
+        pixels: PixelBatches | None = None,
+    ) -> None:
+        super().__init__(dataset, ring, collating, pixels=pixels)
+        self._size = batch_size
+        self._drop_last = drop_last
+        self._run = -1
+        self._items: Iterator[Any] = iter(())
+        self._draws: Draws | None = None
+        # this epoch is through; what belongs to the next one's iterator
+        self._given: dict[str, Any] | None = None
+        self._may_be_at_end = False
+
+    def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
+        assert self._draws is not None
+        start = time.perf_counter()
+        drawing = self._drawing_of(request) if self._is_stateful else self._draws()
+        with outside_slot(), drawing:
+            items = self._next_items()
+            # the state held the position: see NOTE [ states of datasets ]
+            if not items and self._may_be_at_end:
+                self._items = iter(self.dataset)
+                items = self._next_items()
+            self._may_be_at_end = False
+        self._sample_seconds += time.perf_counter() - start
+        report["is_through"] = len(items) < self._size
+        if report["is_through"] and self._drop_last:
+            items = []
+        report["exhausted"] = not items
+        if not items:
+            return MadeBatch(None, 0)
+        return self._collated(items, request, None)
+
+    def _next_items(self) -> list[Any]:
+        """One by one: `islice` would call `iter` again, where a dataset that is its own iterator
+        may begin anew.
+        """
+        items = []
+        for _ in range(self._size):
+            try:
+                items.append(next(self._items))
+            except StopIteration:
+                break
+        return items
+
+    def _begin(self, request: BatchRequest) -> None:
+        """A new iterator, or one that goes on where the request says. Where that fails, there is
+        none: nothing begins anew instead.
+        """
+        if self._draws is not None and self._run == request[0]:
+            return
+        self._run = request[0]
+        self._items = iter(())
+        self._seeder = SampleSeeder(self.dataset)
+        self._draws = Draws(self._seeder, request.seed, request.epoch, OF_STREAM, worker_number())
+        parts = self._given or {}
+        if request.given is not None:
+            parts = pickle.loads(request.given)
+        self._given = None
+        self._may_be_at_end = False
+        if parts.pop("ended", False):
+            self._given = parts
+        else:
+            with self._draws():
+                self._items = iterator_of(self.dataset, parts)
+            self._may_be_at_end = "at_end" in parts
+        self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
+
+    @contextlib.contextmanager
+    def _drawing_of(self, request: BatchRequest) -> Iterator[None]:
+        """Random numbers that follow from the step: what was drawn before it is not in the
+        iterator's state.
+        """
+        assert self._seeder is not None
+        with preserved_rng(self._seeder):
+            self._seeder(request.seed, request.epoch, OF_STEP, request.step)
+            yield
+
+    def _report_state(self, report: dict[str, Any]) -> None:
+        report["worker"] = worker_number()
+        if self._is_stateful and not report.get("idle") and self._given is None:
+            at_end = report.get("is_through", False)
+            report["state"] = asked(self.dataset, self._items, at_end=at_end)
 
 
 def _gathered(dataset: Any, indices: BatchRequest) -> Any:
@@ -296,12 +401,6 @@ def _gathered(dataset: Any, indices: BatchRequest) -> Any:
         return None
     rows = torch.tensor(indices, dtype=torch.int64, device="cpu")
     return tuple(gathered(tensor, rows.to(tensor.device)) for tensor in dataset.tensors)
-
-
-def worker_number() -> int:
-    """The number of this worker; 0 in the main process."""
-    info = get_worker_info()
-    return 0 if info is None else info.id
 
 
 def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
@@ -319,22 +418,24 @@ def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
     return Arena(ring, slot, leased=True)
 
 
-def _packed(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery:
-    assert arena is not None
+def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery | Delivered:
+    if arena is None:
+        return Delivered(batch, report)
+    if get_worker_info() is None:
+        return Delivered(batch, report, arena.nbytes)
     with arena:
         return arena.pack(batch, report)
 
 
-def _failed(
-    arena: Arena | None, error: BaseException, report: dict[str, Any]
-) -> Delivery | Delivered:
+def _failed(arena: Arena | None, error: Exception, report: dict[str, Any]) -> Delivery | Delivered:
     """The delivery of an error in place of a batch."""
+    nbytes = 0
     if arena is not None:
         arena.abandon()
-    if get_worker_info() is None:
-        return Delivered(None, {**report, "failure": error}, 0 if arena is None else arena.nbytes)
-    assert arena is not None
-    return arena.pack(None, {**report, "failure": describe(error)})
+        nbytes = arena.nbytes
+    if arena is None or get_worker_info() is None:
+        return Delivered(None, {**report, "failure": error}, nbytes)
+    return arena.pack(None, {**report, "failure": pickled(error)})
 
 
 def as_delivered(delivery: Any) -> Any:
@@ -342,69 +443,52 @@ def as_delivered(delivery: Any) -> Any:
     return delivery
 
 
-def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """What a function returns, or what it raises (but what ends a worker passes).
+class WorkerInit:
+    """What a worker does first: leave signals to its parent, end with it, say that its loop begins,
+    and call the user's `worker_init_fn`.
 
-    The caller must not keep the exception in a local variable: its traceback holds the caller's
-    frame, and in that circle a ring and its workers would wait for the garbage collector.
-    """
-    try:
-        return function(*arguments), None
-    except Exception as caught:
-        return None, caught
-    except BaseException as caught:
-        if get_worker_info() is not None:
-            raise
-        return None, caught
+    Then it has its first batch prefetched, which the parent asks for when all workers have been
+    started. What a fork brought along stays out of garbage collection: the parent's loaders and
+    their workers are not the worker's to end. Torch's default dtype is the parent's.
 
-
-def describe(error: BaseException) -> tuple[bytes, str, int]:
-    """An exception as it travels: pickled, its traceback as text, and the worker's number."""
-    worker = worker_number()
-    text = "".join(traceback.format_exception(error))
-    for travelling in (error, _Rebuilt(error)):
-        try:
-            data = pickle.dumps(travelling)
-            arrived = pickle.loads(data)
-            # its class is called with `args`, and may format them again
-            if travelling is error and str(arrived) != str(error):
-                continue
-            return data, text, worker
-        except Exception as caught:
-            trouble = caught
-    # An exception class that is not found by its name: its text at least.
-    data = pickle.dumps(
-        WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled: {trouble})")
-    )
-    return data, text, worker
-
-
-class _Rebuilt:
-    """An exception whose class pickle can't call with its `args`: it is made without its
-    ``__init__``.
+    Args:
+        function: the user's.
+        flags: of the workers.
+        begins: epoch and step with which the workers begin.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(
+        self, function: Callable[[int], Any] | None, flags: Flags, begins: tuple[int, int]
+    ) -> None:
+        self._function = function
+        self._flags = flags
+        self._begins = begins
+        self._collects = gc.isenabled()
+        self._dtype = torch.get_default_dtype()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self._error), self._error.args, self._error.__dict__)
-
-
-def _rebuild(
-    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-class RemoteTraceback(Exception):
-    """The traceback of a worker, as the cause of the error that is raised in the parent."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f'\n"""\n{text}"""')
+    def __call__(self, worker: int) -> None:
+        gc.freeze()
+        if self._collects:
+            gc.enable()
+        else:
+            gc.disable()
+        torch.set_default_dtype(self._dtype)
+        leave_to_parent()
+        end_with_parent()
+        info = get_worker_info()
+        assert info is not None
+        fetch: Any = info.dataset
+        # where users look for theirs, and may set its attributes
+        object.__setattr__(info, "dataset", fetch.dataset)
+        self._flags.mark(worker)
+        if self._function is not None:
+            try:
+                self._function(worker)
+            except Exception as error:
+                error.add_note("headrace: raised by worker_init_fn")
+                fetch.init_error = error  # each batch raises it
+                return
+        fetch.begin(*self._begins, worker)
 
 
 def _generator_from(device: str, state: bytes) -> torch.Generator:
@@ -421,69 +505,3 @@ def _reduce_generator(generator: torch.Generator) -> tuple[Any, ...]:
 
 
 ForkingPickler.register(torch.Generator, _reduce_generator)
-
-
-class WorkerInit:
-    """What a worker does first: leave signals to its parent, end with it, say that its loop begins,
-    and call the user's `worker_init_fn`.
-
-    Then it has its first batch prefetched, which the parent asks for when all workers have been
-    started.
-
-    Attributes:
-        begins: epoch and step with which the workers begin.
-    """
-
-    def __init__(self, function: Callable[[int], Any] | None) -> None:
-        self.function = function
-        self.flags: Flags | None = None  # of the workers that are started next
-        self.begins: tuple[int, int] = 0, 0
-        self._collects = True
-        self._dtype = torch.get_default_dtype()
-
-    @contextlib.contextmanager
-    def forking(self) -> Iterator[None]:
-        """While workers are started: no garbage collection, here or in a new worker before it is
-        theirs to do.
-
-        What a fork brought along stays out of it: the parent's loaders and their workers are not
-        the worker's to end.
-
-        Torch's defaults are the same in workers of all start methods: the parent's dtype, and the
-        CPU. Torch draws the workers' seeds on the default device too, which no CPU generator can do
-        elsewhere.
-        """
-        self._collects, self._dtype = gc.isenabled(), torch.get_default_dtype()
-        gc.disable()
-        try:
-            with torch.device("cpu"):
-                yield
-        finally:
-            if self._collects:
-                gc.enable()
-
-    def __call__(self, worker: int) -> None:
-        gc.freeze()
-        torch.set_default_dtype(self._dtype)
-        (gc.enable if self._collects else gc.disable)()
-        if torch_private.has_worker_internals():
-            leave_to_parent()
-        # nobody but `multiprocessing` ends torch's own workers when the program does: by SIGTERM
-        else:
-            leave_to_parent((signal.SIGINT,))
-        end_with_parent()
-        info = get_worker_info()
-        assert info is not None
-        fetch: Any = info.dataset
-        # where users look for theirs, and may set its attributes
-        object.__setattr__(info, "dataset", fetch.dataset)
-        assert self.flags is not None
-        self.flags.mark(worker)
-        if self.function is not None:
-            try:
-                self.function(worker)
-            except Exception as error:
-                error.add_note("headrace: raised by worker_init_fn")
-                fetch.init_error = error  # each batch raises it
-                return
-        fetch.begin(*self.begins, worker)

@@ -7,81 +7,75 @@ has one at a time, and a second one only while two of its iterators are in use.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
 import os
-import pickle
-import signal
-import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from multiprocessing import connection
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
-from headrace.errors import WorkerError
+from headrace.errors import WorkerError, warn
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.device import Deliveries
-from headrace.loader.torch_private import workers_of
-from headrace.loader.worker.fetch import Fetch, RemoteTraceback, WorkerInit, as_delivered
-from headrace.loader.worker.processes import WORKER, Workers, flagged
+from headrace.loader.worker.fetch import Fetch, WorkerInit, as_delivered
+from headrace.loader.worker.processes import WorkerIterator, context_of, has_ended
+from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
+from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import BatchRequest
 
-# seconds until it is taken for granted that the system won't tell how a worker has ended
-_PATIENCE = 0.5
-_LATE = "DataLoader timed out"  # torch's words where no worker answered in time
+_BIRTHS = 5  # times that workers are started for one that never begins
 
 
 class _Dispatch:
     """The batch sampler that torch sees: the requests of an epoch, each with a slot of the ring."""
 
     def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._requests: Iterator[BatchRequest] = iter(())
+        self.ring = ring
         self.handed_out = 0
+        self._requests: Iterator[BatchRequest] = iter(())
+        self._last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
 
     def begin(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
+        self._last.clear()
         self.handed_out = 0
+
+    def begin_again(self, ring: Ring) -> None:
+        """The requests go to other workers, which have another ring."""
+        self.ring = ring
+        self.begin(itertools.chain(list(self._last), self._requests))
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self._requests:
-            request.slot = self._ring.take()
+            request.slot = self.ring.take()
+            self._last.append(request)
             self.handed_out += not request.is_idle
             yield request
 
 
 class WorkerPool:
-    """Workers, their ring, and the torch DataLoader that drives them."""
+    """Workers, their ring, and the torch iterator that drives them."""
 
     def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
-        workers = config.num_workers or 0
-        self.ring = fetch.ring
-        self.dispatch = _Dispatch(self.ring)
-        self._fetch, self._pins = fetch, bool(config.pin_memory)
-        self._loader: Workers | None = None
-        self._init = WorkerInit(config.worker_init_fn)
-        if workers:
-            self._loader = Workers(
-                fetch,
-                batch_sampler=self.dispatch,
-                collate_fn=as_delivered,
-                num_workers=workers,
-                pin_memory=self._pins,
-                # torch draws the workers' seeds from it, and neither from the global generator nor
-                # from the user's
-                generator=torch.Generator().manual_seed(config.seed & ((1 << 63) - 1)),
-                prefetch_factor=config.prefetch_factor,
-                persistent_workers=bool(config.persistent_workers),
-                multiprocessing_context=flagged(
-                    config.multiprocessing_context, self._init, workers
-                ),
-                worker_init_fn=self._init,
-                timeout=config.timeout,
-            )
-        self.is_lasting: bool = not workers or bool(config.persistent_workers)
+        self.dispatch = _Dispatch(fetch.ring)
+        self.is_lasting: bool = not config.num_workers or bool(config.persistent_workers)
+        self._fetch = fetch
+        self._config = config
+        self._loader: DataLoader[Any] | None = None
+        self._iterator: WorkerIterator | None = None
         self._user: weakref.ref[Any] | None = None
         self._pid = os.getpid()
+
+    @property
+    def ring(self) -> Ring:
+        """Where the batches are."""
+        return self.dispatch.ring
 
     @property
     def is_free(self) -> bool:
@@ -94,11 +88,12 @@ class WorkerPool:
         """True if all its workers are alive, and it is this process's own: a forked one would
         share ring and workers with its parent.
         """
-        return self._pid == os.getpid() and not any(map(_has_ended, workers_of(self._loader)))
+        workers = [] if self._iterator is None else self._iterator.workers
+        return self._pid == os.getpid() and not any(map(has_ended, workers))
 
     def close(self) -> None:
         """Ends the workers, as soon as nobody asks for their batches any more."""
-        self._loader = None
+        self._loader = self._iterator = None
 
     def used_by(self, iterator: Any) -> None:
         """From now on an iterator takes this pool's batches."""
@@ -109,22 +104,100 @@ class WorkerPool:
         still on its way is dropped.
         """
         self.dispatch.begin(requests)
-        if self._loader is None:
-            return _Here(self.dispatch, self._fetch, self._pins)
-        self._init.begins = epoch, step
-        with self._init.forking():
-            deliveries: Deliveries = iter(self._loader)
-        return deliveries
+        if not self._config.num_workers:
+            return _Here(self.dispatch, self._fetch, bool(self._config.pin_memory))
+        if self._loader is None or self._iterator is None:
+            return self._start_workers(epoch, step)
+        with torch.device("cpu"):
+            self._iterator._reset(self._loader)
+        return self._iterator
+
+    def _start_workers(self, epoch: int, step: int) -> WorkerIterator:
+        context: Any = self._config.multiprocessing_context
+        for _ in range(_BIRTHS):
+            self._loader = self._torch_loader(context, (epoch, step))
+            with _starting():
+                iterator = WorkerIterator(self._loader)
+            hung = None
+            if context.get_start_method() == "fork":
+                hung = iterator.hung_newborn()
+            if hung is None:
+                self._iterator = iterator
+                return iterator
+            del iterator
+            context = self._context_instead(hung)
+            self._fetch.ring = Ring(self.ring.planned)
+            self.dispatch.begin_again(self._fetch.ring)
+        raise WorkerError(
+            f"workers hung {_BIRTHS} times as soon as they were forked. Pass "
+            f"multiprocessing_context='forkserver', or end other threads first ({_threads()})"
+        )
+
+    def _torch_loader(self, context: Any, begins: tuple[int, int]) -> DataLoader[Any]:
+        config = self._config
+        workers = config.num_workers or 0
+        flags = Flags(workers)
+        return DataLoader(
+            self._fetch,
+            batch_sampler=self.dispatch,
+            collate_fn=as_delivered,
+            num_workers=workers,
+            pin_memory=bool(config.pin_memory),
+            # torch draws the workers' seeds from it, and neither from the global generator nor from
+            # the user's
+            generator=torch.Generator().manual_seed(config.seed & ((1 << 63) - 1)),
+            prefetch_factor=config.prefetch_factor,
+            persistent_workers=self.is_lasting,
+            multiprocessing_context=context_of(context, flags),
+            worker_init_fn=WorkerInit(config.worker_init_fn, flags, begins),
+            timeout=config.timeout,
+        )
+
+    def _context_instead(self, hung: Any) -> Any:
+        """How other workers are started, where one hung as soon as it was forked; says so."""
+        why_not = obstacle([self._fetch, self._config.worker_init_fn])
+        if why_not is None:
+            context = forkserver_context()
+            how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'"
+        else:
+            context = self._config.multiprocessing_context
+            how = f"fork, since {why_not}"
+        warn(
+            f"a worker (pid {hung.pid}) hung as soon as it was forked, before it did anything: "
+            "most likely another thread of this process held a lock at that moment (threads now: "
+            f"{_threads()}). All workers were killed and started again by {how}"
+        )
+        return context
+
+
+def _threads() -> str:
+    return listed(other_threads()) or "none that is known"
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """While workers are started: no garbage collection, here or in a new worker before it is theirs
+    to do; and torch draws their seeds on the CPU, whatever its default device.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Here:
     """The deliveries of an epoch, each made when it is asked for."""
 
-    def __init__(self, dispatch: _Dispatch, fetch: Fetch, pins: bool) -> None:
-        self._requests, self._fetch, self._pins = iter(dispatch), fetch, pins
+    workers = ()
 
-    def __iter__(self) -> _Here:
-        return self
+    def __init__(self, dispatch: _Dispatch, fetch: Fetch, pins: bool) -> None:
+        self._requests = iter(dispatch)
+        self._fetch = fetch
+        self._pins = pins
 
     def __next__(self) -> Delivered:
         delivered: Any = self._fetch.__getitems__(next(self._requests))
@@ -136,128 +209,3 @@ class _Here:
 
     def close(self) -> None:
         return
-
-
-def failure_of(delivered: Delivered) -> BaseException:
-    """The error that was delivered instead of a batch, with its place and, out of a worker, its
-    traceback, ready to be raised.
-    """
-    failure = delivered.report.pop("failure")
-    where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
-    if isinstance(failure, BaseException):
-        error = failure
-    else:
-        data, text, worker = failure
-        where = f"worker {worker}, {where}"
-        try:
-            error = pickle.loads(data)
-        except Exception as trouble:  # as where the worker alone finds the module of its class
-            error = WorkerError(
-                f"an error of a worker can't be unpickled here ({type(trouble).__name__}: "
-                f"{trouble}); the traceback above names it"
-            )
-        error.__cause__ = RemoteTraceback(text)
-    if isinstance(error, StopIteration):  # which would end the user's loop
-        cause, error = error, RuntimeError(f"a sample's code raised StopIteration: {error}")
-        error.__cause__ = cause
-    error.add_note(f"headrace: in {where}")
-    return error
-
-
-def is_of_workers(error: RuntimeError) -> bool:
-    """True if torch reports that a worker is gone, or that none answered in time."""
-    return WORKER in str(error) or _LATE in str(error)
-
-
-def death_of(
-    error: RuntimeError, deliveries: Any, epoch: int, step: int, start: int, timeout: float
-) -> WorkerError:
-    """What to raise where torch says that a worker is gone, or that none answered in time; the
-    iterator began at `start`.
-    """
-    text = str(error)
-    if _LATE in text:
-        return WorkerError(
-            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a "
-            "read hangs or is slow; "
-            "inspect the workers with `py-spy dump --pid`, or raise timeout"
-        )
-    fates = "; ".join(_fates(deliveries, start)) or text.splitlines()[0]
-    return WorkerError(
-        f"a worker died in epoch {epoch}, while batch {step} was waited for: {fates}. "
-        f"{_remedy(deliveries)}; the loader starts new workers "
-        "with its next iterator"
-    )
-
-
-def _remedy(deliveries: Any) -> str:
-    """What to do about dead workers: by how the first of them has ended."""
-    worker = next(filter(_has_ended, deliveries.workers), None)
-    code, start = (
-        None if worker is None else _exit_code(worker),
-        getattr(worker, "_start_method", None),
-    )
-    if code is not None and code > 0 and start in ("spawn", "forkserver"):
-        return (
-            f"Its own error stands above this one. Workers started by {start} import the program "
-            "again: begin it with "
-            "`if __name__ == '__main__':`, and keep what workers need (functions, classes, "
-            "transforms) in a module or outside of that "
-            "block; or pass multiprocessing_context='fork', or num_workers=0"
-        )
-    if code is not None and code >= 0:
-        return (
-            "Its own code ended the process (sys.exit, os._exit): check what it printed, or use "
-            "num_workers=0 to see where"
-        )
-    if code is not None and -code not in (signal.SIGKILL, signal.SIGTERM):
-        return (
-            "A library that it calls has crashed: `python -X faulthandler` shows where, and so "
-            "does num_workers=0"
-        )
-    return "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
-
-
-def _fates(deliveries: Any, start: int) -> Iterator[str]:
-    """Of each dead worker: its number, how it ended, and the first of its batches that has not
-    arrived.
-    """
-    for number, worker in enumerate(deliveries.workers):
-        if not _has_ended(worker):
-            continue
-        code = _exit_code(worker)
-        how = (
-            "is gone"
-            if code is None
-            else f"exited with status {code}"
-            if code >= 0
-            else f"was killed by {_signal_name(-code)}"
-        )
-        missing = deliveries.missing_of(number)
-        yield f"worker {number} (pid {worker.pid}) {how}" + (
-            "" if missing is None else f", and its batch {start + missing} has not arrived"
-        )
-
-
-def _has_ended(worker: Any) -> bool:
-    """By its sentinel: `is_alive` takes a worker that somebody else has waited for to live for
-    ever.
-    """
-    return bool(connection.wait([worker.sentinel], timeout=0))
-
-
-def _exit_code(worker: Any) -> int | None:
-    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody
-    else has asked the system, which tells it once.
-    """
-    until = time.monotonic() + _PATIENCE
-    while (code := worker.exitcode) is None and time.monotonic() < until:
-        time.sleep(0.005)
-    return None if code is None else int(code)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -8,9 +8,8 @@ when it says so.
 
 from __future__ import annotations
 
-import os
 import signal
-from multiprocessing import resource_tracker
+import sys
 from types import FrameType
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -18,7 +17,7 @@ OF_THE_JOB = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, n
 """The signals that are the program's, not a worker's."""
 
 
-def leave_to_parent(numbers: tuple[signal.Signals, ...] = OF_THE_JOB) -> None:
+def leave_to_parent() -> None:
     """Has this process do nothing when one of the signals comes, and lets those through that were
     held back while it was forked.
 
@@ -26,40 +25,13 @@ def leave_to_parent(numbers: tuple[signal.Signals, ...] = OF_THE_JOB) -> None:
     """
     # a forked process has its parent's, whose event loop would take each signal for one of its own
     signal.set_wakeup_fd(-1)
-    for number in numbers:
+    for number in OF_THE_JOB:
         signal.signal(number, _nothing)
-        if hasattr(signal, "siginterrupt"):
+    if sys.platform != "win32":
+        for number in OF_THE_JOB:
             # libraries in C may not expect a system call that is interrupted
             signal.siginterrupt(number, False)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-
-
-def outlive_signals() -> None:
-    """Has a fork server do nothing when one of the signals comes, but not the processes that are
-    forked from it.
-    """
-    # which `multiprocessing` sees to
-    numbers = [number for number in OF_THE_JOB if number != signal.SIGINT]
-    before = {number: signal.signal(number, _nothing) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    os.register_at_fork(after_in_child=restore)
-
-
-def start_tracker() -> None:
-    """Starts the process that `multiprocessing` has beside a fork server, if it does not run, so
-    that it outlives the signals too.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_JOB)
-    try:
-        # which sees to SIGINT and SIGTERM, and hands on what else is blocked
-        resource_tracker.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_JOB)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

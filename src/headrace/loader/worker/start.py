@@ -11,7 +11,7 @@ must be importable, since a process that is not forked imports it again (without
 These threads don't count, since they hold no lock that a worker takes while they are idle: those of
 headrace and of the event loops that it drives, of torch's loaders, of CUDA's driver, the pools of
 OpenBLAS, OpenMP and Arrow (which have the name of the process), and that of jemalloc, which comes
-with pyarrow and handles forks. A forked worker that hangs nevertheless is replaced (see
+with pyarrow and handles forks. Forked workers that hang nevertheless are replaced (see
 `processes.py`).
 """
 
@@ -19,23 +19,23 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import math
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import threading
 import time
-from multiprocessing import forkserver, process, spawn, util
+from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.loader.data import inner_datasets
-from headrace.loader.worker.signals import start_tracker
+from headrace.loader.worker.signals import OF_THE_JOB
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
 _OURS = (
@@ -48,21 +48,19 @@ _OURS = (
     "jemalloc_bg_thd",
 )
 _OF_TORCH = "_pin_memory_loop"
-_MOST_SECONDS, _MOST_BYTES = 0.1, 16 << 20  # of a pickle that each worker is sent
+_NAMED = 3  # threads that are named in a sentence
+# of a pickle that each worker is sent
+_MOST_SECONDS = 0.1
+_MOST_BYTES = 16 << 20
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
 _PRELOADED = ["headrace.datasets.open", "headrace.loader.create"]
 """What the fork server imports once, for all workers that are forked from it."""
-MAIN_SCRIPT = "HEADRACE_MAIN_SCRIPT"
-"""The environment variable that tells a fork server, as it starts, the path of the main script
-and `sys.path`, as JSON.
-"""
-_PYTHON_SERVES_MAIN = sys.version_info >= (3, 13, 1) or (3, 13) > sys.version_info >= (3, 12, 8)
-_SHARED = tuple(
+_LONGEST_SOCKET_PATH = 103  # bytes: 107 on Linux, 103 on macOS and BSD
+_PICKLED_AT_START = tuple(
     f"multiprocessing.{name}" for name in ("heap", "queues", "sharedctypes", "synchronize")
 )
 """Modules whose objects are pickled only while a process is started."""
-_LONGEST_SOCKET_PATH = 103  # bytes: 107 on Linux, 103 on macOS and BSD
-_NAMED = 3  # threads that are named in a sentence
+_INSTEAD = "pass multiprocessing_context='fork', or num_workers=0"
 
 
 def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str]:
@@ -78,38 +76,32 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
         return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
     if not all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
         return forkserver_context(), "forkserver: the dataset says fork_safe = False"
-    threads = other_threads()
-    if not threads:
-        return multiprocessing.get_context("fork"), "fork: the dataset is fork-safe"
-    reason_not, seconds = obstacle([dataset, *parts], _MOST_SECONDS, _MOST_BYTES)
-    if reason_not is not None:
-        reason = (
-            f"fork: the dataset is fork-safe; other threads run ({listed(threads)}), but "
-            f"{reason_not}"
-        )
-        return multiprocessing.get_context("fork"), reason
-    reason = (
-        f"other threads run ({listed(threads)}), whose locks a fork would copy; the dataset "
-        f"pickles in {1000 * seconds:.1f} ms"
-    )
-    return forkserver_context(), f"forkserver: {reason}"
+    reason = "the dataset is fork-safe"
+    if threads := other_threads():
+        why_not = obstacle([dataset, *parts])
+        if why_not is None:
+            reason = f"other threads run ({listed(threads)}), whose locks a fork would copy"
+            return forkserver_context(), f"forkserver: {reason}; the dataset pickles fast"
+        reason += f"; other threads run ({listed(threads)}), but {why_not}"
+    return multiprocessing.get_context("fork"), f"fork: {reason}"
 
 
 def forkserver_context() -> Any:
-    """The context of a fork server, which imports headrace and the main script once for all
-    workers, beside what the user has it import.
+    """The context of a fork server, which imports headrace once for all workers, beside what the
+    user has it import.
     """
-    context, server = multiprocessing.get_context("forkserver"), _server()
+    context = multiprocessing.get_context("forkserver")
     _shorten_socket_path()
-    start_tracker()
-    if _SERVED not in server._preload_modules:
-        context.set_forkserver_preload([*server._preload_modules, *_PRELOADED, _SERVED])
-    if (
-        not _PYTHON_SERVES_MAIN
-        and server._forkserver_pid is None
-        and "__main__" in server._preload_modules
-    ):
-        _start_server_with_main(server)
+    # `multiprocessing` starts its tracker beside the server: it must outlive the signals too. It
+    # sees to SIGINT and SIGTERM, and hands on what else is blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_JOB)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    preloaded = _server()._preload_modules
+    if _SERVED not in preloaded:
+        context.set_forkserver_preload([_SERVED, *preloaded, *_PRELOADED])
     return context
 
 
@@ -131,23 +123,71 @@ def _shorten_socket_path() -> None:
         tempfile.tempdir = before
 
 
-def _start_server_with_main(server: Any) -> None:
-    """Starts the fork server, and tells it the main script, if that may be imported, which each
-    worker imports else (CPython gh-126631).
-    """
-    told = spawn.get_preparation_data("")
-    path = told.get("init_main_from_path")
-    if path is None or MAIN_SCRIPT in os.environ or _names_in(path) is None:
-        return
-    os.environ[MAIN_SCRIPT] = json.dumps([path, told["sys_path"]])
-    try:
-        server.ensure_running()
-    finally:
-        del os.environ[MAIN_SCRIPT]
-
-
 def _server() -> Any:
     return forkserver._forkserver
+
+
+def other_threads() -> list[str]:
+    """The names of the threads that run beside this one, and are not headrace's; see NOTE [ fork
+    and threads ].
+    """
+    threads = threading.enumerate()
+    apart = (threading.current_thread(), threading.main_thread())
+    names = [thread.name for thread in threads if thread not in apart]
+    tasks = Path("/proc/self/task")
+    # Linux: threads that Python does not know, which have given themselves a name
+    if tasks.is_dir():
+        known = {thread.native_id for thread in threads}
+        unnamed = ("", _name_of(tasks / str(os.getpid())))
+        native = [_name_of(task) for task in tasks.iterdir() if int(task.name) not in known]
+        names += [name for name in native if name not in unnamed]
+    return [name for name in names if not name.startswith(_OURS) and _OF_TORCH not in name]
+
+
+def listed(names: list[str]) -> str:
+    """Some of the names in a sentence."""
+    distinct = list(dict.fromkeys(names))
+    text = ", ".join(distinct[:_NAMED])
+    more = len(distinct) - _NAMED
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def obstacle(parts: list[Any]) -> str | None:
+    """What speaks against another start method than fork for these parts, or None."""
+    path = _path_of_main()
+    known = frozenset[str]()
+    if path is not None:
+        names = _names_in(path)
+        if names is None:
+            return (
+                'the main script has no `if __name__ == "__main__":`, and a worker that is not '
+                "forked would run it again"
+            )
+        known = names
+    if _is_server_inherited():
+        return "this process was forked from one that has a fork server"
+    trial = _Trial(_MOST_SECONDS, _MOST_BYTES)
+    try:
+        trial.dump(parts)
+    except _TooMuch:
+        return (
+            f"the dataset takes more than {_MOST_SECONDS:g} s or {_MOST_BYTES >> 20} MiB to pickle "
+            "for each worker"
+        )
+    except Exception as error:
+        name = type(error).__name__
+        return f"the dataset, or what goes with it, can't be pickled ({name}: {error})"
+    for name in trial.of_main:
+        if name.split(".")[0] not in known:
+            return f"{name} is defined in the main module, where no worker can import it"
+    return None
 
 
 def _is_server_inherited() -> bool:
@@ -161,98 +201,15 @@ def _is_server_inherited() -> bool:
     return False
 
 
-def other_threads() -> list[str]:
-    """The names of the threads that run beside this one, and are not headrace's; see NOTE [ fork
-    and threads ].
-    """
-    running = [
-        thread for thread in threading.enumerate() if thread is not threading.current_thread()
-    ]
-    names = [
-        thread.name
-        for thread in running
-        if thread is not threading.main_thread() and not _is_ours(thread.name)
-    ]
-    tasks = Path("/proc/self/task")
-    # Linux: threads that Python does not know, which have given themselves a name
-    if tasks.is_dir():
-        known = {thread.native_id for thread in threading.enumerate()}
-        native = [_name_of(task) for task in tasks.iterdir() if int(task.name) not in known]
-        names += [
-            name
-            for name in native
-            if name and name != _name_of(tasks / str(os.getpid())) and not _is_ours(name)
-        ]
-    return names
-
-
-def listed(names: list[str]) -> str:
-    """Some of the names in a sentence."""
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - _NAMED
-    return ", ".join(distinct[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(_OURS) or _OF_TORCH in name
-
-
-def _name_of(task: Path) -> str:
-    try:
-        return (task / "comm").read_text().strip()
-    except OSError:  # it has ended
-        return ""
-
-
-def obstacle(
-    parts: list[Any], seconds: float = float("inf"), nbytes: float = float("inf")
-) -> tuple[str | None, float]:
-    """What speaks against another start method than fork for these parts, or None; and the seconds
-    that pickling took; `seconds` and `nbytes` are what a pickle may take.
-    """
-    path = _path_of_main()
-    known = frozenset[str]() if path is None else _names_in(path)
-    if known is None:
-        return (
-            'the main script has no `if __name__ == "__main__":`, and a worker that is not forked '
-            "would run it again",
-            0.0,
-        )
-    if _is_server_inherited():
-        return "this process was forked from one that has a fork server", 0.0
-    began = time.perf_counter()
-    trial = _Trial(began + seconds, nbytes)
-    try:
-        trial.dump(parts)
-    except _TooMuch:
-        return (
-            f"the dataset takes more than {seconds:g} s or {int(nbytes) >> 20} MiB to pickle for "
-            "each worker",
-            0.0,
-        )
-    except Exception as error:
-        return (
-            f"the dataset, or what goes with it, can't be pickled ({type(error).__name__}: "
-            f"{error})",
-            0.0,
-        )
-    for name in trial.of_main:
-        if name.split(".")[0] not in known:
-            return f"{name} is defined in the main module, where no worker can import it", 0.0
-    return None, time.perf_counter() - began
-
-
 def _path_of_main() -> str | None:
     """The file that `multiprocessing` has a process import that is not forked; None: it imports
     none.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    return (
-        None
-        if name is not None and name.split(".")[-1] == "__main__"
-        else getattr(main, "__file__", None)
-    )
+    if name is not None and name.split(".")[-1] == "__main__":
+        return None
+    return getattr(main, "__file__", None)
 
 
 @functools.cache
@@ -265,17 +222,11 @@ def _names_in(path: str) -> frozenset[str] | None:
     except (OSError, SyntaxError, ValueError):
         return None
     tests = [statement.test for statement in statements if isinstance(statement, ast.If)]
-    if not any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for test in tests
-        for node in ast.walk(test)
-    ):
+    words = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)]
+    if not any(word.id == "__name__" for word in words):
         return None
-    return frozenset(
-        each.name
-        for each in statements
-        if isinstance(each, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-    )
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+    return frozenset(each.name for each in statements if isinstance(each, kinds))
 
 
 class _TooMuch(Exception):
@@ -283,10 +234,11 @@ class _TooMuch(Exception):
 
 
 class _Bounded:
-    """A file that forgets what is written to it, up to some bytes and some moment."""
+    """A file that forgets what is written to it, and takes so many seconds and bytes."""
 
-    def __init__(self, until: float, nbytes: float) -> None:
-        self._until, self._left = until, nbytes
+    def __init__(self, seconds: float, nbytes: float) -> None:
+        self._until = time.perf_counter() + seconds
+        self._left = nbytes
 
     def write(self, data: Any) -> int:
         # of a large array no bytes come, but a buffer without a length
@@ -302,8 +254,8 @@ class _Trial(pickle.Pickler):
     main module that were met.
     """
 
-    def __init__(self, until: float = math.inf, nbytes: float = math.inf) -> None:
-        super().__init__(_Bounded(until, nbytes), protocol=5)
+    def __init__(self, seconds: float = math.inf, nbytes: float = math.inf) -> None:
+        super().__init__(_Bounded(seconds, nbytes), protocol=5)
         self.of_main: list[str] = []
 
     def reducer_override(self, value: Any) -> Any:
@@ -324,7 +276,7 @@ class _Trial(pickle.Pickler):
 
 
 def _is_shared(value: Any) -> bool:
-    return type(value).__module__ in _SHARED
+    return type(value).__module__ in _PICKLED_AT_START
 
 
 def check_picklable(context: Any, parts: dict[str, Any]) -> None:
@@ -333,14 +285,14 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
     """
     if context is None or context.get_start_method() == "fork":
         return
-    start, main = context.get_start_method(), sys.modules["__main__"]
+    start = context.get_start_method()
+    main = sys.modules["__main__"]
     is_module = getattr(main, "__spec__", None) is not None
-    path = None if is_module else getattr(main, "__file__", None)
-    if path is not None and not os.path.isfile(path):
+    path = getattr(main, "__file__", None)
+    if path is not None and not is_module and not os.path.isfile(path):
         raise ConfigError(
             f"workers started by {start} import the program again, and this one was not read from "
-            f"a file ({path}): save it as one, or pass "
-            "multiprocessing_context='fork', or num_workers=0"
+            f"a file ({path}): save it as one, or {_INSTEAD}"
         )
     for name, part in parts.items():
         trial = _Trial()
@@ -349,15 +301,12 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
         except Exception as error:
             raise ConfigError(
                 f"the {name} can't be pickled, and workers started by {start} need that: {error}. "
-                "Use functions and "
-                "classes of a module instead of lambdas and local ones, or "
-                "multiprocessing_context='fork', or num_workers=0"
+                f"Use functions and classes of a module instead of lambdas and local ones, or "
+                f"{_INSTEAD}"
             ) from error
         if trial.of_main and path is None and not is_module:
             raise ConfigError(
                 f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an "
-                "interactive session, and workers started by "
-                f"{start} can't import it from there: put it in a module (a .py file that you "
-                "import), or pass "
-                "multiprocessing_context='fork', or num_workers=0"
+                f"interactive session, and workers started by {start} can't import it from there: "
+                f"put it in a module (a .py file that you import), or {_INSTEAD}"
             )
