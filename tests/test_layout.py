@@ -62,11 +62,11 @@ INSIDE = {
         shards options indexing unnormalized finished open memory_efficient
     """,
     "datasets/core": """
-        batch format threads warnings reader options checks construction budgeting
-        views splitting base ways
+        batch format threads warnings reader values options checks construction budgeting
+        views splitting base batcher
     """,
     "datasets/image": """
-        claims pixels augment masks format ways joint matching coco boxes tables
+        claims pixels augment masks format joint matching coco boxes tables
         labels packed opening image
     """,
     "datasets/text": """
@@ -75,7 +75,7 @@ INSIDE = {
     """,
     "datasets/sparse": "batches ways format sparse",
     "datasets/table": "ways texts format table",
-    "datasets/episodes": "statistics ways episodes",
+    "datasets/episodes": "statistics steps ways episodes",
     "datasets/shards": "members shards streaming",
     "packing": """
         part options beside plan values destination own_source samples zarr parts status

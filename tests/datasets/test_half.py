@@ -26,7 +26,7 @@ from headrace import (
 )
 from headrace.collate import stack_collate
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import SampleBySample, choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import same
 from tests.data.sparse import random_matrix, write_anndata
@@ -55,9 +55,9 @@ def by_the_fast_way(dataset: Any, indices: list[int] = INDICES) -> Any:
     collating = Collating(stack_collate)
     for epoch in range(2):
         request = BatchRequest(indices, 7, epoch)
-        slow = SampleBySample(dataset, collating).make(request).batch
-        with mock.patch.object(SampleBySample, "make", side_effect=AssertionError("the slow way")):
-            fast = choose_way(dataset, collating).make(request).batch
+        slow = Batcher(dataset, collating).of_samples(request).batch
+        with mock.patch.object(Batcher, "of_samples", side_effect=AssertionError("the slow way")):
+            fast = Batcher(dataset, collating).make(request).batch
         assert same(fast, slow)
     return fast
 

@@ -24,7 +24,7 @@ from headrace.memory.store import MISSING, SampleStore
 from headrace.modes import eager as eager_module, stored as stored_module
 from headrace.modes.cached import SHARE, Cached
 from headrace.modes.eager import Eager
-from headrace.modes.streaming import Streaming
+from headrace.modes.streaming import Prefetcher
 
 MB = 1_000_000
 
@@ -253,7 +253,7 @@ class TestCached:
             dataset = dataset_of("cached", cache_size=size, cache_policy=policy)
             for _ in range(2):
                 assert values(dataset, range(40)) == list(range(40))
-            stats = dataset.mode.stats()
+            stats = dataset.sample_store.stats()
             assert min(most_items, most_bytes // 1500) <= stats["held"] <= most_items, size
             assert stats["held_bytes"] <= most_bytes, size
 
@@ -331,12 +331,12 @@ BATCHES = [[2 * i, 2 * i + 1] for i in range(10)]
 
 class TestStreaming:
     @pytest.fixture
-    def mode(self) -> Iterator[Streaming]:
-        mode = Streaming(window=1000)
+    def mode(self) -> Iterator[Prefetcher]:
+        mode = Prefetcher(window=1000)
         yield mode
         mode.close()
 
-    def test_what_comes_is_read_before_it_is_asked_for(self, mode: Streaming) -> None:
+    def test_what_comes_is_read_before_it_is_asked_for(self, mode: Prefetcher) -> None:
         read = Blocking()
         assert mode.read([19, 18], read) == [read.record(19), read.record(18)]
         read.asked.clear()
@@ -349,7 +349,7 @@ class TestStreaming:
         # another order is another batch
         assert mode.read([19, 18], read) == [read.record(19), read.record(18)]
 
-    def test_threads_read_at_the_same_time(self, mode: Streaming) -> None:
+    def test_threads_read_at_the_same_time(self, mode: Prefetcher) -> None:
         first, read = Blocking(), Blocking(blocked=True)
         mode.prefetch_records(BATCHES[:1], first)
         mode.read(BATCHES[0], first)
@@ -360,7 +360,7 @@ class TestStreaming:
 
     def test_the_window_bounds_the_bytes(self) -> None:
         for nbytes, ahead in [(10, 8), (100, 5), (200, 2), (10_000, 1)]:
-            mode, read = Streaming(window=1000), Blocking(nbytes)
+            mode, read = Prefetcher(window=1000), Blocking(nbytes)
             mode.prefetch_records(BATCHES[:8], read)
             assert mode.stats() == {"ahead": 1}  # nobody knows yet how large records are
             mode.read(BATCHES[0], read)
@@ -380,7 +380,7 @@ class TestStreaming:
         ]:
             assert size_of(record) == nbytes
 
-    def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, mode: Streaming) -> None:
+    def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, mode: Prefetcher) -> None:
         read = Blocking()
         mode.prefetch_records([[0, 1], [2, -1], [4, 5]], read)
         assert len(mode.read([0, 1], read)) == 2
@@ -390,7 +390,7 @@ class TestStreaming:
             mode.read([2, -1], read)
         assert len(mode.read([4, 5], read)) == 2
 
-    def test_an_epoch_left_early_drops_what_was_on_its_way(self, mode: Streaming) -> None:
+    def test_an_epoch_left_early_drops_what_was_on_its_way(self, mode: Prefetcher) -> None:
         read = Blocking()
         mode.prefetch_records(BATCHES[:1], read)
         mode.read(BATCHES[0], read)
@@ -398,7 +398,7 @@ class TestStreaming:
             mode.prefetch_records(coming, read)
             assert mode.stats() == {"ahead": 3}
 
-    def test_a_closed_one_and_a_pickle_have_nothing_ahead(self, mode: Streaming) -> None:
+    def test_a_closed_one_and_a_pickle_have_nothing_ahead(self, mode: Prefetcher) -> None:
         read = Blocking()
         mode.prefetch_records(BATCHES[:2], read)
         copy = pickle.loads(pickle.dumps(mode))
@@ -431,7 +431,7 @@ class TestPickles:
             assert copy.sample_source.reads.value - before == reads
         assert dataset.sample_source.reads.value == 40
         with pytest.raises(TypeError, match="stay behind"):
-            pickle.dumps(dataset.mode)
+            pickle.dumps(dataset.sample_store)
 
     @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     def test_workers_share_what_is_held(self, dataset_of: Any, method: str) -> None:
@@ -442,7 +442,7 @@ class TestPickles:
         assert [pair for batch in loader for pair in batch] == [(i, i) for i in range(40)]
         assert held.sample_source.reads.value == 40  # read by the parent, before
         # three by the parent, the rest by one worker or the other
-        assert fills.mode.stats()["admitted"] == 40
+        assert fills.sample_store.stats()["admitted"] == 40
         before = fills.sample_source.reads.value
         assert values(fills, range(40)) == list(range(40))
         assert fills.sample_source.reads.value == before

@@ -180,9 +180,9 @@ class MemoryEfficientDataset(DelegatingDataset):
         """
         if self._chosen is not None:
             return
-        if self._mode is not None:
-            self._mode.close()
-            self._mode = None
+        if self._value_source is not None:
+            self._value_source.close()
+            self._value_source = None
         if self._opened_here:
             self._inner.close()
 

@@ -14,8 +14,8 @@ from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.normalization import Normalization
 from headrace.datasets.core.base import LEFT_BEHIND, BaseDataset
 from headrace.datasets.core.batch import Collating, MadeBatch
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.core.format import Unnormalized
-from headrace.datasets.core.ways import choose_way
 from headrace.datasets.wrapped import parts_of
 from headrace.memory.tree import map_tensors
 from headrace.order.request import BatchRequest
@@ -71,13 +71,13 @@ class OfDataset(PixelBatches):
         self._view: BaseDataset = object.__new__(type(dataset))
         self._view._forget_generators()
         self._follow()
-        self._way = choose_way(self._view, collating)
+        self._batcher = Batcher(self._view, collating)
 
     def __reduce__(self) -> tuple[Any, ...]:  # the view is not to take the dataset along twice
         return OfDataset, (self._dataset, self._collating)
 
     def _follow(self) -> None:
-        self._dataset.mode  # noqa: B018  # made once for both
+        self._dataset.value_source  # noqa: B018  # made once for both
         for name, value in vars(self._dataset).items():
             if name not in LEFT_BEHIND:  # the view finds its generators by itself
                 vars(self._view)[name] = value
@@ -94,7 +94,7 @@ class OfDataset(PixelBatches):
         if _may_look_at_images(self._dataset) is not None:
             return on_host(request), []
         self._follow()
-        made = self._way.make(request)
+        made = self._batcher.make(request)
         return made, list(_tensors_at(made.batch, self._steps()))
 
     def _steps(self) -> list[Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.core.budgeting import CHUNK_BYTES
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.values import Ahead, Held
 from headrace.datasets.unnormalized import PixelBatches
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
@@ -51,7 +52,7 @@ class LoaderMemory:
         self._pixels = pixels
         self._datasets = inner_datasets(dataset)
         self._is_straight = (
-            isinstance(dataset, BaseDataset) and choose_way(dataset, collating).writes_in_place
+            isinstance(dataset, BaseDataset) and Batcher(dataset, collating).writes_in_place
         )
 
     @property
@@ -79,16 +80,18 @@ class LoaderMemory:
         beside = min(_WORKING, self.budget.limit // 20)
         beside += batch // 2 if self._is_straight else batch * 3 // 2
         for dataset in self._datasets:
-            if dataset.loading_mode is LoadingMode.STREAMING:
-                beside += dataset.mode.window
+            ahead = dataset.value_source.find(Ahead)
+            if ahead is not None:
+                beside += ahead.prefetcher.window
         return (batch + pinned) * slots + max(1, workers) * beside
 
     def _shrink_caches(self, needed: int, datasets: list[BaseDataset]) -> None:
         """Has the caches of datasets shrink where less of the budget is left than needed."""
         for dataset in datasets:
             short = needed - self.budget.available
-            if short > 0 and dataset.loading_mode is LoadingMode.CACHED:
-                dataset.mode.shrink(short)
+            held = dataset.value_source.find(Held)
+            if short > 0 and held is not None:
+                held.store.shrink(short)
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """The config with as many batches on their way as fit; unchanged where the size of a

@@ -11,7 +11,7 @@ import torch
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.unnormalized import Images
 from headrace.display import Lines, is_default
 from headrace.errors import BudgetError
@@ -63,7 +63,7 @@ def explain_loader(
     if isinstance(plan, RankBatches) and plan.steps:
         lines += _blocks(plan, dataset, config.num_workers or 0)
     if own:
-        lines.append(f"batches: {choose_way(dataset, collating).explain()}")
+        lines.append(f"batches: {Batcher(dataset, collating).explain()}")
     if images.why_on_host is not None:
         lines.append(f"images: finished on the host, and copied as they are: {images.why_on_host}")
     if images.pixels is not None and config.device is not None:

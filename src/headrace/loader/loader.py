@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from headrace.arguments import missing_attribute
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
+from headrace.datasets.core.values import Held
 from headrace.display import short_call
 from headrace.errors import StateError, warn
 from headrace.loader.agreement import Agreement
@@ -107,7 +108,9 @@ class Loader(DataLoader[B]):
         draws_again = config.replacement and (config.weights is not None or config.balanced)
         if draws_again or isinstance(config.sampler, WeightedRandomSampler):
             for inner in inner_datasets(dataset):
-                inner.mode.expect_skew()
+                held = inner.value_source.find(Held)
+                if held is not None:
+                    held.store.expect_skew()
         workers_need = {
             "dataset": dataset,
             "collate_fn": collate,
@@ -571,11 +574,10 @@ class Loader(DataLoader[B]):
             **self._stats.as_dict(),
         )
         # views share one
-        modes = {id(inner._mode): inner._mode for inner in inner_datasets(self.dataset)}
+        stores = [inner.sample_store for inner in inner_datasets(self.dataset)]
         cached: Counter[str] = Counter()
-        for mode in modes.values():
-            if mode is not None:
-                cached.update(mode.stats())
+        for store in {id(store): store for store in stores if store is not None}.values():
+            cached.update(store.stats())
         stats.update(cached)
         pool = self._pool
         running = self._state.running

@@ -16,7 +16,6 @@ from headrace.memory.budget import Reservation
 from headrace.memory.limits import PERIOD, PressureWatch
 from headrace.memory.machine import open_machine_store
 from headrace.memory.store import MISSING, Rows, SampleStore
-from headrace.modes.mode import Mode
 
 OVERHEAD = 512
 """Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded
@@ -35,15 +34,15 @@ class MachineShare(NamedTuple):
     ranks: int
 
 
-class Stored(Mode):
+class Stored:
     """Caches samples in a store that all workers share."""
 
-    caches_samples = True
     _store: SampleStore | None = None
     _reserved: Reservation | None = None
     _watch: PressureWatch | None = None
 
     def get(self, indices: Sequence[int]) -> list[Any]:
+        """Returns for each index a copy of the cached sample, or MISSING."""
         store = self._store
         if store is None:
             return [MISSING] * len(indices)
@@ -54,6 +53,9 @@ class Stored(Mode):
         return values
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
+        """The cached samples as arrays of one shape and dtype, without a copy. None: not all of
+        them are cached in this form.
+        """
         store = self._store
         if store is None:
             return None
@@ -68,16 +70,25 @@ class Stored(Mode):
             follow_pressure(store, self._watch)
 
     def admit(self, index: int, value: Any) -> None:
+        """Offers a sample that was read."""
         if self._store is not None:
             self._store.put(index, value)
 
+    def expect_skew(self) -> None:
+        """Announces that some samples will be drawn much more often than others."""
+
+    def shrink(self, nbytes: int) -> None:
+        """Releases up to `nbytes` of the budget, which a loader needs for its batches."""
+
     def close(self) -> None:
+        """Frees what is cached."""
         self._store = None
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
 
     def stats(self) -> dict[str, int]:
+        """Counters for `explain()`."""
         return {} if self._store is None else self._store.stats()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import parent_process
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from headrace.io.ranges import ByteRanges, with_between
 from headrace.io.remote.concurrency import FIRST
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
-from headrace.modes.mode import Coming, Mode, Read
 from headrace.storage.source import Locatable, Source, is_prefetched
 
 THREADS = 4
@@ -42,7 +41,28 @@ AHEAD = 2
 """Batches, beside the next one, whose records are prefetched."""
 
 
-class Streaming(Mode):
+Read = Callable[[Sequence[int]], list[Any]]
+"""Reads the records of some indices. Raises if one of them can't be read."""
+
+
+class Coming(NamedTuple):
+    """The batches of an epoch that a process has not yet read, the next one first."""
+
+    key: Any
+    """Identifies the epoch; equal keys mean the same epoch."""
+    steps: range
+    """Steps of the batches."""
+    batches: Callable[[Sequence[int]], list[IntArray]]
+    """From steps to the indices of each batch."""
+    segments: Callable[[], IntArray | None] | None
+    """The edges of runs of stored samples that are all used soon after their first one (see
+    `EpochOrder.segments`). None: there is no memory for the open runs.
+    """
+    whole: Callable[[IntArray], IntArray] = np.asarray
+    """From indices in the batches to numbers of records."""
+
+
+class Prefetcher:
     """Prefetches the next batches.
 
     Args:
@@ -61,20 +81,23 @@ class Streaming(Mode):
         self._record_nbytes = 0.0  # mean, by the last batches
         self._scan: _Scan | None = None
 
-    def prefetches_records(self, source: Source) -> bool:
+    def reads_records_of(self, source: Source) -> bool:
+        """True if threads read the records; those of remote files are requested by their bytes."""
         return self.window > 0 and not is_prefetched(source)
 
-    def prefetch(
-        self, coming: Coming, source: Source, whole: Callable[[IntArray], IntArray]
-    ) -> None:
+    def prefetch(self, coming: Coming, source: Source) -> None:
+        """Starts to read the next batches."""
         if is_prefetched(source):
             if self._scan is None or not self._scan.continues_with(coming):
                 source.files.drop_prefetched()
-                self._scan = _Scan(coming, source, whole)
+                self._scan = _Scan(coming, source)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
             self.prefetch_records(
-                [whole(batch).tolist() for batch in coming.batches(coming.steps[: AHEAD + 1])],
+                [
+                    coming.whole(batch).tolist()
+                    for batch in coming.batches(coming.steps[: AHEAD + 1])
+                ],
                 source.read,
             )
 
@@ -95,6 +118,7 @@ class Streaming(Mode):
                 self._pending[key] = self._pool.submit(read, key)
 
     def read(self, indices: Sequence[int], read: Read) -> list[Any]:
+        """Returns records, which may be there already."""
         future = self._pending.pop(tuple(indices), None)
         records = read(indices) if future is None else future.result()
         if records and self._pool is not None:
@@ -105,11 +129,13 @@ class Streaming(Mode):
         return records
 
     def close(self) -> None:
+        """Drops what was read ahead."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.after_fork()
 
     def stats(self) -> dict[str, int]:
+        """The number of batches that are read ahead, for `explain()`."""
         return {"ahead": len(self._pending)}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,11 +145,13 @@ class Streaming(Mode):
 class _Scan:
     """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
 
-    def __init__(
-        self, coming: Coming, source: Locatable, whole: Callable[[IntArray], IntArray]
-    ) -> None:
-        self._key, self._source, self._files, self._whole = coming.key, source, source.files, whole
-        self._next, self._reader = coming.steps.start, coming.steps.start  # steps
+    def __init__(self, coming: Coming, source: Locatable) -> None:
+        self._key = coming.key
+        self._source = source
+        self._files = source.files
+        self._whole = coming.whole
+        self._next = coming.steps.start  # steps
+        self._reader = coming.steps.start
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
         # of the first batch's segments, what was not fetched with it

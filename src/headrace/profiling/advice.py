@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.image.image import ImageDataset
 from headrace.errors import HeadraceWarning
 from headrace.loader.data import length_of
@@ -277,25 +277,24 @@ class Adviser:
         if not count:
             return None
         try:
-            way = choose_way(cached, collating)
+            batcher = Batcher(cached, collating)
             with preserved_rng():
                 before = time.perf_counter()
                 for request in requests:
-                    way.make(request)
+                    batcher.make(request)
                 filling = time.perf_counter() - before
                 reading = cached.sample_reader.take_report().get("read_seconds", 0.0)
                 best = float("inf")
                 for _ in range(3):
                     before = time.perf_counter()
                     for request in requests:
-                        way.make(request)
+                        batcher.make(request)
                     best = min(best, time.perf_counter() - before)
             report = cached.sample_reader.take_report()
             if report.get("cache_misses", 0):
                 return None
-            value = cached.sample_reader.values(
-                cached.whole_indices(requests[0][:1]).tolist(), cached.sample_access
-            )[0]
+            first = cached.checked_indices(requests[0][:1]).tolist()
+            value = cached.value_source.read(first, cached.access())[0]
             return best / count, (filling - reading) / count, size_of(value)
         finally:
             cached.close()

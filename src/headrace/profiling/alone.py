@@ -297,8 +297,8 @@ def _look_at_gil(
     codes: dict[str, tuple[float, Callable[[], Any]]] = {}
     if isinstance(dataset, BaseDataset):
         if dataset.is_transformed:
-            indices = dataset.whole_indices(request).tolist()
-            values = dataset.sample_reader.values(indices, dataset.sample_access)
+            indices = dataset.checked_indices(request).tolist()
+            values = dataset.value_source.read(indices, dataset.access())
             codes["transform"] = (
                 alone.seconds.get("transform", 0.0),
                 lambda: dataset.finish(request, list(values)),

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import open_image
 from headrace.errors import SampleError
@@ -53,13 +53,14 @@ def work_ratio(
     the best of three each, in turns.
     """
     some = first_requests(requests, _TRIED)
-    ways, best = [choose_way(one, collating) for one in (dataset, other)], [float("inf")] * 2
+    batchers = [Batcher(one, collating) for one in (dataset, other)]
+    best = [float("inf")] * 2
     with preserved_rng():
         for _ in range(3):
-            for number, way in enumerate(ways):
+            for number, batcher in enumerate(batchers):
                 start = time.perf_counter()
                 for request in some:
-                    way.make(request)
+                    batcher.make(request)
                 best[number] = min(best[number], time.perf_counter() - start)
     return best[1] / best[0]
 

@@ -29,6 +29,7 @@ from headrace import (
     SampleError,
     Source,
 )
+from headrace.datasets.core.values import Ahead
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
@@ -250,7 +251,7 @@ class TestViews:
         stream = make(loading_mode="streaming")[10:20]
         assert isinstance(stream, IterableDataset)
         assert sorted(numbers(stream)) == list(range(10, 20))
-        stream.mode.close()
+        stream.value_source.find(Ahead).close()
 
     def test_an_overridden_split_gets_numbers_of_the_whole(self) -> None:
         dataset = Numbered()

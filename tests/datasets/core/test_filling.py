@@ -25,8 +25,8 @@ from headrace import (
     TextDataset,
 )
 from headrace.collate import stack_collate
-from headrace.datasets.core.batch import BatchWay, Collating
-from headrace.datasets.core.ways import SampleBySample, choose_way
+from headrace.datasets.core.batch import Collating
+from headrace.datasets.core.batcher import Batcher
 from headrace.dtypes import ArraySpec
 from headrace.memory.store import Rows
 from headrace.order import BatchRequest
@@ -57,14 +57,14 @@ def held(array: np.ndarray[Any, Any], cls: type[BaseDataset] = BaseDataset, **op
     return cls(Arrays(array), **{"loading_mode": "eager", "progress": False, **options})
 
 
-def way_of(dataset: BaseDataset) -> BatchWay:
-    return choose_way(dataset, Collating(stack_collate))
+def way_of(dataset: BaseDataset) -> Batcher:
+    return Batcher(dataset, Collating(stack_collate))
 
 
 def made_slowly(dataset: BaseDataset, indices: list[int]) -> tuple[Any, bool]:
     """A batch, and whether its samples were made one by one."""
     with mock.patch.object(
-        SampleBySample, "make", autospec=True, side_effect=SampleBySample.make
+        Batcher, "of_samples", autospec=True, side_effect=Batcher.of_samples
     ) as slow:
         made = way_of(dataset).make(BatchRequest(indices, 42, 0))
     assert made.samples == len(indices)
@@ -113,7 +113,7 @@ class TestFromMemory:
         copy_to = Rows.copy_to
 
         def torn(rows: Rows, out: torch.Tensor) -> None:
-            dataset.mode._store.release(1 << 20)
+            dataset.sample_store._store.release(1 << 20)
             copy_to(rows, out)
 
         monkeypatch.setattr(Rows, "copy_to", torn)

@@ -14,7 +14,7 @@ from PIL import Image
 from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
 from headrace.collate import DetectionCollator, list_collate, stack_collate
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import SampleBySample, choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.order.request import BatchRequest
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -54,12 +54,12 @@ def batches(
     dataset: ImageDataset, kind: str, indices: list[int], epoch: int = 2
 ) -> tuple[Any, Any]:
     """The batch by the way that is chosen, which takes no other one, and that of single samples."""
-    way, request = choose_way(dataset, collating(kind)), BatchRequest(indices, 7, epoch)
-    assert "row by row" in way.name
+    way, request = Batcher(dataset, collating(kind)), BatchRequest(indices, 7, epoch)
+    assert "row by row" in way.explain()
     assert way.writes_in_place
-    with mock.patch.object(SampleBySample, "make", side_effect=AssertionError("the slow way")):
+    with mock.patch.object(Batcher, "of_samples", side_effect=AssertionError("the slow way")):
         made = way.make(request)
-    slow = SampleBySample(dataset, collating(kind)).make(request)
+    slow = Batcher(dataset, collating(kind)).of_samples(request)
     assert made.samples == slow.samples == len(made.batch[1])
     return made.batch, slow.batch
 
@@ -101,11 +101,11 @@ def test_others_are_made_one_by_one(folder: Path, kind: str) -> None:
         {"image_size": 8, "target_transform": id},
     ):
         with opened(folder, kind, **options) as dataset:
-            assert choose_way(dataset, collating(kind)).name == "sample by sample", options
+            assert Batcher(dataset, collating(kind)).explain() == "sample by sample", options
     with opened(folder, kind, image_size=8) as dataset:
         for function in (list_collate, DetectionCollator(stack=False)):
-            assert choose_way(dataset, Collating(function)).name == "sample by sample"
-        way = choose_way(dataset, collating(kind))
+            assert Batcher(dataset, Collating(function)).explain() == "sample by sample"
+        way = Batcher(dataset, collating(kind))
         dataset.transform = torch.zeros_like  # set later
         assert not way.make(BatchRequest([1, 2], 0, 0)).batch[0].any()
 
@@ -158,17 +158,17 @@ def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
             assert same(fast, slow)
             assert len(fast[0]) == 3
             with pytest.raises(SampleError, match="none of the 1 samples"):
-                choose_way(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
+                Batcher(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
             report = dataset.sample_reader.take_report()
             assert report["skipped"] == report["errors"] == 3
             assert "fallbacks" not in report
         with opened(tmp_path, kind, **options) as dataset:
             stand_in = dataset[1]
             with pytest.raises(SampleError, match="sample 2 "):
-                choose_way(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
+                Batcher(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
         with opened(tmp_path, kind, on_error=lambda *_: stand_in, **options) as dataset:  # noqa: B023
             request = BatchRequest([1, 2, 0], 0, 0)
-            made = choose_way(dataset, collating(kind)).make(request).batch
-            slow = SampleBySample(dataset, collating(kind)).make(request).batch
+            made = Batcher(dataset, collating(kind)).make(request).batch
+            slow = Batcher(dataset, collating(kind)).of_samples(request).batch
             assert same(made, slow)
             assert len(made[0]) == 3

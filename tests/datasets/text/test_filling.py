@@ -19,7 +19,7 @@ from headrace import (
     create_dataloader,
 )
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.batcher import Batcher
 from headrace.order import BatchRequest
 from headrace.testing.contract import same
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(dataset: TextDataset, collate: Any, indices: list[int]) -> Any:
-    return choose_way(dataset, Collating(collate)).make(BatchRequest(indices)).batch
+    return Batcher(dataset, Collating(collate)).make(BatchRequest(indices)).batch
 
 
 def check(dataset: TextDataset, indices: list[int], **options: Any) -> None:
@@ -129,7 +129,7 @@ def test_what_is_not_ids_alone_is_made_one_by_one(folder: Path) -> None:
         Marked(folder, unit="line"),
         shouted,
     ):
-        assert choose_way(dataset, Collating(TextCollator())).name == "sample by sample"
+        assert Batcher(dataset, Collating(TextCollator())).explain() == "sample by sample"
     assert CharTokenizer().decode(shouted[0]["input_ids"]) == "ONE"
 
 

@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.modes import streaming
-from headrace.modes.mode import Coming
+from headrace.modes.streaming import Coming
 from tests.testing.test_contract import SquareDataset
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"}
@@ -106,7 +106,7 @@ def test_the_first_batch_is_fetched_alone(
 ) -> None:
     monkeypatch.setattr(streaming, "parent_process", lambda: object() if is_worker else None)
     source: Any = Asked()
-    scan = streaming._Scan(coming(1), source, np.asarray)
+    scan = streaming._Scan(coming(1), source)
     for _ in range(2):  # by itself, and when it is asked for
         scan.fetch(coming(1), 24)
         assert source.asked == first

@@ -24,9 +24,19 @@ from headrace.datasets.core import construction
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import as_targets, check_common, check_source, explain_call
 from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
-from headrace.datasets.core.reader import Access, OnError, SampleReader, nothing_readable
+from headrace.datasets.core.reader import OnError, SampleReader, nothing_readable
 from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
+from headrace.datasets.core.values import (
+    Access,
+    Ahead,
+    Decoded,
+    Held,
+    Records,
+    Subset,
+    ValueSource,
+    read_many,
+)
 from headrace.datasets.core.views import (
     blocks_of_view,
     checked_indices,
@@ -43,10 +53,8 @@ from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
 from headrace.modes.cached import Cached
 from headrace.modes.eager import Eager
-from headrace.modes.lazy import Lazy
-from headrace.modes.mode import Coming, Mode
-from headrace.modes.stored import MachineShare
-from headrace.modes.streaming import WINDOW, Streaming
+from headrace.modes.stored import MachineShare, Stored
+from headrace.modes.streaming import WINDOW, Coming, Prefetcher
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
@@ -233,7 +241,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
         self._served = SharedInt(0)  # samples under a plain DataLoader
-        self._mode: Mode | None = None
+        self._value_source: ValueSource | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
         self._is_settled = False
@@ -411,9 +419,8 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             is_plain: True under a plain DataLoader, which passes no epoch.
             error: the error of an earlier attempt to make the batch in another way.
         """
-        values = self.sample_reader.values(
-            self.whole_indices(request).tolist(), self.sample_access, error
-        )
+        indices = self.checked_indices(request).tolist()
+        values = self.value_source.read(indices, self.access(error))
         return self.finish(request, values, is_plain)
 
     def __iter__(self) -> Iterator[Any]:
@@ -460,10 +467,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             IndexError: an index is out of range or not an integer, or the mask has another length.
         """
         chosen = chosen_indices(indices, len(self))
-        if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
-            self.mode  # noqa: B018  # made now where it was closed or stayed behind: views share it
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
+        view._value_source = Subset(self.value_source, chosen)
         view._chosen = self.whole_indices(chosen)
         if "split_target" in self._overridden and self._whole is None:
             view._whole = self
@@ -511,7 +517,10 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
 
     def explain(self) -> str:
         """Describes how samples are read, what is cached, and the state of the memory budget."""
-        return construction.explained(self, {} if self._mode is None else self._mode.stats())
+        stats: dict[str, int] = {}
+        if self._value_source is not None:
+            stats = self._value_source.stats()
+        return construction.explained(self, stats)
 
     def close(self) -> None:
         """Frees what is cached and closes the files that are open in this process. The dataset
@@ -519,9 +528,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         if self._chosen is not None:
             return
-        if self._mode is not None:
-            self._mode.close()
-            self._mode = None
+        if self._value_source is not None:
+            self._value_source.close()
+            self._value_source = None
         self.sample_source.close()
 
     def __enter__(self) -> Self:
@@ -601,14 +610,23 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             batches: the rank's batches of the epoch.
         """
         segments = batches.order.segments if self.block_memory.prefetches_whole else None
-        self.mode.prefetch(
-            Coming(key, steps, batches.some, segments), self.sample_source, self.whole_indices
-        )
+        self.value_source.announce(Coming(key, steps, batches.some, segments))
 
-    @property
-    def sample_access(self) -> Access:
-        """How samples are accessed."""
-        return Access(self.sample_format, self.mode, self.holds_encoded)
+    def access(self, earlier: Exception | None = None) -> Access:
+        """What this dataset or view brings along when it reads from its `value_source`.
+
+        Args:
+            earlier: why the samples could not be read in another way before.
+        """
+        return Access(self.sample_reader, self.sample_format, earlier)
+
+    def checked_indices(self, indices: Any) -> IntArray:
+        """Indices of this dataset or view ([n] int64). Negative ones count from the end.
+
+        Raises:
+            IndexError: an index is out of range.
+        """
+        return checked_indices(indices, len(self))
 
     def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
         """Converts indices of this dataset or view to record numbers of the source. Negative
@@ -625,43 +643,73 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         return index if self._chosen is None else int(self._chosen[index])
 
     @property
-    def mode(self) -> Mode:
-        """The active loading mode. It is created at first use if it was not pickled with the
-        dataset.
+    def value_source(self) -> ValueSource:
+        """Where decoded values come from. It is made at first use if it was not pickled with the
+        dataset; "eager" then reads its samples.
         """
-        if self._mode is None:
-            self._mode = self.make_mode()
-        return self._mode
+        if self._value_source is None:
+            self._value_source = self.make_value_source()
+            if self._chosen is not None:
+                self._value_source = Subset(self._value_source, self._chosen)
+        return self._value_source
 
-    def make_mode(self) -> Mode:
-        """The loading mode at work; "eager" reads its samples now. A class may make a mode of its
-        own.
-        """
-        source = self.sample_source
-        if self.loading_mode is LoadingMode.EAGER:
-            access = Access(self.sample_format, Lazy(), self.holds_encoded)
-            return Eager(
-                len(source),
-                functools.partial(self.sample_reader.load, access=access),
-                self.budget,
-                self.held_nbytes(),
-                self._progress,
-                threads=None if source.thread_safe else 1,
-                share=self.machine_share(),
-                spec=None if access.holds_encoded else access.format.value_spec(),
-            )
-        if self.loading_mode is LoadingMode.CACHED:
-            return Cached(
-                len(source),
-                self.budget,
-                self._cache_size,
-                self._cache_policy,
-                self.held_nbytes(),
-                self.machine_share(),
-            )
+    def make_value_source(self) -> ValueSource:
+        """The source of the decoded values of the whole dataset, in its loading mode."""
         if self.loading_mode is LoadingMode.STREAMING:
-            return Streaming(min(WINDOW, self.budget.available // 32))  # of each worker
-        return Lazy()
+            window = min(WINDOW, self.budget.available // 32)  # of each worker
+            return Decoded(Ahead(self.sample_source, Prefetcher(window)))
+        records = Records(self.sample_source)
+        if self.loading_mode is LoadingMode.LAZY:
+            return Decoded(records)
+        values: ValueSource = records if self.holds_encoded else Decoded(records)
+        reader = self.sample_reader.another()
+        access = Access(reader, self.sample_format)
+        spec = None if self.holds_encoded else access.decoder.value_spec()
+        store = self.make_store(
+            len(self.sample_source),
+            functools.partial(read_many, values, access=access),
+            self.held_nbytes(),
+            spec,
+        )
+        self.sample_reader.counts["errors"] += reader.counts["errors"]
+        held = Held(values, store)
+        return Decoded(held) if self.holds_encoded else held
+
+    def make_store(
+        self,
+        length: int,
+        load: Callable[[Sequence[int]], list[Any]],
+        nbytes: int | None,
+        spec: ArraySpec | None = None,
+    ) -> Stored:
+        """What holds samples in modes "eager", which calls `load` for all of them now, and
+        "cached".
+
+        Args:
+            length: number of samples.
+            load: reads values by index.
+            nbytes: bytes of all values. None: not known.
+            spec: shape and dtype of all values, if they are arrays of one kind.
+        """
+        share = self.machine_share()
+        if self.loading_mode is LoadingMode.CACHED:
+            return Cached(length, self.budget, self._cache_size, self._cache_policy, nbytes, share)
+        return Eager(
+            length,
+            load,
+            self.budget,
+            nbytes,
+            self._progress,
+            threads=None if self.sample_source.thread_safe else 1,
+            share=share,
+            spec=spec,
+        )
+
+    @property
+    def sample_store(self) -> Stored | None:
+        """What holds the samples; None: nothing does."""
+        held = None if self._value_source is None else self._value_source.find(Held)
+        return None if held is None else held.store
 
     def machine_share(self) -> MachineShare | None:
         """Where the samples lie that all ranks of a machine share. None: each rank has its own."""
@@ -743,7 +791,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         samples: list[Any] = []
         indices: list[int] = []
         seconds = [0.0] * len(values)
-        with self._restoring(is_random):
+        with self.restoring(is_random):
             start = time.perf_counter()
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 values[number] = None
@@ -769,33 +817,16 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             raise nothing_readable(failure, len(request))
         return samples, indices
 
-    def draw(self, request: BatchRequest, value: Callable[[int], Any]) -> Sequence[Any]:
-        """What the format draws for each sample, or the SampleError that it met; `value` gives
-        that of a position in the batch.
-        """
-        format_ = self.sample_format
-        if not format_.draws:
-            return [None] * len(request)
-        seeder = self.seeder()
-        drawn: list[Any] = []
-        with self._restoring(True):
-            for number, index in enumerate(request):
-                given = value(number)
-                if isinstance(given, SampleError):
-                    drawn.append(given)
-                    continue
-                seeder(*self._key(request, number))
-                try:
-                    with naming(format_.decodes_late, self.source_of, index):
-                        drawn.append(format_.draw(given))
-                except FormatError as error:
-                    if not format_.decodes_late:
-                        raise
-                    drawn.append(self._undecodable(index, error))
-        return drawn
+    def seed_sample(self, request: BatchRequest, number: int) -> None:
+        """Seeds what a sample may draw from, by its position in a batch."""
+        self.seeder()(*self._key(request, number))
+
+    def target_of(self, index: int) -> Any:
+        """The target of a sample, of which no value is needed."""
+        return self.split_target(index, None)[1]
 
     @contextlib.contextmanager
-    def _restoring(self, is_random: bool) -> Iterator[None]:
+    def restoring(self, is_random: bool) -> Iterator[None]:
         """In the training's own process: the random generators go on afterwards as if nothing
         had been drawn.
         """
@@ -824,12 +855,15 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             sample = self.make_sample(value, target)
         except Exception as error:
             if format_.decodes_late and isinstance(error, FormatError):
-                return self._undecodable(index, error)
+                return self.undecodable(index, error)
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise
         return _with_index(sample, index) if self.return_index else sample
 
-    def _undecodable(self, index: int, error: FormatError) -> SampleError:
+    def undecodable(self, index: int, error: FormatError) -> SampleError:
+        """Raises the error of a sample that turned out not to be decodable, or returns it where
+        the sample may be left out.
+        """
         whole = int(self.whole_indices(index))
         return self.sample_reader.failed(whole, "can't be decoded", error)
 
@@ -898,7 +932,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self.block_memory.settle()
         self._become_iterable()
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
-            self.mode  # noqa: B018  # made before any worker is forked, so that all share it
+            self.value_source  # noqa: B018  # made before any worker is forked: all share it
 
     def _become_iterable(self) -> None:
         """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides
@@ -921,7 +955,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             for name in ("targets", "_chosen"):
                 state[name] = self._mapped_by_workers(name)
         else:
-            state["_mode"] = None
+            state["_value_source"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

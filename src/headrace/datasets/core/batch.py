@@ -1,5 +1,5 @@
-"""Batches: the interface of the ways of making one, and collate functions as they are called for
-it.
+"""Batches: what makes them in a way of its own, and collate functions as they are called for
+them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
 
 from headrace.collate import TextCollator, list_collate, stack_collate
 from headrace.collate.fields import Step
 from headrace.collate.stack import stack_tree
 from headrace.errors import CollateError, ConfigError
+from headrace.memory.ring import empty
 from headrace.order.request import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
+
+if TYPE_CHECKING:
+    from headrace.datasets.core.base import BaseDataset
 
 Join = Callable[..., Any]
 """Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see
@@ -25,6 +32,10 @@ NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""
 
 
+_STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float64}
+"""What numbers become as they are stacked, by the kind of their dtype."""
+
+
 class MadeBatch(NamedTuple):
     """A finished batch."""
 
@@ -32,34 +43,36 @@ class MadeBatch(NamedTuple):
     samples: int
 
 
-class BatchWay(ABC):
-    """One way of making a batch. All ways give the same batch, bit for bit (law 1); they differ
-    in what they cost.
+class NotTogetherError(Exception):
+    """The samples of a batch could not be read together, for its cause; they are read one by one
+    then, which names the one at fault.
     """
 
-    name: ClassVar[str]
+    @property
+    def cause(self) -> Exception | None:
+        """The cause without its frames, which hold the batch's memory."""
+        found = self.__cause__
+        return found.with_traceback(None) if isinstance(found, Exception) else None
+
+
+class BatchReader(ABC):
+    """Makes the batches of a format in a way that only this one has."""
+
+    name: str
     """What `explain()` calls it."""
-    writes_in_place: bool = False
-    """True if samples are written straight into their batch, also where they are read and
-    decoded.
-    """
+    writes_in_place: bool = True
+    """True if samples are written straight into their batch."""
 
     @abstractmethod
-    def make(self, request: BatchRequest, error: Exception | None = None) -> MadeBatch:
-        """The batch of a request, inside the ring slot that is open.
+    def read(self, request: BatchRequest) -> MadeBatch | None:
+        """The batch of a request, or None: samples have to be made one by one.
 
         Args:
-            request: names the samples.
-            error: why a faster way could not make this batch.
+            request: names the samples; one at least.
 
         Raises:
-            SampleError: a sample can't be read; or, where such are skipped, none can.
-            CollateError: the samples make no batch.
+            NotTogetherError: they have to be read one by one.
         """
-
-    def explain(self) -> str:
-        """The way in words."""
-        return self.name
 
 
 class Collating:
@@ -151,12 +164,27 @@ class Collating:
         return {**self.__dict__, "_seeder": None}
 
 
-def stacked_targets(dataset: Any, targets: list[Any], indices: Sequence[int]) -> Any:
-    """The targets of samples as stacking the samples makes them."""
+def with_targets(dataset: BaseDataset, inputs: Any, indices: Sequence[int]) -> MadeBatch:
+    """The batch of inputs, with targets if samples have any: as stacking the samples makes it."""
+    targets = dataset.targets
+    if (
+        isinstance(targets, np.ndarray)
+        and targets.ndim == 1
+        and targets.dtype.kind in _STACKED
+        and targets.dtype != np.uint64
+    ):
+        picked = targets[np.asarray(indices, np.int64)]
+        out = empty(picked.shape, _STACKED[targets.dtype.kind])
+        np.copyto(out.numpy(), picked)
+        return MadeBatch((inputs, out), len(indices))
+    if targets is None and not dataset.sample_format.always_pairs:
+        return MadeBatch(inputs, len(indices))
+    each = [dataset.target_of(index) for index in indices]
     try:
-        return stack_tree(targets, path=(Step("[1]", ("1",)),))
+        stacked = stack_tree(each, path=(Step("[1]", ("1",)),))
     except CollateError as error:
         raise CollateError(error.naming(functools.partial(named, dataset, indices))) from None
+    return MadeBatch((inputs, stacked), len(indices))
 
 
 def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:

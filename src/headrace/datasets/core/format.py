@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.arguments import check_callable
 from headrace.collate.normalization import Normalization
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
@@ -145,6 +145,16 @@ class SampleFormat:
         """
         np.copyto(out, value)
 
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
+        """If values hold input and target: shape and dtype of the inputs' rows and of the targets'
+        (None: these are listed). None: they don't, or `collating` needs samples.
+        """
+        return None
+
+    def placed(self, target: Any, drawn: Any) -> Any:
+        """What becomes of the target of a pair by the draws for its input."""
+        return target
+
     def sample_nbytes(self) -> int | None:
         """Bytes of one sample without transforms. None: unknown, or they differ between samples."""
         return None
@@ -167,8 +177,8 @@ class SampleFormat:
         """
         return None
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        """A way of making batches that only this format has, if it fits the dataset and the
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        """What makes batches in a way that only this format has, if it fits the dataset and the
         collate function.
         """
         return None
@@ -195,6 +205,7 @@ _NEVER_OVERRIDDEN = (
     "decodes_late",
     "draw",
     "write_input",
+    "placed",
     "random_steps",
 )
 """What the class of a dataset leaves to its format."""
@@ -295,8 +306,11 @@ class FormatOf(SampleFormat):
             format=FormatOf(self._dataset, left.format, self._overridden, self._chosen)
         )
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return None if self._overridden else self._base.own_way(dataset, collating)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return None if self._overridden else self._base.own_reader(dataset, collating)
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
+        return None if self._overridden else self._base.pair_rows(collating)
 
 
 def wrapped_format(dataset: Any) -> SampleFormat:

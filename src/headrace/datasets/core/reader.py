@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
-import numpy as np
-
+from headrace.datasets.core.batch import NotTogetherError
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.warnings import naming
@@ -22,31 +21,9 @@ from headrace.errors import (
     SampleError,
 )
 from headrace.io.library_errors import is_of_machine
-from headrace.memory.budget import size_of
-from headrace.memory.store import MISSING
-from headrace.modes.mode import Mode
-from headrace.storage.source import RowSource, Source, is_prefetched
+from headrace.storage.source import Source, is_prefetched
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
-
-
-class Access(NamedTuple):
-    """How the samples of a dataset are reached at the moment."""
-
-    format: SampleFormat
-    mode: Mode
-    holds_encoded: bool
-    """True if the mode holds records, which are decoded at each access."""
-
-
-class Fetched(NamedTuple):
-    """What was fetched of one sample."""
-
-    number: int
-    """In the source."""
-    value: Any
-    """What the mode has cached of it; or else its record, or the SampleError in place of it."""
-    is_record: bool
 
 
 class SampleReader:
@@ -95,6 +72,22 @@ class SampleReader:
         """Adds the time since `start` (of `time.perf_counter`)."""
         self.counts[name] += time.perf_counter() - start  # type: ignore[assignment]
 
+    @contextlib.contextmanager
+    def reading_together(self, count: int) -> Iterator[Counter[str]]:
+        """Counts the samples, and the time, of a batch that is read as a whole inside; gives the
+        counters.
+
+        Raises:
+            NotTogetherError: whatever is raised inside is its cause.
+        """
+        start = time.perf_counter()
+        try:
+            yield self.counts
+        except Exception as error:
+            raise NotTogetherError from error
+        self.count_seconds("read_seconds", start)
+        self.counts["cache_misses"] += count
+
     def count_each(self, stage: str, seconds: list[float]) -> None:
         """Notes the slowest sample of a batch in a stage, by the seconds that each one took
         there.
@@ -112,23 +105,6 @@ class SampleReader:
 
     # -- decoded values
 
-    def values(
-        self, indices: list[int], access: Access, error: Exception | None = None
-    ) -> list[Any]:
-        """Decoded values; a SampleError for each sample that can't be read and may be left out.
-        (`error`: why they could not be read in another way before.)
-        """
-        fetched = self.fetch(indices, access, error)
-        start = time.perf_counter()
-        if access.format.decodes_batches:
-            values = self._values_together(fetched, access)
-        else:
-            values = self.timed(
-                "decode", lambda number: self.value(fetched[number], access), len(fetched)
-            )
-        self.count_seconds("decode_seconds", start)
-        return values
-
     def timed(self, stage: str, function: Callable[[int], Any], count: int) -> list[Any]:
         """What a function gives for each position of a batch, by the threads that decode; notes
         which one took longest.
@@ -136,58 +112,6 @@ class SampleReader:
         made, seconds = self.threads.timed_map(function, count)
         self.count_each(stage, seconds)
         return made
-
-    def load(self, indices: Sequence[int], access: Access) -> list[Any]:
-        """What eager caches of samples: values, or a SampleError each; raises where errors are
-        to be raised.
-        """
-        records = self.records(
-            list(indices), functools.partial(self._read_rows, format_=access.format)
-        )
-        if access.holds_encoded:
-            return records
-        if access.format.decodes_batches:
-            return self.decode_together(list(zip(indices, records, strict=True)), access.format)
-        return [self.decoded(i, r, access.format) for i, r in zip(indices, records, strict=True)]
-
-    def fetch(
-        self, indices: list[int], access: Access, error: Exception | None = None
-    ) -> list[Fetched]:
-        """What is cached of samples, and the records of the others."""
-        counts = self.counts
-        mode = access.mode
-        cached = mode.get(indices)
-        missing = [i for i, value in zip(indices, cached, strict=True) if value is MISSING]
-        counts["cache_hits"] += len(indices) - len(missing)
-        counts["cache_misses"] += len(missing)
-        start = time.perf_counter()
-        read: Callable[[Sequence[int]], list[Any]] = self.source.read
-        if mode.prefetches_records(self.source):
-            read = functools.partial(mode.read, read=self.source.read)
-        records = self.records(missing, read, error) if missing else []
-        self.count_seconds("read_seconds", start)
-        counts["bytes_read"] += sum(
-            size_of(record) for record in records if hasattr(record, "__len__")
-        )
-        left = iter(records)
-        fetched = []
-        for index, value in zip(indices, cached, strict=True):
-            if value is MISSING:
-                fetched.append(Fetched(index, next(left), True))
-            else:
-                fetched.append(Fetched(index, value, False))
-        return fetched
-
-    def value(self, fetched: Fetched, access: Access) -> Any:
-        """The decoded value of a sample, which the mode may admit; or a SampleError."""
-        index, value, is_record = fetched
-        if is_record and not access.holds_encoded:
-            value = self.decoded(index, value, access.format)
-        if is_record and not isinstance(value, SampleError):
-            access.mode.admit(index, value)
-        if access.holds_encoded:
-            value = self.decoded(index, value, access.format)
-        return value
 
     def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
         """The decoded value of a record; or a SampleError, which a record may be already."""
@@ -199,33 +123,6 @@ class SampleReader:
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)
-
-    def _read_rows(self, indices: Sequence[int], format_: SampleFormat) -> list[Any]:
-        """Records; those that are values as they lie, of one shape, by one call into one array."""
-        source = self.source
-        if (
-            not (isinstance(source, RowSource) and format_.stores_values and len(indices) > 1)
-            or (spec := source.array_spec) is None
-        ):
-            return source.read(indices)
-        rows = np.empty((len(indices), *spec[0]), spec[1])
-        each = [rows[number, ...] for number in range(len(rows))]
-        source.read_into(indices, rows if rows.ndim > 1 else each)
-        return each
-
-    def _values_together(self, fetched: list[Fetched], access: Access) -> list[Any]:
-        """As `value` for each."""
-        values = [one.value for one in fetched]
-        todo = [
-            number for number, one in enumerate(fetched) if one.is_record or access.holds_encoded
-        ]
-        made = self.decode_together([fetched[number][:2] for number in todo], access.format)
-        for number, value in zip(todo, made, strict=True):
-            index, record, is_record = fetched[number]
-            if is_record and not isinstance(value, SampleError):
-                access.mode.admit(index, record if access.holds_encoded else value)
-            values[number] = value
-        return values
 
     def decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
         """Values of records, some of which may be a SampleError already."""

@@ -19,22 +19,20 @@ from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.options import PathOptions, split_options
+from headrace.datasets.core.values import Records, ValueSource
 from headrace.datasets.episodes.statistics import Statistics, statistics_of
-from headrace.datasets.episodes.ways import way_of_windows
+from headrace.datasets.episodes.steps import HeldSteps, load_bands
+from headrace.datasets.episodes.ways import reader_of_windows
 from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import kind_of
 from headrace.modes import LoadingMode, ModeName
-from headrace.modes.cached import Cached
-from headrace.modes.eager import Eager
-from headrace.modes.mode import Mode
-from headrace.modes.steps import CachedSteps, load_bands
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
@@ -83,8 +81,8 @@ class EpisodeFormat(SampleFormat):
     def sample_nbytes(self) -> int | None:
         return self._sample_nbytes
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_windows(dataset, collating, self._dtypes)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return reader_of_windows(dataset, collating, self._dtypes)
 
 
 def _as_input(value: Any) -> Any:
@@ -346,10 +344,8 @@ class EpisodeDataset(BaseDataset):
         runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
         return {key.name: statistics_of(source, key, runs) for key in chosen}
 
-    def make_mode(self) -> Mode:
-        """Creates the loading mode. If windows overlap, "eager" and "cached" cache each step
-        once.
-        """
+    def make_value_source(self) -> ValueSource:
+        """The source of the windows. If they overlap, "eager" and "cached" hold each step once."""
         source, options = self.sample_source, self.sample_source.windows.options
         overlaps = (
             options.window is not None
@@ -361,29 +357,15 @@ class EpisodeDataset(BaseDataset):
             overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)
         )
         if not is_plain or self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
-            return super().make_mode()
+            return super().make_value_source()
         bands = source.bands()
-        share = self.machine_share()
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
-        inner = (
-            Eager(
-                len(bands),
-                partial(load_bands, source, bands),
-                self.budget,
-                nbytes,
-                self._progress,
-                share=share,
-            )
-            if self.loading_mode is LoadingMode.EAGER
-            else Cached(
-                len(bands), self.budget, self._cache_size, self._cache_policy, nbytes, share
-            )
-        )
-        return CachedSteps(inner, source, bands, self._format.decode)
+        store = self.make_store(len(bands), partial(load_bands, source, bands), nbytes)
+        return HeldSteps(Records(source), store, source, bands)
 
     def explain(self) -> str:
         text = super().explain()
-        if isinstance(self._mode, CachedSteps):
+        if isinstance(self._value_source, HeldSteps):
             text = text.replace(
                 "decoded samples are held",
                 "steps are held, each once, out of which windows are cut",

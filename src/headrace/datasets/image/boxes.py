@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.image.joint import JointFormat, cut_mask
 from headrace.datasets.image.masks import resize_nearest
 from headrace.datasets.image.pixels import image_shape
+from headrace.dtypes import ArraySpec
 
 _LEAST = 1.0  # pixels, of what a crop leaves of a box
 
@@ -51,6 +54,13 @@ class BoxFormat(JointFormat):
 
     def pixels(self, value: Any) -> npt.NDArray[np.uint8]:
         return super().pixels(value if self.is_encoded else value[0])
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, None] | None:
+        row = self._row()
+        function = collating.function
+        if row is None or type(function) is not DetectionCollator or not function.stack:
+            return None
+        return (row, None) if collating.calls(function) else None
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         value, shape = (value, image_shape(value, self.left)) if self.is_encoded else value

@@ -250,9 +250,7 @@ class ImageDataset(BaseDataset):
         Raises:
             SampleError: the image can't be read, whatever `on_error` is.
         """
-        value = self.sample_reader.values(
-            [int(self.whole_indices(range(len(self))[index]))], self.sample_access
-        )[0]
+        value = self.value_source.read([range(len(self))[index]], self.access())[0]
         if isinstance(value, Exception):
             raise value
         return self._format.pixels(value)

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import Collating
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.image.masks import Mask, decode_mask, mask_image, mask_spec, resize_nearest
 from headrace.datasets.image.pixels import image_shape
-from headrace.datasets.image.ways import way_of_pairs
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 
@@ -50,20 +49,16 @@ class JointFormat(ImageFormat):
     def value_spec(self) -> None:
         return None
 
-    def image_in(self, value: Any) -> Any:
-        """The image in a value or record."""
-        return value[0] if isinstance(value, tuple) else value
-
     @abstractmethod
     def placed(self, target: Any, drawn: Drawn | None) -> Any:
         """What becomes of a target by the draws for its image."""
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
+    def _row(self) -> ArraySpec | None:
+        """Shape and dtype of images of one size."""
         size = self.crop_size or self.image_size
         if size is None or not (self.is_encoded or self.image_size is not None):
             return None
-        row = ArraySpec((self.channels, *size), self.input_dtype)
-        return way_of_pairs(dataset, collating, self, row, has_masks=isinstance(self, MaskFormat))
+        return ArraySpec((self.channels, *size), self.input_dtype)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -97,6 +92,12 @@ class MaskFormat(JointFormat):
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
         return self.shown(value, drawn), self._shown_mask(self.placed(target, drawn))
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
+        row = self._row()
+        if row is None or not collating.stacks:
+            return None
+        return row, ArraySpec(row.shape[1:], np.dtype(np.int64))
 
     def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
         return cut_mask(target, drawn, self.crop_size)

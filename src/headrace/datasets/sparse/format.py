@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.format import SampleFormat, plain_target
 from headrace.datasets.sparse.batches import SparseLayout, to_sample
-from headrace.datasets.sparse.ways import way_of_rows
+from headrace.datasets.sparse.ways import reader_of_rows
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError
 from headrace.memory.budget import format_size
@@ -57,5 +57,5 @@ class SparseFormat(SampleFormat):
             )
         return to_sample(value, self.columns, "dense").numpy()
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_rows(dataset, collating, self.columns, self.layout)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return reader_of_rows(dataset, collating, self.columns, self.layout)

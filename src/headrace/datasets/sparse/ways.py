@@ -1,5 +1,5 @@
-"""The way of making batches of sparse rows that makes no tensor a sample (law 1: the batches are
-those of single samples, bit for bit).
+"""Makes batches of sparse rows without a tensor a sample (law 1: the batches are those of single
+samples, bit for bit).
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.ways import FastWay, SampleBySample
+from headrace.datasets.core.batch import BatchReader, Collating, MadeBatch, with_targets
 from headrace.datasets.sparse.batches import SlotArrays, SparseLayout, sparse_collate, to_batch
 from headrace.errors import SampleError
 from headrace.order.request import BatchRequest
@@ -17,65 +16,58 @@ from headrace.storage.sparse.rows import CSRRows
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 
 
-def way_of_rows(
-    dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
-) -> BatchWay | None:
-    """The way to batches of rows, where nobody transforms them and they are collated as the
-    layout is; None: they are made one by one.
+class RowsTogether(BatchReader):
+    """Reads the rows of a batch together, and lays them out at once; of cached rows too.
+
+    Args:
+        dataset: whose rows they are.
+        collating: the collate function.
+        columns: of a row.
+        layout: of a batch.
     """
-    fits = collating.stacks if layout == "dense" else collating.calls(sparse_collate)
-    return (
-        RowsTogether(dataset, SampleBySample(dataset, collating), columns, layout)
-        if fits and _are_bare(dataset)
-        else None
-    )
-
-
-def _are_bare(dataset: BaseDataset) -> bool:
-    return not (dataset.return_index or dataset.is_transformed)
-
-
-class RowsTogether(FastWay):
-    """Reads the rows of a batch together, and lays them out at once; of cached rows too."""
 
     name = "rows read together, and laid out at once"
 
     def __init__(
-        self, dataset: BaseDataset, slow: SampleBySample, columns: int, layout: SparseLayout
+        self, dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
     ) -> None:
-        super().__init__(dataset, slow)
-        self._columns, self._layout, self.writes_in_place = columns, layout, True
-        source, mode = dataset.sample_source, dataset.mode
-        is_read_here = not (mode.caches_samples or mode.prefetches_records(source))
-        self._source = (
-            source if is_read_here and isinstance(source, (SparseSource, JoinedRows)) else None
-        )
+        self._dataset = dataset
+        self._collating = collating
+        self._columns = columns
+        self._layout = layout
+        source = dataset.sample_source
+        self._source: SparseSource | JoinedRows | None = None
+        if dataset.value_source.is_direct and isinstance(source, (SparseSource, JoinedRows)):
+            self._source = source
 
-    def _fits(self) -> bool:
-        return _are_bare(self._dataset)
-
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, reader, whole = (
-            self._dataset,
-            self._dataset.sample_reader,
-            self._dataset.whole_indices(request),
-        )
-        arrays = None if self._source is None or self._layout == "dense" else SlotArrays()
+    def read(self, request: BatchRequest) -> MadeBatch:
+        dataset = self._dataset
+        reader = dataset.sample_reader
+        arrays: SlotArrays | None = None
         if self._source is not None:
-            start = time.perf_counter()
-            try:
-                rows = self._source.read_rows(whole, arrays)
-            except Exception as caught:
-                return self.fall_back(request, caught)
-            reader.count_seconds("read_seconds", start)
-            reader.counts["cache_misses"] += len(whole)
-            reader.counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
+            if self._layout != "dense":
+                arrays = SlotArrays()
+            with reader.reading_together(len(request)) as counts:
+                rows = self._source.read_rows(dataset.whole_indices(request), arrays)
+                counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
         else:
-            values: list[Any] = reader.values(whole.tolist(), dataset.sample_access, error)
+            indices = dataset.checked_indices(request).tolist()
+            values: list[Any] = dataset.value_source.read(indices, dataset.access())
             if any(isinstance(value, SampleError) for value in values):
-                return self._slow.collated(*dataset.finish(request, values), request)
+                samples, made_of = dataset.finish(request, values)
+                return self._collating.batch_of(dataset, samples, made_of, request)
             rows = CSRRows.joined(values)
         start = time.perf_counter()
         batch = to_batch(rows, self._columns, self._layout, arrays)
         reader.count_seconds("collate_seconds", start)
-        return self.with_targets(batch, request)
+        return with_targets(dataset, batch, request)
+
+
+def reader_of_rows(
+    dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
+) -> BatchReader | None:
+    """What makes batches of rows, where they are collated as the layout is. None: samples are made
+    one by one.
+    """
+    fits = collating.stacks if layout == "dense" else collating.calls(sparse_collate)
+    return RowsTogether(dataset, collating, columns, layout) if fits else None

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.casting import as_tensor, cast
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.format import Failed, SampleFormat, Unnormalized
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.format import ImageFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts
-from headrace.datasets.table.ways import way_of_columns
+from headrace.datasets.table.ways import reader_of_columns
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError, SampleError
 
@@ -179,13 +179,10 @@ class TableFormat(SampleFormat):
         made._image = ColumnImage(column, left.format)
         return Unnormalized(made, left.normalization, (column,))
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        is_plain = self._spec is None and self._image is None and self._texts is None
-        return (
-            way_of_columns(dataset, collating, self._stored, self.specs, self.lists)
-            if is_plain
-            else None
-        )
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        if self._spec is not None or self._image is not None or self._texts is not None:
+            return None
+        return reader_of_columns(dataset, collating, self._stored, self.specs, self.lists)
 
 
 def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:

@@ -1,28 +1,27 @@
-"""A way of making batches of tables: column by column, without making samples."""
+"""Makes batches of tables column by column, without making samples."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.casting import as_array, cast_into, known_dtype
+from headrace.casting import cast_into
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.ways import FastWay, SampleBySample, empty_rows, is_bare
+from headrace.datasets.core.batch import Collating
+from headrace.datasets.core.batcher import ColumnReader, is_known
 from headrace.dtypes import ArraySpec
-from headrace.order.request import BatchRequest
-from headrace.storage.table.source import Out, TableSource
+from headrace.storage.table.source import TableSource
 
 Specs = Mapping[str, ArraySpec | None]
 
 
-def way_of_columns(
+def reader_of_columns(
     dataset: BaseDataset, collating: Collating, stored: Specs, specs: Specs, lists: frozenset[str]
-) -> BatchWay | None:
-    """The way to stacked batches of dicts, where nothing is held; None: samples are made one by
+) -> ColumnReader | None:
+    """What makes stacked batches of dicts, where nothing is held. None: samples are made one by
     one.
 
     Args:
@@ -32,72 +31,30 @@ def way_of_columns(
         specs: those that they are cast to.
         lists: names of columns whose values become lists.
     """
-    source, mode = dataset.sample_source, dataset.mode
-    if not (
-        isinstance(source, TableSource)
-        and not source.is_one
-        and collating.stacks
-        and is_bare(dataset)
-    ):
+    source = dataset.sample_source
+    if not isinstance(source, TableSource) or source.is_one or not collating.stacks:
         return None
-    if (
-        mode.caches_samples
-        or mode.prefetches_records(source)
-        or not all(name in lists or _is_known(spec) for name, spec in specs.items())
-    ):
+    if not dataset.value_source.is_direct or not dataset.sample_format.makes_plain_samples:
         return None
-    return ColumnsTogether(dataset, SampleBySample(dataset, collating), source, stored, specs)
+    if dataset.sample_format.splits_targets:
+        return None
+    if not all(name in lists or is_known(spec) for name, spec in specs.items()):
+        return None
+    cast = {name: spec for name, spec in stored.items() if spec and spec != specs[name]}
 
-
-def _is_known(spec: ArraySpec | None) -> bool:
-    return spec is not None and 0 not in spec.shape and known_dtype(spec.dtype) is not None
-
-
-class ColumnsTogether(FastWay):
-    """Reads the values of each column into the batch; those that are cast are read beside it
-    first.
-    """
-
-    name = "column by column, straight from storage"
-
-    def __init__(
-        self,
-        dataset: BaseDataset,
-        slow: SampleBySample,
-        source: TableSource,
-        stored: Specs,
-        specs: Specs,
-    ) -> None:
-        super().__init__(dataset, slow)
-        self._source, self._specs, self.writes_in_place = source, dict(specs), True
-        self._cast = {
-            name: spec for name, spec in stored.items() if spec is not None and spec != specs[name]
+    def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+        beside = {
+            name: np.empty((len(indices), *spec.shape), spec.dtype) for name, spec in cast.items()
         }
+        source.read_columns(indices, {**outs, **beside})
+        for name, values in beside.items():
+            cast_into(values, outs[name])
+        return sum(_nbytes(out) for out in (*outs.values(), *beside.values()))
 
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, start, count = self._dataset, time.perf_counter(), len(request)
-        batch: dict[str, Any] = {
-            name: [None] * count if spec is None else empty_rows(count, spec)
-            for name, spec in self._specs.items()
-        }
-        outs: dict[str, Out] = {
-            name: out if isinstance(out, list) else as_array(out) for name, out in batch.items()
-        }
-        beside: dict[str, Any] = {
-            name: np.empty((count, *spec.shape), spec.dtype) for name, spec in self._cast.items()
-        }
-        try:
-            self._source.read_columns(dataset.whole_indices(request), {**outs, **beside})
-            for name, values in beside.items():
-                cast_into(values, as_array(batch[name]))
-        except Exception as caught:
-            return self.fall_back(request, caught)
-        reader = dataset.sample_reader
-        reader.count_seconds("read_seconds", start)
-        reader.counts["cache_misses"] += count
-        reader.counts["bytes_read"] += sum(_size(out) for out in (outs | beside).values())
-        return self.with_targets(batch, request)
+    return ColumnReader("column by column, straight from storage", dataset, dict(specs), read)
 
 
-def _size(out: Out) -> int:
-    return sum(map(len, filter(None, out))) if isinstance(out, list) else out.nbytes
+def _nbytes(out: Any) -> int:
+    if isinstance(out, list):
+        return sum(len(value) for value in out if value)
+    return int(out.nbytes)

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.construction import describe_held
-from headrace.datasets.core.reader import Access
+from headrace.datasets.core.values import Access, Decoded, Records
 from headrace.datasets.text.tokenizing import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenizedTexts
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
-from headrace.modes.lazy import Lazy
 from headrace.storage.tokens.source import Tokens
 from headrace.tokenizer import identity_of
 
@@ -130,8 +129,9 @@ class TokenizedDataset(BaseDataset):
         """The ids of whole documents by their number in the source; a SampleError for each that
         can't be read.
         """
-        return self.sample_reader.another().values(
-            numbers, Access(self._tokenized.uncut(), Lazy(), False)
+        documents = Decoded(Records(self.sample_source))
+        return documents.read(
+            numbers, Access(self.sample_reader.another(), self._tokenized.uncut())
         )
 
     def text_nbytes(self, numbers: npt.NDArray[np.int64]) -> IntArray:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.reader import Access, SampleReader
+from headrace.datasets.core.reader import SampleReader
+from headrace.datasets.core.values import Access, Decoded, Records
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.modes.lazy import Lazy
 from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import ArrayTokens, Tokens
@@ -104,12 +104,13 @@ def tokens_of(
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
     source, options, identity = texts.source, texts.options, texts.identity
-    access = Access(texts.uncut(), Lazy(), False)
+    documents = Decoded(Records(texts.source))
+    access = Access(reader, texts.uncut())
     with reading_all(texts, reader, is_ordered=True) as (about, expect):
 
         def read(some: range) -> list[Any]:
             expect(some)
-            return reader.values(list(some), access)
+            return documents.read(list(some), access)
 
         every = _AllTokens(read, len(source), end_token, options.progress)
         arrays = None

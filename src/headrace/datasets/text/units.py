@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay
+from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.format import Failed, SampleFormat
 from headrace.datasets.core.reader import SampleReader
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
-from headrace.datasets.text.ways import way_of_blocks, way_of_ids
+from headrace.datasets.text.ways import reader_of_blocks, reader_of_ids
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.storage.text import records
@@ -173,8 +173,8 @@ class TokenizedTexts(TextUnit):
         found: IntArray = self.source.nbytes(numbers)
         return found
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_ids(
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return reader_of_ids(
             dataset, collating, self.options.tokenizer, self.options.max_length, self.is_marked
         )
 
@@ -269,8 +269,8 @@ class RecordTexts(TokenizedTexts):
             self._columns = record_columns(self, reader, is_opening=False)
         return self._columns.long
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return None if self.splits_targets else super().own_way(dataset, collating)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return None if self.splits_targets else super().own_reader(dataset, collating)
 
 
 # -- texts that are tokens already
@@ -308,8 +308,8 @@ class TokenWindows(TextUnit):
             )
         return self._documents(int(self.source.document_of(np.array([index]))[0]))
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_ids(dataset, collating, None, None, self.is_marked)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return reader_of_ids(dataset, collating, None, None, self.is_marked)
 
 
 class TokenBlocks(TextUnit):
@@ -348,8 +348,8 @@ class TokenBlocks(TextUnit):
             return length * (8 + 8 + 4 + 8)
         return length * (8 + 8 * self.is_marked + 4)
 
-    def own_way(self, dataset: Any, collating: Any) -> BatchWay | None:
-        return way_of_blocks(dataset, collating, self.is_marked)
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        return reader_of_blocks(dataset, collating, self.is_marked)
 
 
 def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:

@@ -1,5 +1,5 @@
-"""Ways of making batches of texts that make no tensor a sample (law 1: the batches are those of
-single samples, bit for bit).
+"""Makes batches of texts without a tensor a sample (law 1: the batches are those of single samples,
+bit for bit).
 
 Blocks have one length, and are read into their batch. Of other texts the ids of all samples are
 laid one behind the other, and padded at once.
@@ -8,18 +8,16 @@ laid one behind the other, and padded at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch
-from headrace.datasets.core.ways import FastWay, SampleBySample
+from headrace.datasets.core.batch import BatchReader, Collating, MadeBatch
+from headrace.datasets.core.batcher import ColumnReader
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of, unmark
-from headrace.memory.ring import empty
+from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.best_fit import BestFitSource
@@ -27,102 +25,47 @@ from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
 
 
-def way_of_ids(
-    dataset: BaseDataset,
-    collating: Collating,
-    tokenizer: Any,
-    max_length: int | None,
-    is_marked: bool = False,
-) -> BatchWay | None:
-    """The way to padded batches, where samples are ids and nothing else; None: samples are made one
-    by one.
+class JoinedIds(BatchReader):
+    """Reads and tokenises the texts of a batch together, and pads all at once.
 
     Args:
         dataset: whose values are ids.
-        collating: the collate function.
-        tokenizer, max_length: how its texts become ids.
+        collating: has a `join`.
         is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
     """
-    if collating.join is None or not _are_ids(dataset):
-        return None
-    slow = SampleBySample(dataset, collating)
-    joined, source, mode = JoinedIds(dataset, slow, is_marked), dataset.sample_source, dataset.mode
-    is_lazy = not (mode.caches_samples or mode.prefetches_records(source))
-    if (
-        is_lazy
-        and not is_marked
-        and isinstance(source, LinesSource)
-        and not source.has_records
-        and not source.files.is_remote
-        and type(tokenizer) is CharTokenizer
-    ):
-        return JoinedLines(dataset, slow, joined, source, tokenizer, max_length)
-    return joined
-
-
-def way_of_blocks(
-    dataset: BaseDataset, collating: Collating, is_marked: bool = False
-) -> BatchWay | None:
-    """The way to batches of blocks, or of rows of documents, where they are stacked and not
-    held; None: they are made one by one.
-    """
-    source = dataset.sample_source
-    if not collating.stacks or not _are_bare(dataset) or dataset.mode.caches_samples:
-        return None
-    slow = SampleBySample(dataset, collating)
-    if isinstance(source, BestFitSource):
-        return RowsFromStorage(dataset, slow, source, is_marked)
-    return (
-        BlocksFromStorage(dataset, slow, source, is_marked)
-        if isinstance(source, BlocksSource)
-        else None
-    )
-
-
-def _are_bare(dataset: BaseDataset) -> bool:
-    return not (dataset.return_index or dataset.is_transformed)
-
-
-def _are_ids(dataset: BaseDataset) -> bool:
-    return _are_bare(dataset) and dataset.targets is None
-
-
-class JoinedIds(FastWay):
-    """Reads and tokenises the texts of a batch together, and pads all at once."""
 
     name = "tokenised together, and padded at once"
+    writes_in_place = False
 
-    def __init__(self, dataset: BaseDataset, slow: SampleBySample, is_marked: bool) -> None:
-        super().__init__(dataset, slow)
+    def __init__(self, dataset: BaseDataset, collating: Collating, is_marked: bool) -> None:
+        assert collating.join is not None
+        self._dataset = dataset
+        self._collating = collating
+        self._join = collating.join
         self._is_marked = is_marked
 
-    def _fits(self) -> bool:
-        return _are_ids(self._dataset)
-
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        dataset, collating = self._dataset, self._slow.collating
-        values = dataset.sample_reader.values(
-            dataset.whole_indices(request).tolist(), dataset.sample_access, error
-        )
+    def read(self, request: BatchRequest) -> MadeBatch | None:
+        dataset = self._dataset
+        if dataset.targets is not None:
+            return None
+        indices = dataset.checked_indices(request).tolist()
+        values = dataset.value_source.read(indices, dataset.access())
         if all(type(value) is np.ndarray for value in values):
-            assert collating.join is not None
             start = time.perf_counter()
-            ids, lengths = (
-                np.concatenate(values),
-                np.fromiter(map(len, values), np.int64, len(values)),
-            )
-            batch = (
-                collating.join(ids_of(ids), lengths, labels_of(ids))
-                if self._is_marked
-                else collating.join(ids, lengths)
-            )
+            ids = np.concatenate(values)
+            lengths = np.fromiter(map(len, values), np.int64, len(values))
+            if self._is_marked:
+                batch = self._join(ids_of(ids), lengths, labels_of(ids))
+            else:
+                batch = self._join(ids, lengths)
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
-        return self._slow.collated(*dataset.finish(request, values), request)
+        samples, made_of = dataset.finish(request, values)
+        return self._collating.batch_of(dataset, samples, made_of, request)
 
 
-class JoinedLines(FastWay):
+class JoinedLines(JoinedIds):
     """Reads lines one behind the other, and maps their bytes to ids at once, where characters
     are tokens and nothing is held.
     """
@@ -132,108 +75,111 @@ class JoinedLines(FastWay):
     def __init__(
         self,
         dataset: BaseDataset,
-        slow: SampleBySample,
-        rest: BatchWay,
+        collating: Collating,
         source: LinesSource,
         tokenizer: CharTokenizer,
         max_length: int | None,
     ) -> None:
-        super().__init__(dataset, slow, rest)
-        self._source, self._tokenizer, self._max_length = source, tokenizer, max_length
+        super().__init__(dataset, collating, False)
+        self._source = source
+        self._tokenizer = tokenizer
+        self._max_length = max_length
 
-    def _fits(self) -> bool:
-        return _are_ids(self._dataset)
-
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        source, collating, start = self._source, self._slow.collating, time.perf_counter()
-        whole = self._dataset.whole_indices(request)
-        try:
-            joined, sizes = source.read_joined(whole)
-            read = time.perf_counter()
+    def read(self, request: BatchRequest) -> MadeBatch | None:
+        dataset = self._dataset
+        if dataset.targets is not None:
+            return None
+        whole = dataset.whole_indices(request)
+        with dataset.sample_reader.reading_together(len(whole)) as counts:
+            joined, sizes = self._source.read_joined(whole)
+            counts["bytes_read"] += len(joined)
+            start = time.perf_counter()
             ids, lengths = self._tokenizer.encode_bytes(
-                joined, sizes, *source.codec, self._max_length
+                joined, sizes, *self._source.codec, self._max_length
             )
-        except Exception as caught:
-            return self.fall_back(request, caught)
-        decoded = time.perf_counter()
-        assert collating.join is not None
-        batch = collating.join(ids, lengths)
+            seconds: Any = time.perf_counter() - start
+            counts["decode_seconds"] += seconds
+            counts["read_seconds"] -= seconds
+        batch = self._join(ids, lengths)
         if batch is None:  # the collator must see the samples
-            return self._rest.make(request)
-        counts: Any = self._dataset.sample_reader.counts
-        counts["cache_misses"] += len(whole)
-        counts["read_seconds"] += read - start
-        counts["decode_seconds"] += decoded - read
-        counts["collate_seconds"] += time.perf_counter() - decoded
-        counts["bytes_read"] += len(joined)
+            return super().read(request)
         return MadeBatch(batch, len(request))
 
 
-class BlocksFromStorage(FastWay):
-    """Reads blocks of tokens into their rows of the batch."""
+def reader_of_ids(
+    dataset: BaseDataset,
+    collating: Collating,
+    tokenizer: Any,
+    max_length: int | None,
+    is_marked: bool = False,
+) -> BatchReader | None:
+    """What makes padded batches, where samples are ids and nothing else. None: samples are made one
+    by one.
 
-    name = "blocks straight from storage"
+    Args:
+        dataset: whose values are ids.
+        collating: the collate function.
+        tokenizer, max_length: how its texts become ids.
+        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
+    """
+    if collating.join is None or dataset.targets is not None:
+        return None
+    source = dataset.sample_source
+    if (
+        dataset.value_source.is_direct
+        and not is_marked
+        and isinstance(source, LinesSource)
+        and not source.has_records
+        and not source.files.is_remote
+        and type(tokenizer) is CharTokenizer
+    ):
+        return JoinedLines(dataset, collating, source, tokenizer, max_length)
+    return JoinedIds(dataset, collating, is_marked)
 
-    def __init__(
-        self, dataset: BaseDataset, slow: SampleBySample, source: Any, is_marked: bool
-    ) -> None:
-        super().__init__(dataset, slow)
-        self._source, self._is_marked, self.writes_in_place = source, is_marked, True
 
-    def _fits(self) -> bool:
-        return _are_bare(self._dataset)
+def reader_of_blocks(
+    dataset: BaseDataset, collating: Collating, is_marked: bool = False
+) -> BatchReader | None:
+    """What makes batches of blocks, or of rows of documents, where they are stacked and not held.
+    None: samples are made one by one.
+    """
+    source = dataset.sample_source
+    if not collating.stacks or not dataset.value_source.is_direct:
+        return None
+    if not isinstance(source, (BlocksSource, BestFitSource)):
+        return None
+    long = ArraySpec((source.length,), np.dtype(np.int64))
+    documents = ArraySpec((source.length,), np.dtype(np.int32))
+    if isinstance(source, BestFitSource):
 
-    def _attempt(self, request: BatchRequest, error: Exception | None) -> MadeBatch:
-        source, reader, shape = (
-            self._source,
-            self._dataset.sample_reader,
-            (len(request), self._source.length),
-        )
-        start, indices = time.perf_counter(), self._dataset.whole_indices(request).tolist()
-        batch = {name: empty(shape, dtype) for name, dtype in self._columns().items()}
-        try:
-            self._read(indices, {name: column.numpy() for name, column in batch.items()})
-        except Exception as caught:
-            return self.fall_back(request, caught)
-        reader.count_seconds("read_seconds", start)
-        reader.counts["cache_misses"] += len(request)
-        reader.counts["bytes_read"] += batch["input_ids"].numel() * source.dtype.itemsize
-        return MadeBatch(batch, len(request))
+        def read_rows(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+            source.read_columns(indices.tolist(), outs)
+            label_rows(
+                outs["input_ids"],
+                outs["position_ids"],
+                outs["document_ids"],
+                outs["labels"],
+                is_marked,
+            )
+            return int(outs["input_ids"].size) * source.dtype.itemsize
 
-    def _columns(self) -> dict[str, torch.dtype]:
-        """What a batch has, and the dtype of each."""
-        return {
-            "input_ids": torch.int64,
-            **({"labels": torch.int64} if self._is_marked else {}),
-            "document_ids": torch.int32,
+        columns = {
+            "input_ids": long,
+            "labels": long,
+            "document_ids": documents,
+            "position_ids": long,
         }
+        return ColumnReader("rows of documents straight from storage", dataset, columns, read_rows)
 
-    def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._source.read_into(indices, columns["input_ids"])
-        self._source.documents_into(indices, columns["document_ids"])
-        if self._is_marked:
-            unmark(columns["input_ids"], columns["labels"])
+    def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+        numbers = indices.tolist()
+        source.read_into(numbers, outs["input_ids"])
+        source.documents_into(numbers, outs["document_ids"])
+        if is_marked:
+            unmark(outs["input_ids"], outs["labels"])
+        return int(outs["input_ids"].size) * source.dtype.itemsize
 
-
-class RowsFromStorage(BlocksFromStorage):
-    """Reads whole documents into the rows of the batch."""
-
-    name = "rows of documents straight from storage"
-
-    def _columns(self) -> dict[str, torch.dtype]:
-        return {
-            "input_ids": torch.int64,
-            "labels": torch.int64,
-            "document_ids": torch.int32,
-            "position_ids": torch.int64,
-        }
-
-    def _read(self, indices: Sequence[int], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._source.read_columns(indices, columns)
-        label_rows(
-            columns["input_ids"],
-            columns["position_ids"],
-            columns["document_ids"],
-            columns["labels"],
-            self._is_marked,
-        )
+    columns = {"input_ids": long, "document_ids": documents}
+    if is_marked:
+        columns = {"input_ids": long, "labels": long, "document_ids": documents}
+    return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)

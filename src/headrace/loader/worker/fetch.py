@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from headrace.collate.stack import gathered
 from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchWay, Collating, MadeBatch, named
-from headrace.datasets.core.ways import choose_way
+from headrace.datasets.core.batch import Collating, MadeBatch, named
+from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.unnormalized import PixelBatches, numbers_of
 from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError
@@ -81,9 +81,9 @@ class Fetch(Dataset[Any]):
         self._origin = origin
         self._pixels = pixels
         self._inner = inner_datasets(dataset)
-        self._way: BatchWay | None = None  # of a foreign dataset
+        self._batcher: Batcher | None = None  # of a foreign dataset
         if isinstance(dataset, BaseDataset):
-            self._way = choose_way(dataset, collating)
+            self._batcher = Batcher(dataset, collating)
         self._answers_batches = answers_batches(dataset)
         self._is_plain = type(dataset) in _PLAIN
         self._is_stateful = is_stateful(dataset)
@@ -161,7 +161,7 @@ class Fetch(Dataset[Any]):
                 counts[name] = counts[name] + value if name in counts else value
             found = dataset.sample_reader.take_slowest()
             # else it was asked for one sample at a time
-            if self._way is not None or self._answers_batches:
+            if self._batcher is not None or self._answers_batches:
                 slowest |= found
         if self._slowest_sample is not None:
             slowest["sample"] = self._slowest_sample
@@ -202,8 +202,8 @@ class Fetch(Dataset[Any]):
             report["state"] = asked(self.dataset)
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
-        if self._way is not None:
-            return self._way.make(request)
+        if self._batcher is not None:
+            return self._batcher.make(request)
         start = time.perf_counter()
         batch = None
         if self._is_plain and self._collating.stacks:

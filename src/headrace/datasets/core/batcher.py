@@ -1,0 +1,338 @@
+"""Makes batches: straight in the memory of the batch where nobody looks at single samples, else of
+samples. Both give the same batch, bit for bit (law 1).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.casting import as_array, known_dtype
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.batch import (
+    BatchReader,
+    Collating,
+    MadeBatch,
+    NotTogetherError,
+    with_targets,
+)
+from headrace.datasets.core.reader import nothing_readable
+from headrace.datasets.core.values import Held, as_rows
+from headrace.datasets.core.warnings import naming
+from headrace.dtypes import ArraySpec
+from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.memory.ring import empty, outside_slot
+from headrace.order.request import BatchRequest
+
+_log = logging.getLogger(__name__)
+
+
+class Batcher:
+    """Makes the batches of a dataset, in its mode, with a collate function.
+
+    Attributes:
+        writes_in_place: True if samples are written straight into their batch, also where they are
+            read and decoded.
+    """
+
+    def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
+        self._dataset = dataset
+        self._collating = collating
+        # in place of bound methods, which would keep the dataset until the garbage is collected
+        self._ways: list[Literal["from memory", "straight from storage", "decoded row by row"]] = []
+        self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
+        self._row: ArraySpec | None = None
+        decoder = dataset.sample_format
+        self._own = decoder.own_reader(dataset, collating)
+        if self._own is not None:
+            self.writes_in_place: bool = self._own.writes_in_place
+            return
+        self._pair = decoder.pair_rows(collating) if decoder.makes_plain_samples else None
+        if self._pair is not None:
+            self._row = self._pair[0]
+            self._ways.append("decoded row by row")
+        elif collating.stacks and decoder.makes_plain_samples and not decoder.splits_targets:
+            self._choose_rows()
+        self.writes_in_place = self._row is not None
+
+    def _choose_rows(self) -> None:
+        """Chooses among the ways of making batches of rows."""
+        dataset = self._dataset
+        decoder = dataset.sample_format
+        held = dataset.value_source.find(Held)
+        if held is not None and not dataset.holds_encoded:
+            self._ways.append("from memory")
+        stored = dataset.value_source.row_spec(decoder)
+        is_copied = decoder.copies and not decoder.draws
+        if is_known(stored) and is_copied and decoder.input_spec(stored) == stored:
+            self._row = stored
+            self._ways.append("straight from storage")
+            return
+        value = decoder.value_spec()
+        row = None if value is None else decoder.input_spec(value)
+        if is_known(row):
+            self._row = row
+            self._ways.append("decoded row by row")
+
+    def explain(self) -> str:
+        """The ways of making a batch, in words."""
+        if not self._is_bare():
+            return "sample by sample"
+        if self._own is not None:
+            return self._own.name
+        ways = [*self._ways] if self._row is not None else [*self._ways, "sample by sample"]
+        return "; until all samples of a batch are held, ".join(ways)
+
+    def _is_bare(self) -> bool:
+        """True if nobody looks at single samples. A user may set a transform at any time."""
+        return not (self._dataset.return_index or self._dataset.is_transformed)
+
+    def make(self, request: BatchRequest) -> MadeBatch:
+        """The batch of a request, inside the ring slot that is open.
+
+        Raises:
+            SampleError: a sample can't be read; or, where such are skipped, none can.
+            CollateError: the samples make no batch.
+        """
+        earlier: Exception | None = None
+        if request and self._is_bare():
+            try:
+                made = self._made_together(request)
+                if made is not None:
+                    return made
+            except NotTogetherError as error:
+                # as text: a record may be held, and an error holds frames
+                _log.debug("%s: %s", self.explain(), repr(error.__cause__))
+                self._dataset.sample_reader.counts["fallbacks"] += 1
+                earlier = error.cause
+        return self.of_samples(request, earlier)
+
+    def _made_together(self, request: BatchRequest) -> MadeBatch | None:
+        """The batch, or None where it can only be made of samples."""
+        if self._own is not None:
+            return self._own.read(request)
+        made: MadeBatch | None = None
+        if "from memory" in self._ways:
+            made = self._from_memory(request)
+        if made is None and "straight from storage" in self._ways:
+            made = self._from_storage(request)
+        if made is None and "decoded row by row" in self._ways:
+            made = self._row_by_row(request)
+        return made
+
+    def of_samples(self, request: BatchRequest, earlier: Exception | None = None) -> MadeBatch:
+        """The same batch, of samples that are made one by one and collated.
+
+        Args:
+            request: names the samples.
+            earlier: why they could not be read in another way before.
+        """
+        with outside_slot():
+            samples, indices = self._dataset.make_samples(request, error=earlier)
+        return self._collating.batch_of(self._dataset, samples, indices, request)
+
+    # -- rows
+
+    def _from_memory(self, request: BatchRequest) -> MadeBatch | None:
+        """Copies, or presents, rows that are all held."""
+        dataset = self._dataset
+        decoder = dataset.sample_format
+        rows = dataset.value_source.rows(dataset.checked_indices(request))
+        spec = None if rows is None else decoder.input_spec(rows.spec)
+        if rows is None or not is_known(spec):
+            return None
+        out = empty_rows(len(request), spec)
+        failures: list[SampleError | None] = [None] * len(request)
+        if decoder.copies and not decoder.draws:
+            rows.copy_to(out)
+        else:
+            write = self._writer(request, as_array(out), None)
+
+            def present(position: int) -> None:
+                failures[position] = write(position, rows[position])
+
+            with dataset.restoring(decoder.draws):
+                dataset.sample_reader.threads.copy(present, len(request), out.nbytes)
+        if not rows.are_held():  # some were given back meanwhile
+            return None
+        dataset.sample_reader.counts["cache_hits"] += len(request)
+        if any(failures):
+            return self._readable(failures, request, out, None)
+        return with_targets(dataset, out, request)
+
+    def _from_storage(self, request: BatchRequest) -> MadeBatch:
+        """Reads records into their rows of the batch."""
+        dataset = self._dataset
+        assert self._row is not None
+        out = empty_rows(len(request), self._row)
+        indices = dataset.checked_indices(request).tolist()
+        try:
+            dataset.value_source.read_into(indices, as_rows(as_array(out)), dataset.access())
+        except Exception as error:
+            raise NotTogetherError from error
+        return with_targets(dataset, out, request)
+
+    def _row_by_row(self, request: BatchRequest) -> MadeBatch:
+        """Decodes each record, and writes its input, and of pairs its target, into their rows."""
+        dataset = self._dataset
+        assert self._row is not None
+        out = empty_rows(len(request), self._row)
+        beside: Any = None
+        if self._pair is not None:
+            spec = self._pair[1]
+            beside = [None] * len(request) if spec is None else empty_rows(len(request), spec)
+        indices = dataset.checked_indices(request).tolist()
+        write = self._writer(request, as_array(out), beside)
+        with dataset.restoring(dataset.sample_format.draws):
+            failures = dataset.value_source.each(indices, write, dataset.access())
+        if any(failures):
+            return self._readable(failures, request, out, beside)
+        return self._made(out, beside, request)
+
+    def _writer(
+        self, request: BatchRequest, rows: npt.NDArray[Any], beside: Any
+    ) -> Callable[[int, Any], SampleError | None]:
+        """A function that writes a value into its row, and its target beside it; it returns the
+        error of a sample that turns out not to be decodable.
+        """
+        dataset = self._dataset
+        decoder = dataset.sample_format
+        spec = None if beside is not None else decoder.value_spec()
+        targets = as_array(beside) if isinstance(beside, torch.Tensor) else beside
+        lock = threading.Lock()
+
+        def write(position: int, value: Any) -> SampleError | None:
+            index = request[position]
+            self._check(spec, value, index)
+            target = drawn = None
+            try:
+                with naming(decoder.decodes_late, dataset.source_of, index):
+                    if targets is not None:
+                        value, target = dataset.split_target(index, value)
+                    if decoder.draws:
+                        with lock:  # threads have the random generators in common
+                            dataset.seed_sample(request, position)
+                            drawn = decoder.draw(value)
+                    decoder.write_input(value, drawn, rows[position, ...])
+                    if targets is not None:
+                        targets[position] = decoder.placed(target, drawn)
+            except Exception as error:
+                if decoder.decodes_late and isinstance(error, FormatError):
+                    return dataset.undecodable(index, error)
+                error.add_note(
+                    f"headrace: while making sample {index} ({dataset.source_of(index)})"
+                )
+                raise
+            return None
+
+        return write
+
+    def _check(self, spec: ArraySpec | None, value: Any, index: int) -> None:
+        """Raises if a value has not the promised shape and dtype: NumPy would make it fit."""
+        if spec is None or not isinstance(value, np.ndarray) or (value.shape, value.dtype) == spec:
+            return
+        raise ConfigError(
+            f"{type(self._dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for "
+            f"sample {index}, and value_spec() says {spec.dtype} {list(spec.shape)}: fix the one "
+            "or the other"
+        )
+
+    def _made(self, out: torch.Tensor, beside: Any, indices: Sequence[int]) -> MadeBatch:
+        if beside is None:
+            return with_targets(self._dataset, out, indices)
+        return MadeBatch((out, beside), len(indices))
+
+    def _readable(
+        self,
+        failures: list[SampleError | None],
+        request: BatchRequest,
+        out: torch.Tensor,
+        beside: Any,
+    ) -> MadeBatch:
+        """The batch without the samples that can't be read, or with stand-ins for them."""
+        dataset = self._dataset
+        stand_ins: dict[int, list[Any]] = {}
+        for position, failure in enumerate(failures):
+            if failure is not None:
+                index = request[position]
+                path = dataset.source_of(index)
+                stand_ins[position] = dataset.sample_reader.replacement(index, path, failure)
+        if callable(dataset.on_error):
+            samples = []
+            for position, index in enumerate(request):
+                if position in stand_ins:
+                    samples += stand_ins[position]
+                    continue
+                target = beside[position] if beside is not None else dataset.target_of(index)
+                samples.append(dataset.make_sample(out[position], target))
+            return self._collating.batch_of(dataset, samples, request, request)
+        good = [position for position in range(len(request)) if position not in stand_ins]
+        if not good:
+            first = next(failure for failure in failures if failure is not None)
+            raise nothing_readable(first, len(request))
+        indices = [request[position] for position in good]
+        return self._made(_packed(out, good), _packed(beside, good), indices)
+
+
+def _packed(rows: Any, good: list[int]) -> Any:
+    """The good ones of some rows, moved to the front; or of a list."""
+    if not isinstance(rows, torch.Tensor):
+        return None if rows is None else [rows[position] for position in good]
+    array = as_array(rows)
+    for to, position in enumerate(good):
+        if to != position:
+            array[to] = array[position]
+    return rows[: len(good)]
+
+
+class ColumnReader(BatchReader):
+    """Reads the columns of a batch straight from the storage.
+
+    Args:
+        name: what `explain()` calls it.
+        dataset: whose batches it reads.
+        columns: by name, shape and dtype of a row of each column of the batch; None: a list.
+        read: writes the columns of samples, given by their numbers in the storage, into arrays or
+            lists; returns the bytes that it has read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: BaseDataset,
+        columns: Mapping[str, ArraySpec | None],
+        read: Callable[[npt.NDArray[np.int64], dict[str, Any]], int],
+    ) -> None:
+        self.name = name
+        self._dataset = dataset
+        self._columns = columns
+        self._read = read
+
+    def read(self, request: BatchRequest) -> MadeBatch:
+        dataset = self._dataset
+        batch: dict[str, Any] = {}
+        outs: dict[str, Any] = {}
+        for name, spec in self._columns.items():
+            batch[name] = [None] * len(request) if spec is None else empty_rows(len(request), spec)
+            outs[name] = batch[name] if spec is None else as_array(batch[name])
+        with dataset.sample_reader.reading_together(len(request)) as counts:
+            counts["bytes_read"] += self._read(dataset.whole_indices(request), outs)
+        return with_targets(dataset, batch, request)
+
+
+def is_known(spec: ArraySpec | None) -> TypeGuard[ArraySpec]:
+    """True if torch has such arrays, and they are not empty."""
+    return spec is not None and 0 not in spec.shape and known_dtype(spec.dtype) is not None
+
+
+def empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
+    """Room for so many rows of a batch, in its buffer."""
+    dtype = known_dtype(spec.dtype)
+    assert dtype is not None
+    return empty((count, *spec.shape), dtype)

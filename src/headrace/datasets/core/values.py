@@ -1,0 +1,392 @@
+"""From stored records to decoded values: a chain of sources, each of which stands over another one.
+
+    Records -> Decoded              lazy
+    Ahead -> Decoded                streaming
+    Records -> Decoded -> Held      eager and cached
+    Records -> Held -> Decoded      the same, where encoded records are held
+    ... -> Subset                   a view of any of these
+
+A view stands above what is held, and so shares it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.casting import cast_into
+from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.reader import SampleReader
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import SampleError
+from headrace.memory.budget import size_of
+from headrace.memory.recycled import RecycledBuffers
+from headrace.memory.store import MISSING, Rows
+from headrace.modes.stored import Stored
+from headrace.modes.streaming import Coming, Prefetcher
+from headrace.storage.source import Rows as WritableRows, RowSource, Source, row_at
+
+T = TypeVar("T")
+Use = Callable[[int, Any], Any]
+"""Receives the position of a sample among those that were asked for, and its value."""
+
+
+class Access(NamedTuple):
+    """What a dataset or view brings along when it reads from a chain that it shares with others."""
+
+    reader: SampleReader
+    decoder: SampleFormat
+    earlier: Exception | None = None
+    """Why the samples could not be read in another way before."""
+
+
+class ValueSource(ABC):
+    """Numbered values over a `parent`; what a source does not define, its parent does."""
+
+    def __init__(self, parent: ValueSource) -> None:
+        self.parent = parent
+
+    @abstractmethod
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        """Calls `use` for each value as soon as it is there, perhaps in threads.
+
+        Returns:
+            What `use` returned for each; a SampleError for each sample that can't be read and may
+            be left out.
+
+        Raises:
+            SampleError: a sample can't be read and may not be left out.
+        """
+
+    def read(self, indices: Sequence[int], access: Access) -> list[Any]:
+        """Returns the values; a SampleError for each that can't be read and may be left out."""
+        return self.each(indices, as_it_is, access)
+
+    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+        """Shape and dtype of all values, if `read_into` reads them. None: it doesn't."""
+        return None
+
+    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+        """Writes values into arrays of `row_spec`, which are undefined if anything is raised."""
+        raise NotImplementedError
+
+    def rows(self, indices: IntArray) -> Rows | None:
+        """Values that are held as arrays of one shape and dtype, without a copy. None: not all
+        are.
+        """
+        return None
+
+    @property
+    def is_direct(self) -> bool:
+        """True if values are read straight from the storage: not held, nor read ahead by
+        threads.
+        """
+        return self.parent.is_direct
+
+    def announce(self, coming: Coming) -> None:
+        """Announces the next batches, which a streaming dataset prefetches."""
+        self.parent.announce(coming)
+
+    def find(self, kind: type[T]) -> T | None:
+        """The source of that class in the chain, if there is one."""
+        return self if isinstance(self, kind) else self.parent.find(kind)
+
+    def stats(self) -> dict[str, int]:
+        """Counters of what is held or was read ahead, for `explain()`."""
+        return self.parent.stats()
+
+    def close(self) -> None:
+        """Frees what is held or was read ahead."""
+        self.parent.close()
+
+
+def as_it_is(position: int, value: Any) -> Any:
+    """The `Use` of `ValueSource.read`."""
+    return value
+
+
+def used(values: list[Any], use: Use) -> list[Any]:
+    """What `use` makes of each value; errors as they are."""
+    if use is as_it_is:
+        return values
+    return [
+        value if isinstance(value, SampleError) else use(position, value)
+        for position, value in enumerate(values)
+    ]
+
+
+class Records(ValueSource):
+    """The records of a storage source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        reader = access.reader
+        start = time.perf_counter()
+        records = reader.records(list(indices), self._read, access.earlier)
+        reader.count_seconds("read_seconds", start)
+        reader.counts["cache_misses"] += len(records)
+        reader.counts["bytes_read"] += sum(
+            size_of(record) for record in records if hasattr(record, "__len__")
+        )
+        return used(records, use)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        return self.source.read(indices)
+
+    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+        if not self.is_direct or not isinstance(self.source, RowSource):
+            return None
+        return self.source.array_spec
+
+    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+        assert isinstance(self.source, RowSource)
+        start = time.perf_counter()
+        self.source.read_into(indices, rows)
+        reader = access.reader
+        reader.count_seconds("read_seconds", start)
+        reader.counts["cache_misses"] += len(rows)
+        reader.counts["bytes_read"] += sum(row.nbytes for row in rows)
+
+    @property
+    def is_direct(self) -> bool:
+        return True
+
+    def announce(self, coming: Coming) -> None:
+        pass
+
+    def find(self, kind: type[T]) -> T | None:
+        return self if isinstance(self, kind) else None
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class Ahead(Records):
+    """Records, those of the next batches read ahead.
+
+    Args:
+        source: the storage source.
+        prefetcher: reads or requests what was announced.
+    """
+
+    def __init__(self, source: Source, prefetcher: Prefetcher) -> None:
+        super().__init__(source)
+        self.prefetcher = prefetcher
+
+    @property
+    def is_direct(self) -> bool:
+        return not self.prefetcher.reads_records_of(self.source)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        if self.is_direct:
+            return self.source.read(indices)
+        return self.prefetcher.read(indices, self.source.read)
+
+    def announce(self, coming: Coming) -> None:
+        self.prefetcher.prefetch(coming, self.source)
+
+    def stats(self) -> dict[str, int]:
+        return self.prefetcher.stats()
+
+    def close(self) -> None:
+        self.prefetcher.close()
+
+
+class Decoded(ValueSource):
+    """Values that the decoder of whoever reads makes of records."""
+
+    def __init__(self, parent: ValueSource) -> None:
+        super().__init__(parent)
+        self._buffers = RecycledBuffers()
+
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        reader, decoder, _ = access
+        records = self.parent.read(indices, access)
+        start = time.perf_counter()
+        if decoder.decodes_batches:
+            pairs = list(zip(indices, records, strict=True))
+            made = used(reader.decode_together(pairs, decoder), use)
+        else:
+
+            def one(position: int) -> Any:
+                value = reader.decoded(indices[position], records[position], decoder)
+                return value if isinstance(value, SampleError) else use(position, value)
+
+            made = reader.timed("decode", one, len(records))
+        reader.count_seconds("decode_seconds", start)
+        return made
+
+    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+        spec = self.parent.row_spec(decoder)
+        if spec is None or decoder.stores_values:
+            return spec
+        if decoder.casts_to is None:
+            return None
+        return ArraySpec(spec.shape, decoder.casts_to)
+
+    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+        stored = self.parent.row_spec(access.decoder)
+        assert stored is not None
+        count = len(rows)
+        if access.decoder.stores_values or not count or row_at(rows, 0).dtype == stored.dtype:
+            self.parent.read_into(indices, rows, access)
+            return
+        nbytes = count * stored.nbytes
+        buffer = self._buffers.take(nbytes)
+        records = np.frombuffer(buffer, stored.dtype).reshape(count, *stored.shape)
+        self.parent.read_into(indices, as_rows(records), access)
+
+        def cast_row(number: int) -> None:
+            cast_into(records[number, ...], row_at(rows, number))
+
+        access.reader.threads.copy(cast_row, count, nbytes)
+
+
+class Held(ValueSource):
+    """Values held in memory that all workers share; those that are not yet held are read, and
+    offered to the store.
+
+    Args:
+        parent: gives the values.
+        store: holds them.
+    """
+
+    def __init__(self, parent: ValueSource, store: Stored) -> None:
+        super().__init__(parent)
+        self.store = store
+
+    @property
+    def is_direct(self) -> bool:
+        return False
+
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        held = self.store.get(indices)
+        missing = [position for position, value in enumerate(held) if value is MISSING]
+        access.reader.counts["cache_hits"] += len(held) - len(missing)
+        if missing:
+            self._read_missing(held, missing, indices, access)
+        if use is as_it_is:
+            return held
+
+        def one(position: int) -> Any:
+            value = held[position]
+            return value if isinstance(value, SampleError) else use(position, value)
+
+        return access.reader.timed("decode", one, len(held))
+
+    def _read_missing(
+        self, values: list[Any], missing: list[int], indices: Sequence[int], access: Access
+    ) -> None:
+        """Reads and admits the values at some positions."""
+        wanted = [indices[position] for position in missing]
+
+        def admit(number: int, value: Any) -> Any:
+            self.store.admit(wanted[number], value)
+            return value
+
+        found = self.parent.each(wanted, admit, access)
+        for position, value in zip(missing, found, strict=True):
+            values[position] = value
+
+    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+        return self.parent.row_spec(decoder)
+
+    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+        held = self.store.get(indices)
+        missing = [position for position, value in enumerate(held) if value is MISSING]
+        if missing:
+            wanted = [indices[position] for position in missing]
+            some = rows
+            if len(missing) < len(held) or not isinstance(rows, np.ndarray):
+                some = [row_at(rows, position) for position in missing]
+            self.parent.read_into(wanted, some, access)
+        for position, value in enumerate(held):
+            row = row_at(rows, position)
+            if value is MISSING:
+                self.store.admit(indices[position], row)
+            else:
+                row[...] = value
+        access.reader.counts["cache_hits"] += len(held) - len(missing)
+
+    def rows(self, indices: IntArray) -> Rows | None:
+        return self.store.rows(indices)
+
+    def stats(self) -> dict[str, int]:
+        return self.store.stats()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Subset(ValueSource):
+    """Some of the values of another source.
+
+    Args:
+        parent: the source.
+        chosen: [samples] int64 indices in it.
+    """
+
+    def __init__(self, parent: ValueSource, chosen: IntArray) -> None:
+        if isinstance(parent, Subset):
+            chosen = parent.chosen[chosen]
+            parent = parent.parent
+        super().__init__(parent)
+        self.chosen: IntArray = chosen
+
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        return self.parent.each(self._mapped(indices), use, access)
+
+    def _mapped(self, indices: Sequence[int]) -> list[int]:
+        mapped: list[int] = self.chosen[np.asarray(indices, np.int64)].tolist()
+        return mapped
+
+    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+        return self.parent.row_spec(decoder)
+
+    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+        self.parent.read_into(self._mapped(indices), rows, access)
+
+    def rows(self, indices: IntArray) -> Rows | None:
+        return self.parent.rows(self.chosen[indices])
+
+    def announce(self, coming: Coming) -> None:
+        def whole(indices: IntArray) -> IntArray:
+            mapped: IntArray = self.chosen[coming.whole(indices)]
+            return mapped
+
+        self.parent.announce(coming._replace(whole=whole))
+
+    def close(self) -> None:
+        """Does nothing: others read from the same source."""
+
+
+def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> list[Any]:
+    """Returns the values of many samples, as `ValueSource.read` does; those that are rows as they
+    are stored are read into one array.
+    """
+    spec = source.row_spec(access.decoder)
+    if spec is None or len(indices) == 1:
+        return source.read(indices, access)
+    rows = np.empty((len(indices), *spec.shape), spec.dtype)
+    try:
+        source.read_into(indices, as_rows(rows), access)
+    except Exception as error:  # the other way names the sample at fault
+        return source.read(indices, access._replace(earlier=error))
+    return [rows[number, ...] for number in range(len(rows))]
+
+
+def as_rows(array: npt.NDArray[Any]) -> WritableRows:
+    """The rows of an array [samples, ...], as `read_into` takes them."""
+    if array.ndim > 1:
+        return array
+    return [array[number, ...] for number in range(len(array))]
