@@ -145,19 +145,6 @@ def test_arguments_of_other_libraries_say_what_to_use() -> None:
             function(**{word: "a"})
 
 
-def test_a_keyword_that_a_class_of_ones_own_passes_on() -> None:
-    class Old(BaseDataset):
-        def __init__(self, path: str, by_position: bool) -> None:
-            if by_position:
-                super().__init__(path, None, "lazy")  # type: ignore[arg-type, misc]
-            super().__init__(data_path=path, transform=None)  # type: ignore[call-arg]
-
-    with pytest.raises(ConfigError, match=r"^BaseDataset has no 'data_path': use source, a Source"):
-        Old("folder", by_position=False)
-    with pytest.raises(ConfigError, match=r"^BaseDataset takes source, a Source"):
-        Old("folder", by_position=True)
-
-
 RECORDS = {
     *("BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage"),
     *("SparseRow", "SparseRows", "Statistics"),

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.normalization import Normalization
-from headrace.datasets.core.base import LEFT_BEHIND, BaseDataset
+from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating, MadeBatch
 from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.core.format import Unnormalized
@@ -54,55 +55,45 @@ class PixelBatches(ABC):
 
 
 class OfDataset(PixelBatches):
-    """Of a dataset that normalises, by a view of it that doesn't.
+    """Of a dataset that normalises, by the variant of its format that doesn't.
 
-    A user may set a transform, targets or other attributes at any time: the view follows, and where
-    samples may be made of normalised images, the host normalises them.
+    A user may set a transform or `on_error` at any time: where samples may be made of normalised
+    images, the host normalises them.
 
     Args:
         dataset, collating: for which `look_at_images` finds no reason against it.
     """
 
     def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
-        self._dataset, self._collating = dataset, collating
         left = dataset.sample_format.unnormalized()
         assert isinstance(left, Unnormalized)
+        self._dataset = dataset
         self._format, self.normalization, self._path = left
-        self._view: BaseDataset = object.__new__(type(dataset))
-        self._view._forget_generators()
-        self._follow()
-        self._batcher = Batcher(self._view, collating)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # the view is not to take the dataset along twice
-        return OfDataset, (self._dataset, self._collating)
-
-    def _follow(self) -> None:
-        self._dataset.value_source  # noqa: B018  # made once for both
-        for name, value in vars(self._dataset).items():
-            if name not in LEFT_BEHIND:  # the view finds its generators by itself
-                vars(self._view)[name] = value
-        self._view._format = self._format
+        self._lists_samples = collating.function is list_collate
+        self._batcher = Batcher(dataset, collating, self._format)
 
     def sample_nbytes(self) -> int | None:
-        return self._view.sample_nbytes()
+        return None if self._dataset.is_transformed else self._format.sample_nbytes()
 
     def dataset_of(self, dataset: Any) -> Any:
-        self._follow()
-        return self._view
+        view = self._dataset.subset(np.arange(len(self._dataset)))
+        view._format = self._format
+        return view
 
     def make(self, request: BatchRequest, on_host: Make) -> tuple[MadeBatch, list[torch.Tensor]]:
         if _may_look_at_images(self._dataset) is not None:
             return on_host(request), []
-        self._follow()
         made = self._batcher.make(request)
         return made, list(_tensors_at(made.batch, self._steps()))
 
     def _steps(self) -> list[Any]:
         """The steps to the images in a batch."""
-        dataset, path = self._dataset, list(self._path)
-        is_pair = dataset.targets is not None or dataset.sample_format.always_pairs
-        inside = [0, *path] if is_pair or (dataset.return_index and not path) else path
-        return [_EACH, *inside] if self._collating.function is list_collate else inside
+        dataset = self._dataset
+        steps: list[Any] = list(self._path)
+        is_pair = dataset.targets is not None or self._format.always_pairs
+        if is_pair or (dataset.return_index and not steps):
+            steps = [0, *steps]
+        return [_EACH, *steps] if self._lists_samples else steps
 
 
 class OfCollator(PixelBatches):

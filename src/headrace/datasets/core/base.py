@@ -19,10 +19,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.arguments import check_integer, missing_attribute
+from headrace.arguments import check_integer, check_names, missing_attribute
 from headrace.datasets.core import construction
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
-from headrace.datasets.core.checks import as_targets, check_common, check_source, explain_call
+from headrace.datasets.core.checks import (
+    OF_LOADERS,
+    as_targets,
+    check_common,
+    check_source,
+    keywords_of,
+)
 from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
 from headrace.datasets.core.reader import OnError, SampleReader, nothing_readable
 from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
@@ -96,8 +102,8 @@ class _Constructed(ABCMeta):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             try:
                 dataset: Any = super().__call__(*args, **kwargs)
-            except TypeError as error:
-                explain_call(cls, args, kwargs, error)
+            except TypeError:
+                check_names(cls.__name__, kwargs, keywords_of(cls), OF_LOADERS)
                 raise
             if "block_memory" not in vars(dataset):
                 raise ConfigError(
@@ -410,7 +416,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         return around.seed, around.epoch, False
 
     def make_samples(
-        self, request: BatchRequest, is_plain: bool = False, error: Exception | None = None
+        self,
+        request: BatchRequest,
+        is_plain: bool = False,
+        error: Exception | None = None,
+        decoder: SampleFormat | None = None,
     ) -> tuple[list[Any], list[int]]:
         """Returns the samples of a batch, as `__getitems__` does, and the index of each.
 
@@ -418,10 +428,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             request: the indices, and the epoch that they belong to.
             is_plain: True under a plain DataLoader, which passes no epoch.
             error: the error of an earlier attempt to make the batch in another way.
+            decoder: a variant of the dataset's `sample_format`, with the same values.
         """
         indices = self.checked_indices(request).tolist()
         values = self.value_source.read(indices, self.access(error))
-        return self.finish(request, values, is_plain)
+        return self.finish(request, values, is_plain, decoder)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates over all samples in order; in mode "streaming" over this rank's and worker's
@@ -769,7 +780,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._has_warned = False
 
     def finish(
-        self, request: BatchRequest, values: list[Any], is_plain: bool = False
+        self,
+        request: BatchRequest,
+        values: list[Any],
+        is_plain: bool = False,
+        decoder: SampleFormat | None = None,
     ) -> tuple[list[Any], list[int]]:
         """The samples of a batch without those that are left out, and the index of each.
 
@@ -778,12 +793,13 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             values: for each the decoded value, or a SampleError. Emptied: decoded and finished
                 samples of a whole batch need not be there at once.
             is_plain: True under a plain DataLoader, which names no epoch.
+            decoder: a variant of the dataset's `sample_format`, with the same values.
 
         Raises:
             SampleError: none of the samples can be read.
         """
         is_random = self.is_random
-        format_ = self.sample_format
+        format_ = decoder or self.sample_format
         reader = self.sample_reader
         may_repeat = is_plain and is_random and self._may_repeat_draws(len(request))
         failure: SampleError | None = None

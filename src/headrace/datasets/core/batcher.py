@@ -22,6 +22,7 @@ from headrace.datasets.core.batch import (
     NotTogetherError,
     with_targets,
 )
+from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.reader import nothing_readable
 from headrace.datasets.core.values import Held, as_rows
 from headrace.datasets.core.warnings import naming
@@ -36,19 +37,27 @@ _log = logging.getLogger(__name__)
 class Batcher:
     """Makes the batches of a dataset, in its mode, with a collate function.
 
+    Args:
+        dataset: whose batches it makes.
+        collating: the collate function.
+        decoder: a variant of the dataset's `sample_format`, with the same values. None: this one.
+
     Attributes:
         writes_in_place: True if samples are written straight into their batch, also where they are
             read and decoded.
     """
 
-    def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
+    def __init__(
+        self, dataset: BaseDataset, collating: Collating, decoder: SampleFormat | None = None
+    ) -> None:
         self._dataset = dataset
         self._collating = collating
+        self._variant = decoder
         # in place of bound methods, which would keep the dataset until the garbage is collected
         self._ways: list[Literal["from memory", "straight from storage", "decoded row by row"]] = []
         self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
         self._row: ArraySpec | None = None
-        decoder = dataset.sample_format
+        decoder = self._decoder
         self._own = decoder.own_reader(dataset, collating)
         if self._own is not None:
             self.writes_in_place: bool = self._own.writes_in_place
@@ -64,7 +73,7 @@ class Batcher:
     def _choose_rows(self) -> None:
         """Chooses among the ways of making batches of rows."""
         dataset = self._dataset
-        decoder = dataset.sample_format
+        decoder = self._decoder
         held = dataset.value_source.find(Held)
         if held is not None and not dataset.holds_encoded:
             self._ways.append("from memory")
@@ -79,6 +88,10 @@ class Batcher:
         if is_known(row):
             self._row = row
             self._ways.append("decoded row by row")
+
+    @property
+    def _decoder(self) -> SampleFormat:
+        return self._variant or self._dataset.sample_format
 
     def explain(self) -> str:
         """The ways of making a batch, in words."""
@@ -134,7 +147,9 @@ class Batcher:
             earlier: why they could not be read in another way before.
         """
         with outside_slot():
-            samples, indices = self._dataset.make_samples(request, error=earlier)
+            samples, indices = self._dataset.make_samples(
+                request, error=earlier, decoder=self._variant
+            )
         return self._collating.batch_of(self._dataset, samples, indices, request)
 
     # -- rows
@@ -142,7 +157,7 @@ class Batcher:
     def _from_memory(self, request: BatchRequest) -> MadeBatch | None:
         """Copies, or presents, rows that are all held."""
         dataset = self._dataset
-        decoder = dataset.sample_format
+        decoder = self._decoder
         rows = dataset.value_source.rows(dataset.checked_indices(request))
         spec = None if rows is None else decoder.input_spec(rows.spec)
         if rows is None or not is_known(spec):
@@ -189,7 +204,7 @@ class Batcher:
             beside = [None] * len(request) if spec is None else empty_rows(len(request), spec)
         indices = dataset.checked_indices(request).tolist()
         write = self._writer(request, as_array(out), beside)
-        with dataset.restoring(dataset.sample_format.draws):
+        with dataset.restoring(self._decoder.draws):
             failures = dataset.value_source.each(indices, write, dataset.access())
         if any(failures):
             return self._readable(failures, request, out, beside)
@@ -202,7 +217,7 @@ class Batcher:
         error of a sample that turns out not to be decodable.
         """
         dataset = self._dataset
-        decoder = dataset.sample_format
+        decoder = self._decoder
         spec = None if beside is not None else decoder.value_spec()
         targets = as_array(beside) if isinstance(beside, torch.Tensor) else beside
         lock = threading.Lock()

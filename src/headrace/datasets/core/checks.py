@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.arguments import check_callable, check_names, described, synonyms
+from headrace.arguments import check_callable, check_names, described
 from headrace.datasets.core.format import chained
 from headrace.datasets.core.options import REMOTE
 from headrace.errors import ConfigError
@@ -32,9 +31,6 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "shared": ("rank", "machine"),
 }
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_SIZE = re.compile(r"[\d.]+ ?[KMGT]i?B$", re.IGNORECASE)
-_TOO_MANY = re.compile(r"^BaseDataset\.__init__\(\) takes .* positional argument")
-_UNEXPECTED = re.compile(r"^BaseDataset\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def keywords_of(cls: type) -> frozenset[str]:
@@ -166,84 +162,3 @@ def array_in(values: Any) -> Any:
     """
     values = values.to_numpy() if hasattr(values, "to_numpy") else values
     return np.asarray(values) if hasattr(values, "__array__") else values
-
-
-def explain_call(
-    cls: type, args: Sequence[Any], passed: Mapping[str, Any], error: TypeError
-) -> None:
-    """Raises, for what Python refuses in a call of a dataset's class, an error in the words of
-    `check_arguments`; returns for any other.
-
-    Raises:
-        ConfigError: more arguments by position than the class takes; or a keyword that is none of
-            those that it takes.
-    """
-    _check_positions(cls, args)
-    known = keywords_of(cls)
-    try:
-        inspect.signature(cls).bind(*args, **passed)
-    except TypeError:  # an argument is missing, and may have been passed by another name
-        check_names(
-            cls.__name__,
-            [name for name in passed if name not in known and synonyms(name, known)],
-            known,
-        )
-    if _TOO_MANY.search(str(error)):
-        raise ConfigError(
-            "BaseDataset takes source, a Source of the records, by position, and all other "
-            "arguments by name: "
-            "pass for example loading_mode='cached'"
-        ) from error
-    unexpected = _UNEXPECTED.search(str(error))
-    if unexpected is None:
-        return
-    name = unexpected[1]
-    called = cls
-    if name not in passed or name in known:  # passed on by the class itself
-        called = next(base for base in cls.__mro__ if base.__name__ == "BaseDataset")
-    try:
-        check_names(called.__name__, [name], keywords_of(called), OF_LOADERS)
-    except ConfigError as refused:
-        raise refused from (None if called is cls else error)
-
-
-def _check_positions(cls: type, args: Sequence[Any]) -> None:
-    parameters = inspect.signature(cls).parameters.values()
-    positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    extra, keywords = (
-        args[len(positional) :],
-        [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY],
-    )
-    if (
-        extra
-        and keywords
-        and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-    ):
-        name = _argument_for(extra[0], keywords_of(cls)) or keywords[0]
-        shown = repr(extra[0]) if described(extra[0]) == repr(extra[0]) else "..."
-        example = f"{name}={shown}"
-        if isinstance(args[0], (str, os.PathLike)) and isinstance(extra[0], str):
-            part = os.path.join(args[0], extra[0])
-            example = repr(part) if os.path.isdir(part) else example
-        raise ConfigError(
-            f"{cls.__name__} takes {' and '.join(positional)} by position, and all other "
-            f"arguments by name: pass for example {example}"
-        ) from None
-
-
-def _argument_for(value: Any, keywords: Collection[str]) -> str | None:
-    """The keyword that a value was most likely meant for, by its kind."""
-    candidates: tuple[str, ...] = ("targets",)
-    if isinstance(value, str) and value.lower() in [mode.value for mode in LoadingMode]:
-        candidates = ("loading_mode",)
-    elif isinstance(value, str) and _SIZE.match(value):
-        candidates = ("max_memory_usage",)
-    elif isinstance(value, (str, os.PathLike)):
-        candidates = ("targets", "target_name", "target_field", "dataset_name")
-    elif callable(value):
-        candidates = ("tokenizer", "transform")
-    elif isinstance(value, (int, tuple)):
-        candidates = ("image_size", "max_length", "buffer_size", "patch_shape", "window")
-    elif isinstance(value, float):
-        candidates = ("max_memory_usage",)
-    return next((name for name in candidates if name in keywords), None)
