@@ -54,23 +54,6 @@ def test_bad_options_are_named_before_anything_is_read(cls: Any) -> None:
             cls(path)
 
 
-def test_options_are_passed_by_name(tmp_path: Path) -> None:
-    for cls, given, option in (
-        (ImageDataset, [224], "image_size=224"),
-        (ImageDataset, ["labels.csv"], "targets='labels.csv'"),
-        (TextDataset, [str, 8], r"tokenizer=\.\.\."),
-        (StreamingDataset, [1000], "buffer_size=1000"),
-        (MemoryEfficientDataset, ["1GB"], "max_memory_usage='1GB'"),
-        (HDF5Dataset, ["data", "target"], "target_name='target'"),
-        (ZarrDataset, ["data", "eager"], "loading_mode='eager'"),
-    ):
-        with pytest.raises(ConfigError, match=f"^{cls.__name__} takes .*{option}"):
-            cls(NOWHERE, *given)
-    (tmp_path / "train").mkdir()  # a part of the data is a path
-    with pytest.raises(ConfigError, match=f"{str(tmp_path / 'train')!r}$"):
-        ImageDataset(tmp_path, "train")  # type: ignore[misc]
-
-
 def test_cache_size_without_a_cache_is_a_warning() -> None:
     for mode in ("lazy", "eager", "streaming"):
         with pytest.warns(HeadraceWarning, match=f"cache_size=3 .*'{mode}'"):

@@ -19,15 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.arguments import check_integer, check_names, missing_attribute
+from headrace.arguments import check_integer, missing_attribute
 from headrace.datasets.core import construction
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import (
-    OF_LOADERS,
     as_targets,
+    check_call,
     check_common,
     check_source,
-    keywords_of,
 )
 from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
 from headrace.datasets.core.reader import OnError, SampleReader, nothing_readable
@@ -103,7 +102,7 @@ class _Constructed(ABCMeta):
             try:
                 dataset: Any = super().__call__(*args, **kwargs)
             except TypeError:
-                check_names(cls.__name__, kwargs, keywords_of(cls), OF_LOADERS)
+                check_call(cls, args, kwargs)
                 raise
             if "block_memory" not in vars(dataset):
                 raise ConfigError(

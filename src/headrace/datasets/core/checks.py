@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.arguments import check_callable, check_names, described
+from headrace.arguments import check_callable, check_names, described, synonyms
 from headrace.datasets.core.format import chained
 from headrace.datasets.core.options import REMOTE
 from headrace.errors import ConfigError
@@ -162,3 +162,16 @@ def array_in(values: Any) -> Any:
     """
     values = values.to_numpy() if hasattr(values, "to_numpy") else values
     return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def check_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for a keyword that the constructor of a dataset's class does not have;
+    for a class of the user's own, if it is a word of another library.
+    """
+    known = keywords_of(cls)
+    is_ours = cls.__module__.startswith("headrace.")
+    try:
+        inspect.signature(cls).bind(*args, **passed)
+    except TypeError:
+        words = [name for name in passed if is_ours or synonyms(name, known)]
+        check_names(cls.__name__, words, known, OF_LOADERS)
