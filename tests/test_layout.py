@@ -105,7 +105,7 @@ INSIDE = {
     "storage/sparse": "rows groups matrix frames hdf5 zarr join source opening",
     "storage/episodes": "windows steps source look",
     "storage/hdf5": """
-        kind filters times probe files remote links conventions tables chunks layouts packed
+        kind filters times probe files remote links conventions chunks layouts packed
         rows episodes
     """,
     "storage/zarr": """

@@ -1,8 +1,7 @@
-"""HDF5Dataset along other axes, and on files as netCDF-4, MATLAB 7.3 and pandas lay them out."""
+"""HDF5Dataset along other axes, and on files as netCDF-4 and MATLAB 7.3 lay them out."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, FormatError, HDF5Dataset, MissingNameError, pack, read_rows
+from headrace import ConfigError, FormatError, HDF5Dataset, pack, read_rows
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -157,12 +156,10 @@ def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
     folder = tmp_path / "served"
     folder.mkdir()
     write_netcdf(folder / "a.nc")
-    write_pandas(folder / "b.h5")
     write_matlab(folder / "c.mat")
     cases: list[tuple[str, dict[str, Any]]] = [
         ("a.nc", {"dataset_name": "t2m", "decode_cf": True, "axis": "lat"}),
         ("a.nc", {"dataset_name": ["t2m", "words"], "decode_cf": True, "target_name": "time"}),
-        ("b.h5", {"dataset_name": "df", "target_name": "b"}),
         ("c.mat", {"dataset_name": "X", "reverse_axes": True, "axis": 1, "target_name": None}),
     ]
     with RangeServer(folder) as server:
@@ -218,79 +215,3 @@ def test_arrays_of_matlab(tmp_path: Path) -> None:
     ):
         with pytest.raises(FormatError, match=named):
             HDF5Dataset(path, name)
-
-
-# -- pandas
-
-
-def write_pandas(path: Path, labels: Any = ("a", "c")) -> None:
-    """A table of format "table" and one of format "fixed", in pandas' layout."""
-    kinds = [("index", "i8"), ("values_block_0", "f8", (2,)), ("values_block_1", "S5", (1,))]
-    rows = np.zeros(25, kinds)
-    rows["values_block_0"] = np.arange(50).reshape(25, 2)
-    rows["values_block_1"][:, 0] = [f"w{i}".encode() for i in range(25)]
-    with h5py.File(path, "w") as file:
-        table = file.create_dataset("df/table", data=rows, chunks=(10,), compression="gzip")
-        table.attrs["values_block_0_kind"] = np.bytes_(pickle.dumps(list(labels), 0))
-        table.attrs["values_block_1_kind"] = np.bytes_(pickle.dumps(["b"], 0))
-        file["df"].attrs["pandas_type"] = np.bytes_("frame_table")
-        file["df"].attrs["non_index_axes"] = np.bytes_(pickle.dumps([(1, ["a", "b", "c"])], 0))
-
-
-def test_a_table_of_pandas(tmp_path: Path, loader_of: Any) -> None:
-    path = tmp_path / "a.h5"
-    write_pandas(path)
-    with HDF5Dataset(path) as dataset:
-        assert len(dataset) == 25 and dataset[3] == {"a": 6.0, "b": "w3", "c": 7.0}
-        batch = next(iter(loader_of(dataset, shuffle=False)))
-        assert batch["a"].tolist() == [0, 2, 4, 6] and batch["b"][1] == "w1"
-    with HDF5Dataset(path, "df", target_name="b", dtype="f4") as pairs:
-        values, target = pairs[4]
-        assert target == "w4" and list(values) == ["a", "c"]
-        assert values["c"].dtype == torch.float32
-    with pytest.raises(MissingNameError, match=r"'d' .*: a, b, c"):
-        HDF5Dataset(path, "df", target_name="d")
-    with pytest.raises(ConfigError, match="axis"):
-        HDF5Dataset(path, "df", axis=1)
-    with h5py.File(path, "r+") as file:
-        file.copy("df", "deep/other")
-    with pytest.raises(MissingNameError, match=r"a\.h5 has 2 .*deep/other, df$"):
-        HDF5Dataset(path)
-    with HDF5Dataset(path, "deep/other") as dataset:
-        assert dataset[3]["a"] == 6.0
-
-
-def test_tables_of_several_files(tmp_path: Path) -> None:
-    write_pandas(tmp_path / "a.h5")
-    write_pandas(tmp_path / "b.h5")
-    for mode in ("lazy", "eager", "cached"):
-        with HDF5Dataset(tmp_path / "*.h5", "df", loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
-            assert len(dataset) == 50 and dataset[28]["b"] == dataset[28]["b"] == "w3"
-    for labels, named in ((["a", "d"], r"c\.h5 and .*a\.h5 .*'d'"), (["c", "a"], r"c\.h5")):
-        write_pandas(tmp_path / "c.h5", labels)
-        with pytest.raises(FormatError, match=named):
-            HDF5Dataset(tmp_path / "*.h5", "df")
-
-
-class _Label:
-    """What must never be made."""
-
-    def __reduce__(self) -> Any:
-        return print, ("opened",)
-
-
-def test_pickles_are_never_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_pandas(tmp_path / "a.h5", [_Label(), "c"])
-    with pytest.raises(FormatError, match=r"\.print"):
-        HDF5Dataset(tmp_path / "a.h5", "df")
-    assert "opened" not in capsys.readouterr().out
-    with h5py.File(tmp_path / "b.h5", "w") as file:
-        frame = file.create_group("df")
-        frame.attrs["pandas_type"], frame.attrs["nblocks"] = np.bytes_("frame"), 1
-        frame["axis0"] = frame["block0_items"] = np.array([b"a"])
-        values = frame.create_dataset("block0_values", (1,), h5py.vlen_dtype("u1"))
-        values.attrs["PSEUDOATOM"] = np.bytes_("object")
-        file.create_group("wide").attrs["pandas_type"] = np.bytes_("wide")
-    for name, named in (("df", "'a'"), ("wide", "'wide'")):
-        with pytest.raises(FormatError, match=named):
-            HDF5Dataset(tmp_path / "b.h5", name)

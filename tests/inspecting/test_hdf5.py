@@ -16,7 +16,7 @@ from headrace.errors import FormatError, MissingNameError
 from headrace.inspecting import inspect
 from headrace.storage.hdf5.rows import HDF5Source
 from tests.datasets.demonstrations import write_demos
-from tests.datasets.test_hdf5_conventions import write_netcdf, write_pandas
+from tests.datasets.test_hdf5_conventions import write_netcdf
 from tests.inspecting.opening import opened
 
 ROWS = 90
@@ -230,21 +230,6 @@ def test_episodes_are_told(tmp_path: Path) -> None:
     rows = inspect(path, dataset_name="data/demo_1/actions")
     assert rows.samples == 12
     assert "HDF5Dataset" in str(rows.opens_as)
-
-
-def test_tables_of_pandas_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    write_pandas(path)
-    with h5py.File(path, "r+") as file:
-        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_("2.1")
-        file["df/_i_table/index/sorted"] = np.zeros(5000)
-        file["other/_i_table/x"] = np.zeros(9)
-    report = inspect(path)
-    assert report.samples == 25
-    assert report.samples_are == "rows of the table 'df', which pandas wrote: a, b, c"
-    assert report.opens_as == f"headrace.HDF5Dataset({str(path)!r}, 'df')"
-    assert [access.name for access in report.access] == ["df/table"]
-    assert inspect(path, dataset_name="df").opens_as == report.opens_as
 
 
 class TestPackedNumbers:

@@ -1,18 +1,17 @@
-"""Writes HDF5 files with pandas, xarray and netCDF4, and beside each what that library reads of it,
+"""Writes HDF5 files with xarray and netCDF4, and beside each what that library reads of it,
 decoded.
 
     python tests/integration/foreign_tables.py KIND FOLDER
 
-KIND is pandas or xarray. Each runs in a process of its own: these libraries bring HDF5
-libraries of their own. FOLDER gets files and "expected.pickle": a list of (file, arguments of
-HDF5Dataset, samples), a sample being an array, a str, or a dict of these.
+KIND is xarray. It runs in a process of its own: these libraries bring HDF5 libraries of
+their own. FOLDER gets files and "expected.pickle": a list of (file, arguments of
+HDF5Dataset, samples), a sample being an array or a str.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,70 +20,6 @@ import numpy as np
 N = 41
 Case = tuple[str, dict[str, Any], list[Any]]
 RANDOM = np.random.default_rng(0)
-
-
-def pandas(folder: Path) -> list[Case]:
-    import pandas as pd
-
-    frame = pd.DataFrame({"price": RANDOM.normal(size=N), "count": RANDOM.integers(0, 9, N)})
-    frame["half"] = RANDOM.normal(size=N).astype("f4")
-    frame["small"] = RANDOM.integers(-9, 9, N).astype("i2")
-    frame["flag"] = RANDOM.random(N) < 0.5
-    frame["when"] = pd.date_range("2026-01-01", periods=N, freq="h")
-    words = frame.assign(word=[f"wort {i}" for i in range(N)])
-    kinds = words.assign(kind=pd.Categorical(np.array(["b", "ab", "c"])[RANDOM.integers(0, 3, N)]))
-    odd = kinds.iloc[::-1].assign(gap=np.where(np.arange(N) % 4, np.arange(N), np.nan))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in ("plain", "zlib", "blosc"):
-            how: dict[str, Any] = {} if name == "plain" else {"complevel": 5, "complib": name}
-            frame.to_hdf(folder / f"fixed-{name}.h5", key="df", format="fixed", **how)
-            odd.to_hdf(folder / f"table-{name}.h5", key="a/df", format="table", **how)
-        kinds.to_hdf(
-            folder / "columns.h5", key="df", format="table", data_columns=["word", "count", "kind"]
-        )
-        with pd.HDFStore(folder / "store.h5", "w") as store:
-            store.append("grown", words.iloc[:20])
-            store.append("grown", words.iloc[20:])
-            store.put("series", frame["price"], format="fixed")
-            store.put("other", pd.Series(np.arange(N), name="other"), format="table")
-            store.put("numbered", pd.DataFrame(RANDOM.normal(size=(N, 3))), format="fixed")
-            store.put("numbered table", pd.DataFrame(RANDOM.normal(size=(N, 3))), format="table")
-        words.to_hdf(folder / "objects.h5", key="df", format="fixed")
-    cases: list[Case] = []
-    for path in sorted(folder.glob("*.h5")):
-        if path.name == "objects.h5":
-            continue
-        with pd.HDFStore(path, "r") as store:
-            for key in store.keys():  # noqa: SIM118
-                read = store[key]
-                if isinstance(read, pd.Series):
-                    read = read.to_frame("values" if read.name is None else read.name)
-                read.columns = [str(column) for column in read.columns]
-                rows = rows_of(plain(read))
-                cases.append((path.name, {"dataset_name": key.strip("/")}, rows))
-    columns = pd.read_hdf(folder / "columns.h5", "df")
-    pairs = list(zip(rows_of(plain(columns.drop(columns="kind"))), columns["kind"], strict=True))
-    cases.append(("columns.h5", {"target_name": "kind"}, pairs))
-    return cases
-
-
-def plain(frame: Any) -> Any:
-    """Dates as numbers."""
-    dates = [name for name in frame if frame[name].dtype.kind == "M"]
-    return frame.astype(dict.fromkeys(dates, "i8"))
-
-
-def rows_of(frame: Any) -> list[dict[str, Any]]:
-    columns = {name: list(frame[name]) for name in frame.columns}
-    dtypes = {name: frame[name].dtype for name in frame.columns}
-    return [
-        {
-            name: values[i] if isinstance(values[i], str) else np.asarray(values[i], dtypes[name])
-            for name, values in columns.items()
-        }
-        for i in range(len(frame))
-    ]
 
 
 def xarray(folder: Path) -> list[Case]:
@@ -158,7 +93,7 @@ def xarray(folder: Path) -> list[Case]:
     return cases
 
 
-KINDS = {"pandas": pandas, "xarray": xarray}
+KINDS = {"xarray": xarray}
 if __name__ == "__main__":
     place = Path(sys.argv[2])
     (place / "expected.pickle").write_bytes(pickle.dumps(KINDS[sys.argv[1]](place)))

@@ -30,7 +30,7 @@ FILES = {
     "pytables": ("tables", "PyTables HDF5", 29),
 }
 """Package, format and least number of arrays of each kind of foreign_files.py."""
-TABLES = {"pandas": ("tables", 13), "xarray": ("netCDF4", 60)}
+TABLES = {"xarray": ("netCDF4", 60)}
 """Package and least number of cases of each kind of foreign_tables.py."""
 
 
@@ -120,9 +120,6 @@ def test_tables_of_other_libraries(tmp_path: Path, kind: str) -> None:
             with HDF5Dataset(tmp_path / file, direct=direct, **options) as dataset:
                 assert wrong_row(dataset, samples) is None, (file, options)
                 check_form(dataset[0], samples[0])
-    if kind == "pandas":  # Python objects as a pickle
-        with pytest.raises(FormatError, match="'word'"):
-            HDF5Dataset(tmp_path / "objects.h5", "df")
 
 
 def check_form(sample: Any, row: Any) -> None:

@@ -41,12 +41,13 @@ class ArrayFormat(SampleFormat):
         is_plain: bool = False,
         values: str | None = None,
     ) -> None:
-        self.dtype, self.is_plain = dtype, is_plain and values is None
-        self._are_bytes, self._are_texts = (
-            values is not None,
-            values == "str" and encoding is not None,
-        )
-        self._encoding, self._spec = encoding, spec if self.is_plain else None
+        self.dtype = dtype
+        self.is_plain = is_plain and values is None
+        self._values = values
+        self._encoding = encoding
+        self._spec: ArraySpec | None = None
+        if self.is_plain and spec is not None and spec[1].kind in "biufc":
+            self._spec = ArraySpec(spec[0], dtype or spec[1])
         self.stores_values: bool = self.is_plain and dtype is None
         self.casts_to = dtype if self.is_plain else None
 
@@ -56,20 +57,18 @@ class ArrayFormat(SampleFormat):
         return self._decoded_row(record)
 
     def _decoded_row(self, row: Any) -> Any:
-        if self._are_bytes:
-            return row.tobytes().decode("utf-8") if self._are_texts else row.tobytes()
+        if self._values is not None:
+            data = row.tobytes()
+            if self._values == "str" and self._encoding is not None:
+                return data.decode("utf-8")
+            return data
         value = row if self.is_plain else as_value(row, self._encoding)
         if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return cast(value, self.dtype)
         return value
 
     def value_spec(self) -> ArraySpec | None:
-        spec = self._spec
-        return (
-            None
-            if spec is None or spec[1].kind not in "biufc"
-            else ArraySpec(spec[0], self.dtype or spec[1])
-        )
+        return self._spec
 
     def to_input(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -79,10 +78,7 @@ class ArrayFormat(SampleFormat):
         return as_tensor(value) if isinstance(value, np.ndarray) else value
 
     def sample_nbytes(self) -> int | None:
-        spec = self.value_spec()
-        return (
-            None if spec is None else int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-        )
+        return None if self._spec is None else self._spec.nbytes
 
 
 class ArrayDataset(BaseDataset):
@@ -97,14 +93,12 @@ class ArrayDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if not self._format.is_plain or "decode" in self._overridden:
             return None
-        sources: list[Any] = (
-            self.sample_source.sources
-            if isinstance(self.sample_source, ConcatSource)
-            else [self.sample_source]
-        )
-        dtype = self._format.dtype
-        factor = 1 if dtype is None else dtype.itemsize / max(1, sources[0].dtype.itemsize)
-        return int(sum(source.total_bytes for source in sources) * factor)
+        source = self.sample_source
+        sources: list[Any] = source.sources if isinstance(source, ConcatSource) else [source]
+        nbytes = sum(one.total_bytes for one in sources)
+        if self._format.dtype is None:
+            return int(nbytes)
+        return int(nbytes * self._format.dtype.itemsize / max(1, sources[0].dtype.itemsize))
 
 
 def joined_rows(
@@ -116,43 +110,32 @@ def joined_rows(
         ConfigError: `dtype` is none.
         FormatError: the sources have different rows, or numbers that torch does not have.
     """
-    cast_to, first = dtype_named(dtype), sources[0]
-    for other in sources[1:]:
-        if other.rows_are != first.rows_are:
+    cast_to = dtype_named(dtype)
+    first = sources[0]
+    # what was packed as bytes: "bytes" or "str"
+    infos = [one.of_samples if isinstance(one, PackedSource) else None for one in sources]
+    values = [None if info is None else info.values for info in infos]
+    for other, kind in zip(sources, values, strict=True):
+        rows = (other.rows_are, kind)
+        if rows != (first.rows_are, values[0]):
             raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: rows of {other.rows_are} "
-                f"here, and of {first.rows_are} there"
+                f"{other.path} and {first.path} can't be one dataset: rows of "
+                f"{kind or other.rows_are} here, and of {values[0] or first.rows_are} there"
             )
-    for name, kind in first.dtypes.items():
-        field = long_doubles_in(kind)
+    for name, of_name in first.dtypes.items():
+        field = long_doubles_in(of_name)
         if field or (field == "" and cast_to is None):
-            remedy = (
-                "convert that field"
-                if field
-                else 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
-            )
             what = f"{name!r}, field {field!r}," if field else repr(name) if name else "it"
+            remedy = 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
+            if field:
+                remedy = "convert that field"
             raise FormatError(
-                f"{first.path}: {what} holds long doubles ({kind}), which torch does not have: "
+                f"{first.path}: {what} holds long doubles ({of_name}), which torch does not have: "
                 f"{remedy}"
             )
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain, _values_of(sources))
-
-
-def _values_of(sources: Sequence[ArraysSource]) -> str | None:
-    """What was packed as bytes: "bytes" or "str"; None: arrays."""
-    infos = [one.of_samples if isinstance(one, PackedSource) else None for one in sources]
-    values = [None if info is None else info.values for info in infos]
-    for other, kind in zip(sources, values, strict=True):
-        if kind != values[0]:
-            raise FormatError(
-                f"{other.path} and {sources[0].path} can't be one dataset: samples are "
-                f"{kind or 'arrays'} here, and "
-                f"{values[0] or 'arrays'} there"
-            )
-    return values[0]
+    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain, values[0])
 
 
 def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] | None:
@@ -161,18 +144,16 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     Raises:
         ConfigError: these, or that of the targets, are no names.
     """
-    names = (
-        dataset_name
-        if dataset_name is None or isinstance(dataset_name, str)
-        else tuple(dataset_name)
-    )
+    names = dataset_name
+    if names is not None and not isinstance(names, str):
+        names = tuple(names)
     if isinstance(names, tuple) and not (names and all(isinstance(name, str) for name in names)):
         raise ConfigError(
             f"dataset_name must be the name of an array, or a list of such, not {dataset_name!r}"
         )
     if not (target_name is None or isinstance(target_name, str)):
         raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
-    return names
+    return names  # type: ignore[no-any-return]
 
 
 def labelled_targets(
@@ -195,13 +176,10 @@ def labelled_targets(
     if not any(isinstance(column, Column) for column in columns):
         arrays = [column for column in columns if not isinstance(column, Column)]
         return joined_targets(arrays, paths, name, encoding), None
-    joined = joined_column(
-        [column if isinstance(column, Column) else Column(column) for column in columns], name
-    )
-    return (
-        joined.values.tolist() if joined.values.dtype == object else joined.values,
-        joined.categories,
-    )
+    tables = [column if isinstance(column, Column) else Column(column) for column in columns]
+    joined = joined_column(tables, name)
+    values = joined.values
+    return values.tolist() if values.dtype == object else values, joined.categories
 
 
 def joined_targets(
@@ -216,20 +194,17 @@ def joined_targets(
     Raises:
         FormatError: a string is not in that encoding.
     """
-    kinds = {column.dtype for column in columns}
-    if (
-        len(kinds) == 1
-        and (fields := columns[0].dtype.fields)
-        and all(kind.base.kind in "biufc" for kind, *_ in fields.values())
-    ):
+    fields: Any = columns[0].dtype.fields or {}
+    are_alike = len({column.dtype for column in columns}) == 1
+    if fields and are_alike and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
         return ColumnTargets.of_rows(np.concatenate(columns))
-    if any(not is_plain(column.dtype) for column in columns):
-        values = []
-        for column, path in zip(columns, paths, strict=True):
-            for row, value in enumerate(column):
-                try:
-                    values.append(as_value(value, encoding))
-                except FormatError as error:
-                    raise FormatError(f"{path}: {name!r}, row {row}: {error}") from error
-        return values
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+    if all(is_plain(column.dtype) for column in columns):
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+    values = []
+    for column, path in zip(columns, paths, strict=True):
+        for row, value in enumerate(column):
+            try:
+                values.append(as_value(value, encoding))
+            except FormatError as error:
+                raise FormatError(f"{path}: {name!r}, row {row}: {error}") from error
+    return values

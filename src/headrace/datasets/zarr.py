@@ -160,92 +160,84 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
         if pad not in PADS:
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
-        checked_names(dataset_name, target_name)
-        reach, common = split_options(options)
-        files = resolve(data_path, ZARR, reach)
-        paths, opened = files.urls(), OpenZarr(files.server, direct=direct, missing=missing)
-        self._volumes: list[tuple[PatchSource, ZarrArray]] = []
-        targets: Any = None
-        source: Any
-        is_one = dataset_name is None or isinstance(dataset_name, str)
+        name: Any = checked_names(dataset_name, target_name)
+        is_one = not isinstance(name, tuple)
         axis = checked_axis(axis)
-        if axis != 0 and patch_shape is not None:
+        given = {
+            "stride": stride is not None,
+            "boxes": boxes is not None,
+            "edges": edges != "drop",
+            "pad": pad != "reflect",
+        }
+        if patch_shape is None and any(given.values()):
+            raise ConfigError(
+                f"{next(filter(given.get, given))} goes with patches: give patch_shape too"
+            )
+        if patch_shape is not None and axis != 0:
             raise ConfigError(
                 "axis is for rows, and patches are cut along all axes: leave it out, or leave out "
                 "patch_shape"
             )
-        if patch_shape is None:
-            given = {
-                "stride": stride is not None,
-                "boxes": boxes is not None,
-                "edges": edges != "drop",
-                "pad": pad != "reflect",
-            }
-            if any(given.values()):
-                raise ConfigError(
-                    f"{next(filter(given.get, given))} goes with patches: give patch_shape too"
-                )
-            if not is_one and scale is not None:
-                raise ConfigError("scale= goes with one dataset_name, of an image of OME-NGFF")
-        elif not is_one:
-            raise ConfigError("patches come from one array of each store: give one dataset_name")
-        elif boxes is not None and len(paths) > 1:
+        if not is_one and (patch_shape is not None or scale is not None):
+            raise ConfigError(
+                "patches, and the levels of an image (scale=), come from one array of each store: "
+                "give one dataset_name"
+            )
+        reach, common = split_options(options)
+        files = resolve(data_path, ZARR, reach)
+        paths = files.urls()
+        if boxes is not None and len(paths) > 1:
             raise ConfigError(
                 f"boxes are parts of one volume, and data_path names {len(paths)} stores: make "
                 "one dataset of each"
             )
-        arrays = list[ZarrArray]()
-        nodes = [dataset_name if isinstance(dataset_name, str) else None, target_name]
-        is_pack = (
-            patch_shape is None and scale is None and axis == 0 and dataset_name in (None, DATA)
-        )
-        is_pack = is_pack and all(
-            packed_group(opened.store(path, nodes)) is not None for path in paths
-        )
-        if not is_pack and (dataset_name is None or isinstance(dataset_name, str)):
-            arrays = [
-                array_or_level(opened.store(path, nodes), dataset_name, scale) for path in paths
-            ]
-        if patch_shape is None:
+        opened = OpenZarr(files.server, direct=direct, missing=missing)
+        self._volumes: list[tuple[PatchSource, ZarrArray]] = []
+        nodes = [*([name] if is_one else name), target_name]
+        stores = [opened.store(path, nodes) for path in paths]
+        targets: Any = None
+        source: Any
+        sources: list[Any]
+        if patch_shape is not None:
+            cast_to = dtype_named(dtype)
+            for store in stores:
+                array = array_or_level(store, name, scale)
+                patches = patch_source(
+                    array, target_name, opened, patch_shape, stride, edges, pad, boxes
+                )
+                self._volumes.append((patches, array))
+            source = _joined_volumes(self._volumes)
+            sample_format = ArrayFormat(cast_to, None, source.array_spec, True)
             if target_name is not None:
-                for array in arrays:
-                    check_row_targets(array, target_name)
-            names: list[Any] = (
-                [array.name for array in arrays] if is_one else [dataset_name] * len(paths)
-            )
-            along: list[int | str] = (
-                [array.axis(axis) for array in arrays]
-                if is_one and axis != 0
-                else [axis] * len(paths)
-            )
-            sources: list[Any] = (
-                [PackedGroup(path, opened) for path in paths]
-                if is_pack
-                else [
-                    ZarrSource(path, name, opened=opened, column=target_name, axis=one)
-                    for path, name, one in zip(paths, names, along, strict=True)
-                ]
-            )
+                sample_format = LabelledPatches(cast_to)
+        else:
+            is_pack = scale is None and axis == 0 and name in (None, DATA)
+            if is_pack and all(packed_group(store) is not None for store in stores):
+                sources = [PackedGroup(path, opened) for path in paths]
+            else:
+                sources = []
+                for path, store in zip(paths, stores, strict=True):
+                    rows_of = name
+                    along = axis
+                    if is_one:
+                        array = array_or_level(store, name, scale)
+                        rows_of = array.name
+                        if axis != 0:
+                            along = array.axis(axis)
+                        if target_name is not None:
+                            check_row_targets(array, target_name)
+                    sources.append(
+                        ZarrSource(path, rows_of, opened=opened, column=target_name, axis=along)
+                    )
             source, sample_format = joined_rows(sources, dtype)
             if target_name is not None:
                 columns = [
-                    _targets(source, opened.store(path), opened, target_name)
-                    for source, path in zip(sources, paths, strict=True)
+                    _targets(one, store, opened, target_name)
+                    for one, store in zip(sources, stores, strict=True)
                 ]
                 targets, self.classes = labelled_targets(
-                    columns, [source.path for source in sources], target_name
+                    columns, [one.path for one in sources], target_name
                 )
-        else:
-            cast_to, how = dtype_named(dtype), (patch_shape, stride, edges, pad, boxes)
-            self._volumes = [
-                (patch_source(array, target_name, opened, *how), array) for array in arrays
-            ]
-            source = _joined_volumes(self._volumes)
-            sample_format = (
-                ArrayFormat(cast_to, None, source.array_spec, True)
-                if target_name is None
-                else LabelledPatches(cast_to)
-            )
         super().__init__(
             source,
             sample_format=sample_format,

@@ -15,11 +15,9 @@ from headrace.errors import FormatError, HeadraceError, MissingNameError, Remote
 from headrace.inspecting import advice, costs
 from headrace.inspecting.episodes import Episodes, replay_in, tell_episodes
 from headrace.inspecting.nodes.hdf5 import (
-    PandasTable,
     episodes_in,
     is_index,
     node_of,
-    table_in,
     walked,
     writer_of,
 )
@@ -78,7 +76,6 @@ class _Found(NamedTuple):
     notes: list[str]
     episodes: Episodes | None = None
     matrix: FoundMatrix | None = None
-    table: PandasTable | None = None
     problem: str = ""
     """Why the files can't be one dataset."""
     cast: str = ""
@@ -263,12 +260,6 @@ def _tell_samples(report: Report, found: _Found, paths: list[str]) -> None:
         return
     assert node.shape is not None
     report.samples = found.rows
-    if (table := found.table) is not None:
-        report.samples_are = (
-            f"rows of the table {table.name!r}, which pandas wrote: {', '.join(table.columns)}"
-        )
-        report.opens_as = f"headrace.HDF5Dataset({report.path!r}, {table.name!r})"
-        return
     report.samples_are = f"rows of {node.path!r}, {node.dtype} {list(node.shape[1:])}"
     options = [] if node.path == DATA else [repr(node.path)]
     if found.decoded:
@@ -304,13 +295,6 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             if info is None and episodes is None
             else None
         )
-        table = (
-            table_in(file, path, name, notes)
-            if info is None and episodes is None and matrix is None
-            else None
-        )
-        if table is not None:
-            name, arrays = table.arrays[0], [node for node in arrays if node.path in table.arrays]
         wanted = (
             name
             if matrix is None
@@ -376,7 +360,6 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
         notes,
         episodes,
         matrix,
-        table,
     )
     return found._replace(cast=cast, decoded=decoded)
 

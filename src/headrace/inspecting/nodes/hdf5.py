@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,12 +13,10 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
-from headrace.storage.arrays.packed import DATA
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.hdf5.episodes import HDF5Look, arrays_of
 from headrace.storage.hdf5.filters import name_of
 from headrace.storage.hdf5.rows import OpenHDF5
-from headrace.storage.hdf5.tables import columns_of, tables_in
 from headrace.storage.hdf5.times import readable, value_dtype
 
 _COUNTED = 200_000  # chunks up to which those that were written are counted
@@ -174,49 +172,6 @@ def episodes_in(file: h5py.File, opened: OpenHDF5) -> Episodes | None:
         max(lengths),
         sum(lengths),
         len(names) > MOST_NODES,
-    )
-
-
-# -- tables
-
-
-class PandasTable(NamedTuple):
-    """A table that pandas wrote.
-
-    Attributes:
-        name: of its group.
-        arrays: the datasets that it lies in.
-        columns: their names.
-    """
-
-    name: str
-    arrays: list[str]
-    columns: list[str]
-
-
-def table_in(file: h5py.File, path: str, name: str | None, notes: list[str]) -> PandasTable | None:
-    """The table of that name, or the first one; None: there is none, or it can't be read, which
-    a note says.
-    """
-    if name is None and DATA in file:
-        return None
-    # by which pandas writes
-    tables = tables_in(file) if "PYTABLES_FORMAT_VERSION" in file.attrs else []
-    wanted = next(iter(tables), None) if name is None else name.strip("/")
-    if wanted is None or wanted not in tables:
-        return None
-    if name is None and len(tables) > 1:
-        notes.append(
-            f"there are {len(tables):,} tables: {', '.join(map(repr, tables[:8]))}; name another "
-            "one by --dataset-name"
-        )
-    try:
-        columns = columns_of(file[wanted], path, wanted)
-    except FormatError as error:
-        notes.append(str(error))
-        return None
-    return PandasTable(
-        wanted, list(dict.fromkeys(one.array for one in columns)), [one.name for one in columns]
     )
 
 

@@ -9,8 +9,7 @@ NOTE [ kept layouts ]
   with their targets.
 * That file is identified by URL, size and version of each of them, and by what was read from them.
   If one of them has changed, no cached layout matches, and h5py opens all of them.
-* Arrays that are converted on reading or read by h5py, packed files, and tables of pandas have no
-  cached layout.
+* Arrays that are converted on reading or read by h5py, and packed files have no cached layout.
 """
 
 from __future__ import annotations

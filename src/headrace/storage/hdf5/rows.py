@@ -66,7 +66,6 @@ from headrace.storage.hdf5.layouts import ArrayLayout, layout_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
-from headrace.storage.hdf5.tables import Column
 from headrace.storage.hdf5.times import check_has_values, decoding_of, readable
 from headrace.storage.source import PackPart
 
@@ -440,19 +439,6 @@ class HDF5Source(PackedSource):
                 "again"
             )
         return items, offsets.astype(np.int64, copy=False)
-
-    def table_column(self, column: Column) -> npt.NDArray[Any]:
-        """A column of a table of pandas, of all its rows."""
-        values = self.whole(column.array)
-        if column.field is not None:
-            values = values[column.field]
-        if column.place is not None:
-            values = values[:, column.place]
-        if column.categories is not None:
-            found = np.empty(len(values), object)
-            found[:] = [None if code < 0 else column.categories[code] for code in values.tolist()]
-            return found
-        return values.astype(bool) if column.is_truth else values
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """An array as a whole, compared with its checksum."""
