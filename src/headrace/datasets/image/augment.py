@@ -61,10 +61,8 @@ class RandomResizedCrop:
             raise ConfigError(
                 f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}"
             )
-        self.scale, self.ratio = (
-            (float(scale[0]), float(scale[1])),
-            (float(ratio[0]), float(ratio[1])),
-        )
+        self.scale: tuple[float, float] = (float(scale[0]), float(scale[1]))
+        self.ratio: tuple[float, float] = (float(ratio[0]), float(ratio[1]))
 
     def draw(self, height: int, width: int) -> Box:
         """Draws the part to crop from an image of the given size."""
@@ -72,14 +70,13 @@ class RandomResizedCrop:
         for _ in range(_ATTEMPTS):
             area = height * width * random.uniform(*self.scale)
             aspect = math.exp(random.uniform(math.log(narrowest), math.log(widest)))
-            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            h = round(math.sqrt(area / aspect))
+            w = round(math.sqrt(area * aspect))
             if 0 < h <= height and 0 < w <= width:
                 return Box(random.randint(0, height - h), random.randint(0, width - w), h, w)
         aspect = min(max(width / height, narrowest), widest)
-        h, w = (
-            max(1, min(height, round(width / aspect))),
-            max(1, min(width, round(height * aspect))),
-        )
+        h = max(1, min(height, round(width / aspect)))
+        w = max(1, min(width, round(height * aspect)))
         return Box((height - h) // 2, (width - w) // 2, h, w)
 
     def __call__(self, image: Any) -> Any:
@@ -149,7 +146,9 @@ class Augment:
         flip: RandomHorizontalFlip | None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        self.crop, self.flip, self.size = crop, flip, size if crop is None else crop.size
+        self.crop = crop
+        self.flip = flip
+        self.size = size if crop is None else crop.size
 
     def draw(self, height: int, width: int) -> Drawn:
         """The draws for an image of that size: the same, and in the same order, as the two would
@@ -167,16 +166,11 @@ def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | No
     Raises:
         ConfigError: `transform` is no callable, no list or tuple of these, and not None.
     """
-    steps = (
-        []
-        if transform is None
-        else list(transform)
-        if isinstance(transform, (list, tuple))
-        else [transform]
-    )
+    steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
     crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
     flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
-    return None if crop is None and flip is None else Augment(crop, flip), chained(steps, name)
+    rest = None if transform is None else chained(steps, name)
+    return (None if crop is None and flip is None else Augment(crop, flip)), rest
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
@@ -185,29 +179,25 @@ def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
     Raises:
         ConfigError: it is neither.
     """
-    sides = (value, value) if _is_side(value) else value
-    if (
-        not isinstance(sides, (tuple, list))
-        or len(sides) != 2
-        or not all(map(_is_side, sides))
-        or min(sides) < 1
-    ):
+    sides = value if isinstance(value, (tuple, list)) else (value, value)
+    are_sides = all(
+        isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 1
+        for side in sides
+    )
+    if len(sides) != 2 or not are_sides:
         raise ConfigError(
             f"{name} must be (height, width), one int for both{otherwise}, not {value!r}"
         )
     return int(sides[0]), int(sides[1])
 
 
-def _is_side(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
     """Applies a function of [H, W, C] arrays to an image of any of the usual types."""
     if isinstance(image, Image.Image):
         array = np.asarray(image)
-        made = function(array if array.ndim == 3 else array[:, :, None])
-        return Image.fromarray(made if array.ndim == 3 else made[:, :, 0])
+        if array.ndim == 3:
+            return Image.fromarray(function(array))
+        return Image.fromarray(function(array[:, :, None])[:, :, 0])
     if isinstance(image, torch.Tensor):
         return torch.from_numpy(to_channels_first(function(to_channels_last(image.numpy()))))
     if isinstance(image, np.ndarray) and image.ndim == 3:

@@ -8,6 +8,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -85,6 +86,7 @@ class Objects(NamedTuple):
     segmentations: list[Any] | None
 
 
+@dataclass(eq=False)
 class CocoTargets(FlatTargets):
     """The objects of each image: a target is a dict of tensors and `image_id`, in pixels of the
     image file.
@@ -93,39 +95,26 @@ class CocoTargets(FlatTargets):
         counts: [n] numbers of objects.
         arrays: those of `Objects`, of all images, one after the other.
         image_ids: [n] int64.
-        sizes: [n, 2] int64, height and width of each image as the file says; 0: it does not.
-        class_to_idx: the ids of the categories.
+        file_sizes: [n, 2] int64, height and width of each image as the file says; 0: it does not.
+        class_to_idx: the ids of the categories, in their order.
         segmentations: of each image those of its objects, as a list in JSON; None: they are not
             wanted.
         where: they are from, for messages.
-        is_packed: True if boxes are in pixels of `sizes` where these are known, whatever size the
-            image has by now.
+        is_packed: True if boxes are in pixels of `file_sizes` where these are known, whatever size
+            the image has by now.
     """
 
-    def __init__(
-        self,
-        counts: Iterable[int],
-        arrays: dict[str, npt.NDArray[Any]],
-        image_ids: IntArray,
-        sizes: IntArray,
-        class_to_idx: dict[str, int],
-        segmentations: PackedNames | None,
-        where: str,
-        is_packed: bool = False,
-    ) -> None:
-        super().__init__(counts)
-        self._arrays = arrays
-        self._image_ids = image_ids
-        self._sizes = sizes
-        self.class_to_idx = class_to_idx
-        self._segmentations = segmentations
-        self._where = where
-        self._is_packed = is_packed
+    counts: InitVar[Iterable[int]]
+    arrays: dict[str, npt.NDArray[Any]]
+    image_ids: IntArray
+    file_sizes: IntArray
+    class_to_idx: dict[str, int]
+    segmentations: PackedNames | None
+    where: str
+    is_packed: bool = False
 
-    @property
-    def classes(self) -> list[str]:
-        """The names of the categories, in the order of their ids."""
-        return list(self.class_to_idx)
+    def __post_init__(self, counts: Iterable[int]) -> None:
+        super().__init__(counts)
 
     def _target(self, index: int) -> Any:
         found = self.objects(index)
@@ -137,10 +126,10 @@ class CocoTargets(FlatTargets):
         items = self._items(index)
         number = int(self._chosen[index])
         segmentations = None
-        if self._segmentations is not None:
-            segmentations = json.loads(self._segmentations[number])
-        arrays = {name: values[items] for name, values in self._arrays.items()}
-        return Objects(arrays, int(self._image_ids[number]), segmentations)
+        if self.segmentations is not None:
+            segmentations = json.loads(self.segmentations[number])
+        arrays = {name: values[items] for name, values in self.arrays.items()}
+        return Objects(arrays, int(self.image_ids[number]), segmentations)
 
     def size_of(self, index: int, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width that the boxes of an image are in pixels of, where its own are `size`.
@@ -148,13 +137,13 @@ class CocoTargets(FlatTargets):
         Raises:
             FormatError: the file of the annotations says other ones.
         """
-        height, width = self._sizes[self._chosen[index]].tolist()
+        height, width = self.file_sizes[self._chosen[index]].tolist()
         if not (height and width):
             return size
-        if (height, width) != size and not self._is_packed:
+        if (height, width) != size and not self.is_packed:
             raise FormatError(
                 f"the image is {size[1]:,} x {size[0]:,} pixels (as its EXIF orientation turns "
-                f"it), and {self._where} says {width:,} x {height:,}"
+                f"it), and {self.where} says {width:,} x {height:,}"
             )
         return height, width
 
@@ -163,7 +152,7 @@ class CocoTargets(FlatTargets):
     @property
     def sizes(self) -> IntArray:
         """Height and width of each image as the file says ([n, 2] int64); 0: it does not."""
-        return self._sizes[self._chosen]
+        return self.file_sizes[self._chosen]
 
     def columns(self, sizes: IntArray) -> dict[str, npt.NDArray[Any]]:
         """The arrays that a pack has of them, beside its samples: `RAGGED` with their offsets,
@@ -172,12 +161,12 @@ class CocoTargets(FlatTargets):
         counts = np.diff(self._ends)[self._chosen]
         offsets = np.cumsum([0, *counts], dtype=np.int64)
         picked = np.repeat(self._ends[self._chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
-        columns = {name: values[picked] for name, values in self._arrays.items()}
+        columns = {name: values[picked] for name, values in self.arrays.items()}
         columns[offsets_named(BOXES)] = offsets
-        columns[IMAGE_ID] = self._image_ids[self._chosen]
+        columns[IMAGE_ID] = self.image_ids[self._chosen]
         columns[IMAGE_SIZE] = sizes
-        if self._segmentations is not None:
-            texts, ends = self._segmentations.take(self._chosen).arrays
+        if self.segmentations is not None:
+            texts, ends = self.segmentations.take(self._chosen).arrays
             columns[SEGMENTATIONS] = texts
             columns[offsets_named(SEGMENTATIONS)] = ends
         return columns

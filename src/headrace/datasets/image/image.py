@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -42,9 +42,6 @@ from headrace.storage.arrays.packed import IMAGE
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
-
-if TYPE_CHECKING:
-    from headrace.storage.arrays.packed_rows import PackedSource
 
 
 class ImageDataset(BaseDataset):
@@ -172,30 +169,41 @@ class ImageDataset(BaseDataset):
         reach, common = split_options(options)
         source, labels = open_images(data_path, wanted, reach)
         self.classes: list[str] = labels.classes
-        self.label_columns, self.column_classes = dict(labels.columns), dict(labels.column_classes)
+        self.label_columns = dict(labels.columns)
+        self.column_classes = dict(labels.column_classes)
         self.class_to_idx: dict[str, int] = labels.class_to_idx or {
             name: number for number, name in enumerate(self.classes)
         }
         self.normalize: bool | Literal["host"] = normalize
-        self.color, self.transform_input = color, transform_input
-        if is_joint := options.get("transforms") is not None:
+        self.color = color
+        self.transform_input = transform_input
+        is_joint = options.get("transforms") is not None
+        if is_joint:
             augment, common["transforms"] = split_augment(options["transforms"], "transforms")
         else:
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
         packed = first_packed(source)
-        is_stored_decoded = (
-            packed is not None and packed.info is not None and packed.info.store == "decoded"
-        )
-        is_sized = image_size is not UNSET or not (
-            transformed or (augment is not None and augment.size is not None)
-        )
-        self.image_size: tuple[int, int] | None = _size_of(
-            image_size, is_sized, color, packed if is_stored_decoded else None
-        )
+        info = None if packed is None else packed.info
+        is_stored_decoded = info is not None and info.store == "decoded"
+        if is_stored_decoded and info is not None and info.image.get("color") != color:
+            raise ConfigError(
+                f"color={color!r}: the file was packed with color={info.image.get('color')!r}; "
+                "pack it again"
+            )
+        size: tuple[int, int] | None = None
+        if image_size is not UNSET:
+            if image_size is not None:
+                size = image_sides(image_size, "image_size", ", or None")
+        elif is_stored_decoded and packed is not None:
+            shape = packed.shape[1:] or packed.dtype[IMAGE].shape
+            size = (int(shape[0]), int(shape[1]))
+        elif not transformed and (augment is None or augment.size is None):
+            size = DEFAULT_SIZE
+        self.image_size: tuple[int, int] | None = size
         made: dict[str, Any] = dict(
             color=color,
-            image_size=self.image_size,
+            image_size=size,
             is_size_given=image_size is not UNSET,
             exact=decode == "exact",
             normalize=normalize,
@@ -207,15 +215,13 @@ class ImageDataset(BaseDataset):
             dtype=image_dtype(dtype, normalize, transformed),
             left=DatasetBudget(common.get("max_memory_usage", 0.8)),
         )
-        are_pairs = isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs)
-        joint = (
-            MaskFormat
-            if are_pairs
-            else BoxFormat
-            if isinstance(labels.targets, CocoTargets)
-            else None
-        )
-        sample_format = ImageFormat(**made) if joint is None else joint(**made, is_joint=is_joint)
+        has_boxes = isinstance(labels.targets, CocoTargets)
+        if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
+            sample_format: ImageFormat = MaskFormat(**made, is_joint=is_joint)
+        elif has_boxes:
+            sample_format = BoxFormat(**made, is_joint=is_joint)
+        else:
+            sample_format = ImageFormat(**made)
         super().__init__(
             source,
             sample_format=sample_format,
@@ -224,9 +230,10 @@ class ImageDataset(BaseDataset):
             loading_mode=loading_mode,
             **common,
         )
-        if joint is BoxFormat:
+        if has_boxes:
+            is_of_one_size = (sample_format.crop_size or size) is not None
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
-                stack=(sample_format.crop_size or self.image_size) is not None
+                stack=is_of_one_size
             )
 
     @property
@@ -261,45 +268,14 @@ class ImageDataset(BaseDataset):
         return dataclasses.replace(self._format, channels_first=False)
 
     def held_nbytes(self) -> int | None:
+        source: Any = self.sample_source
         if self.holds_encoded:
-            parts: list[Any] = (
-                self.sample_source.sources
-                if isinstance(self.sample_source, ConcatSource)
-                else [self.sample_source]
-            )
+            parts = source.sources if isinstance(source, ConcatSource) else [source]
             return sum(int(part.sizes().sum()) for part in parts)
         # of masks the dtype is not known
         if self.image_size is None or isinstance(self._format, MaskFormat):
             return None
-        return (
-            len(self.sample_source)
-            * self.image_size[0]
-            * self.image_size[1]
-            * self._format.channels
-        )
-
-
-def _size_of(
-    image_size: Any, is_sized: bool, color: str, packed: PackedSource | None
-) -> tuple[int, int] | None:
-    """The size of values: that of a packed file of decoded images, where none is given; else the
-    default, if images get one (`is_sized`).
-
-    Raises:
-        ConfigError: the size is none; or the file holds images of another colour.
-    """
-    if packed is not None:
-        stored = packed.info.image.get("color") if packed.info is not None else None
-        if stored != color:
-            raise ConfigError(
-                f"color={color!r}: {packed.path} was packed with color={stored!r}; pack it again"
-            )
-        if image_size is UNSET:
-            shape = packed.shape[1:] if packed.dtype.names is None else packed.dtype[IMAGE].shape
-            return int(shape[0]), int(shape[1])
-    if image_size is UNSET:
-        return DEFAULT_SIZE if is_sized else None
-    return None if image_size is None else image_sides(image_size, "image_size", ", or None")
+        return len(source) * self.image_size[0] * self.image_size[1] * self._format.channels
 
 
 class _Samples(Sequence[tuple[str, Any]]):
@@ -310,18 +286,17 @@ class _Samples(Sequence[tuple[str, Any]]):
         return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        dataset = self._dataset
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        whole = int(dataset.whole_indices(position))
-        source: Any = dataset.sample_source
-        target = None if dataset.targets is None else dataset.targets[position]
+        whole = int(self._dataset.whole_indices(position))
+        source: Any = self._dataset.sample_source
+        target = None if self._dataset.targets is None else self._dataset.targets[position]
         if isinstance(source, PairedSource):
-            source, target = source.files, source.other_path(whole)
-        path = (
-            os.fsdecode(source.listing.path(whole))
-            if isinstance(source, FilesSource)
-            else source.location(whole)
-        )
+            target = source.other_path(whole)
+            source = source.files
+        if isinstance(source, FilesSource):
+            path = os.fsdecode(source.listing.path(whole))
+        else:
+            path = source.location(whole)
         return path, target.item() if isinstance(target, np.generic) else target

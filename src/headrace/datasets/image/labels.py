@@ -21,7 +21,6 @@ from headrace.datasets.image.tables import (
     TABLE_ENDINGS,
     Table,
     from_frame,
-    is_frame,
     key_of,
     read_labels,
 )
@@ -113,7 +112,7 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Tabl
         if callable(targets):
             by_path: Callable[[str], Any] = targets
             return by_path
-        if is_frame(targets):
+        if hasattr(targets, "columns"):
             return from_frame(targets)
         if hasattr(targets, "to_dict") and all(
             isinstance(key, str) for key in getattr(targets, "index", [None])
@@ -197,7 +196,7 @@ def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = 
         if isinstance(targets, dict) and is_coco(targets):
             wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
             boxes = read_coco(targets, redact(path), files, wanted.masks, wanted.skips_unused)
-            return Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
+            return Labels(boxes, list(boxes.class_to_idx), class_to_idx=boxes.class_to_idx)
         wanted = wanted._replace(delimiter=None)
     if isinstance(targets, Table):
         wanted.refuse_options("a table", "target_name", "label_separator", "unused_targets")
@@ -226,7 +225,8 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
         chosen = [wanted.target_name]
     elif wanted.target_name is not None:
         chosen = list(wanted.target_name)
-    if missing := [name for name in chosen if name not in names]:
+    missing = [name for name in chosen if name not in names]
+    if missing:
         raise MissingNameError(
             f"target_name: {table.where} has no column {missing[0]!r} of labels; it has "
             f"{', '.join(map(repr, names))}"
@@ -236,22 +236,18 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
             f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
             "labels"
         )
+    is_one = len(chosen) == 1 and not isinstance(wanted.target_name, (list, tuple))
     columns = dict[str, Any]()
     classes = dict[str, list[str]]()
     for name in names:
-        is_target = name in chosen
-        separator = wanted.label_separator if is_target else None
-        columns[name], classes[name] = _column(
-            table, name, rows, is_target, separator, len(chosen) == 1
-        )
-        if is_target:
-            is_only = len(chosen) == 1
+        columns[name], classes[name] = _column(table, name, rows, chosen, wanted.label_separator)
+        if name in chosen:
             where = f"targets: column {name!r} of {table.where}"
-            _check(columns[name], classes[name] if is_only else [], where, files)
+            _check(columns[name], classes[name] if is_one else [], where, files)
     named = {name: found for name, found in classes.items() if found}
-    if len(chosen) > 1 or not (wanted.target_name is None or isinstance(wanted.target_name, str)):
-        return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
-    return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
+    if is_one:
+        return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
+    return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
 
 
 def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> list[int]:
@@ -275,7 +271,7 @@ def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> lis
 
 
 def _column(
-    table: Table, name: str, rows: list[int], is_target: bool, separator: str | None, is_only: bool
+    table: Table, name: str, rows: list[int], chosen: list[str], separator: str | None
 ) -> tuple[Any, list[str]]:
     """Some rows of a column as targets, and the classes that texts in it are.
 
@@ -284,8 +280,13 @@ def _column(
             is too large.
     """
     where = f"targets: column {name!r} of {table.where}"
+    is_target = name in chosen
     values = [table.columns[name][row] for row in rows]
-    if separator is not None and (is_only or any(separator in str(value) for value in values)):
+    if (
+        is_target
+        and separator
+        and (len(chosen) == 1 or any(separator in str(value) for value in values))
+    ):
         values = _separated(values, separator)
     elif table.is_text:
         column = parsed(table.columns[name])
@@ -301,8 +302,8 @@ def _column(
     gap = next((row for row, value in zip(rows, values, strict=True) if _is_missing(value)), None)
     if gap is not None and is_target:
         raise ConfigError(
-            f"targets: row {gap + table.first_row} of {table.where} has no {name!r}: fill it in, "
-            "remove row and file, or leave the column out by target_name="
+            f"{where} has nothing in row {gap + table.first_row}: fill it in, remove row and file, "
+            "or leave the column out by target_name="
         )
     kinds = set(map(type, values))
     if float in kinds and kinds <= {float, int}:

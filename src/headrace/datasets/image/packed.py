@@ -84,7 +84,7 @@ def open_packed(
             import_pycocotools()
         numbers = dict(zip(classes, info.image["class_ids"], strict=True))
         boxes = CocoTargets.of_packs(sources, numbers)
-        return whole, Labels(boxes, boxes.classes, class_to_idx=boxes.class_to_idx)
+        return whole, Labels(boxes, classes, class_to_idx=numbers)
     if not columns:
         return whole, Labels(None, classes)
     rows = np.concatenate(columns)

@@ -19,6 +19,7 @@ from headrace.io.paths import check_regular, composed, is_url, named_part, redac
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
+from headrace.storage.table.library import pyarrow
 from headrace.storage.text.records import JSON_LINES, another_delimiter, delimiters_of
 
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
@@ -106,43 +107,33 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
         raise FormatError(
             f"targets: {where} is no CSV file in UTF-8: {error}; save it as UTF-8"
         ) from error
-    for number, row in enumerate(rows, 1):
-        if len(row) < 2:
-            hint = another_delimiter(row[0].strip(), delimiter) or ": write file,target"
-            raise ConfigError(f"targets: row {number} of {where} has no second column{hint}")
+    if rows and len(rows[0]) < 2:
+        hint = another_delimiter(rows[0][0], delimiter) or ": write file,target"
+        raise ConfigError(f"targets: row 1 of {where} has no second column{hint}")
     names = ["file", "target"]
-    key: str | None = "file"
     first_row = 1
     if rows and not _names_among(rows[0], files):
         names = [cell.strip() for cell in rows.pop(0)]
-        key = None
         first_row = 2
-    elif rows and len(rows[0]) > 2:
-        raise ConfigError(
-            f"targets: {where} has {len(rows[0])} columns and no header: name them in a first "
-            "row, such as file,label,patient"
-        )
     for number, row in enumerate(rows, first_row):
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             raise ConfigError(
                 f"targets: row {number} of {where} has {len(row)} cells, and there are "
-                f"{len(names)} columns: quote cells with commas"
+                f"{len(names)} columns: quote cells with commas, and name more than two columns in "
+                "a first row, such as file,label,patient"
             )
     columns: dict[str, Sequence[Any]] = {
         name: _column([row[place] for row in rows]) for place, name in enumerate(names)
     }
-    if len(columns) < len(names):
-        raise ConfigError(
-            f"targets: the header of {where} has a name twice ({', '.join(names)}): give each "
-            "column a name of its own"
-        )
-    if "" in columns:
-        if names[0] or len(names) < 3 or columns[""] != [str(row) for row in range(len(rows))]:
-            raise ConfigError(
-                f"targets: column {names.index('') + 1} of {where} has no name in the header: name "
-                "it, or leave it out (pandas: index=False)"
-            )
+    if len(names) > 2 and columns.get("") == [str(row) for row in range(len(rows))]:
+        names.remove("")
         del columns[""]  # the index that pandas writes by default
+    if len(columns) < len(names) or "" in columns:
+        raise ConfigError(
+            f"targets: a column of {where} has no name in the header, or that of another one "
+            f"({', '.join(map(repr, names))}): give each a name of its own (pandas: index=False)"
+        )
+    key = "file" if first_row == 1 else None
     return Table(where, columns, first_row, key, is_text=True)
 
 
@@ -173,7 +164,7 @@ def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
     values = list(found.values())
     if not values or not all(isinstance(value, dict) for value in values) or is_coco(found):
         return found
-    return Table(where, {"file": list(found), **_columns_of(values, where)}, key="file")
+    return Table(where, {"": list(found), **_columns_of(values, where)}, key="")
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -202,42 +193,27 @@ def _columns_of(records: Sequence[Any], where: str) -> dict[str, Sequence[Any]]:
 
 
 def _from_parquet(data: bytes, where: str) -> Table:
+    arrow = pyarrow()
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(
-            f"targets: {where} is a Parquet table, which needs the package pyarrow: pip install "
-            "'headrace[arrow]'"
-        ) from None
-    try:
-        table = parquet.read_table(io.BytesIO(data))
-    except (pyarrow.ArrowException, OSError) as error:
+        table = arrow.parquet.read_table(io.BytesIO(data))
+    except (arrow.ArrowException, OSError) as error:
         raise FormatError(f"targets: {where} is a damaged Parquet table: {error}") from error
     return from_frame(table, where)
 
 
-def is_frame(value: Any) -> bool:
-    """True for a table of pandas, polars or Arrow, told by what it can do."""
-    return hasattr(value, "columns") and (
-        hasattr(value, "column_names") or hasattr(value, "iloc") or hasattr(value, "get_column")
-    )
-
-
 def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
-    """The table of a DataFrame or of Arrow's; an index that holds texts is its first column."""
+    """The table of a DataFrame (of pandas, polars) or of Arrow's; an index that holds texts is the
+    column of file names.
+    """
     if hasattr(frame, "column_names"):
         return Table(where, {name: frame.column(name).to_pylist() for name in frame.column_names})
-    columns: dict[str, Sequence[Any]] = {}
-    key = None
-    index = [*getattr(frame, "index", ())]
-    if index and all(isinstance(name, str) for name in index):
-        key = "file"
-        while key in frame.columns:
-            key += "_"
-        columns[key] = index
-    columns.update({str(name): frame[name].to_numpy().tolist() for name in frame.columns})
-    return Table(where, columns, key=key)
+    columns: dict[str, Sequence[Any]] = {
+        str(name): frame[name].to_numpy().tolist() for name in frame.columns
+    }
+    index = list(getattr(frame, "index", ()))
+    if not index or not all(isinstance(name, str) for name in index):
+        return Table(where, columns)
+    return Table(where, {"": index, **columns}, key="")
 
 
 def key_of(table: Table, files: FileSet) -> str:
@@ -247,8 +223,10 @@ def key_of(table: Table, files: FileSet) -> str:
         ConfigError: there is none.
     """
     columns = {name: set(map(str, values)) for name, values in table.columns.items()}
-    if table.key is not None or not any(columns.values()):
-        return table.key or next(iter(columns), "")
+    if table.key is not None:
+        return table.key
+    if not any(columns.values()):
+        return next(iter(columns), "")
     found = _names_among(set().union(*columns.values()), files)
     # a class may be called as a file is without its ending
     found = {name for name in found if os.path.splitext(name)[1]} or found
