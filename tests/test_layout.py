@@ -54,7 +54,7 @@ INSIDE = {
     "collate": "normalization fields stack detection vision pad text registry",
     "loader": """
         config data stateful state plan budget device worker build
-        agreement sampler explain epoch loader create schedule replayed multi module steps
+        agreement sampler explain epoch loader create schedule multi module steps
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """

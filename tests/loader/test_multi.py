@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import pickle
-import random
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -429,6 +428,7 @@ BAD_ARGUMENTS = [
     {"loaders": [Numbers(3)]},
     {"loaders": {1: Numbers(3)}},
     {"loaders": {"a": 3}},
+    {"loaders": {"a": DataLoader(range(4))}},
     {"loaders": {"a": (Loader(range(4), num_workers=0), 2)}},
     {"loaders": {"a": (Numbers(4), 0)}},
     {"loaders": {"a": (Numbers(4), True)}},
@@ -494,7 +494,7 @@ def test_datasets_and_paths_with_batch_sizes(multi_of: Any, photos: Path) -> Non
 
 
 def test_its_repr_is_one_line(multi_of: Any) -> None:
-    loaders = {"a": (Numbers(10), 4), "b": Stream(4), "c": DataLoader(Numbers(3), batch_size=3)}
+    loaders = {"a": (Numbers(10), 4), "b": Stream(4), "c": (Numbers(3), 3)}
     assert repr(multi_of(loaders, steps=8)) == (
         "MultiDataLoader({'a': 3 batches of 4, 'b': ? batches of 2, 'c': 1 batch of 3}, "
         "strategy='round_robin')  # 8 batches an epoch"
@@ -534,63 +534,3 @@ def test_split_workers_by_largest_remainder() -> None:
     for number, shares in bad:
         with pytest.raises(ConfigError):
             split_workers(number, shares)
-
-
-# -- torch's own loaders
-
-
-def foreign(n: int, **options: Any) -> DataLoader[int]:
-    return DataLoader(Numbers(n), batch_size=2, **{"shuffle": True, **options})
-
-
-def test_a_torch_dataloader_is_repeated_and_resumed(multi_of: Any) -> None:
-    def make(seed: int = 5) -> MultiDataLoader:
-        return multi_of({"a": foreign(9), "b": foreign(4, generator=torch.Generator())}, seed=seed)
-
-    multi = make()
-    before = torch.get_rng_state(), random.getstate()
-    whole, following = seen(multi), seen(multi)
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    assert names(whole) == "abababa" and whole != following and seen(make(6)) != whole
-    assert {i for _, batch in whole[1::2][:2] for i in batch} == {0, 1, 2, 3}
-    for step in range(len(whole)):
-        torch.manual_seed(step)
-        multi = make()
-        received = first(multi, step)
-        other = make()
-        other.load_state_dict(as_saved(multi))
-        other.set_epoch(0)
-        assert received + seen(other) == whole
-        assert seen(other) == following
-    with pytest.raises(StateError, match=r"seed=5.*seed=6"):
-        make(6).load_state_dict(multi.state_dict())
-
-
-def test_a_torch_dataloader_with_workers(multi_of: Any) -> None:
-    whole = seen(multi_of({"a": foreign(12)}, seed=5))
-    multi = multi_of({"a": foreign(12, num_workers=1)}, seed=5)
-    assert first(multi, 2) == whole[:2]
-    multi.load_state_dict(multi.state_dict())
-    assert seen(multi) == whole[2:]
-
-
-def test_its_samplers_are_told_the_epoch(multi_of: Any) -> None:
-    sampler = torch.utils.data.DistributedSampler(range(8), 1, 0, seed=9)  # type: ignore[arg-type]
-    loader = foreign(8, sampler=sampler, shuffle=None)
-    sampler.set_epoch(4)
-    expected = [batch.tolist() for batch in loader]
-    multi = multi_of({"a": loader}, steps=8)
-    multi.set_epoch(4)
-    found = [batch for _, batch in seen(multi)]
-    assert found[:4] == expected != found[4:]
-    assert sorted(i for batch in found[4:] for i in batch) == list(range(8))
-
-
-def test_a_torch_dataloader_that_fails_does_not_begin_again(multi_of: Any) -> None:
-    multi = multi_of({"a": DataLoader(Broken(8), batch_size=2)})
-    iterator = iter(multi)
-    assert seen(itertools.islice(iterator, 2)) == [("a", [0, 1]), ("a", [2, 3])]
-    for _ in range(2):
-        with pytest.raises(ValueError, match="four"):
-            next(iterator)
-    assert multi.state_dict()["batches"] == 2

@@ -550,19 +550,6 @@ def test_a_damaged_state_of_a_dataset_is_refused(loader_of: Any) -> None:
         assert loader.state_dict() == state, part
 
 
-class Large(Counting):
-    def state_dict(self) -> dict[str, Any]:
-        return {"worker": 0, "given": 0, "all": bytes(2 << 20)}
-
-
-def test_a_large_state_is_warned_of_once(loader_of: Any) -> None:
-    loader = loader_of(Large())
-    with pytest.warns(HeadraceWarning, match=r"2,\d{3},\d{3} bytes") as warned:
-        list(loader)
-        list(loader)
-    assert len(warned) == 1
-
-
 def test_a_copy_of_a_loader_has_the_dataset_s_state(loader_of: Any) -> None:
     loader = loader_of(StatefulIterator(), num_workers=2)
     whole = list(loader)

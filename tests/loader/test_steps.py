@@ -136,8 +136,8 @@ def test_several_loaders() -> None:
     assert get_train_dataloader_steps(multi, accumulate=2) == (16, 2, 2)
     assert get_epoch_length(multi) == len(list(multi)) == 3
     assert get_epoch_length(multi, 9) == 9
-    torch_s: Any = DataLoader(range(10), batch_size=4)
-    mixed = MultiDataLoader({"a": torch_s, "b": loader_of(8, batch_size=4)}, steps=7)
+    loaders = {"a": loader_of(10, batch_size=4), "b": loader_of(8, batch_size=4)}
+    mixed = MultiDataLoader(loaders, steps=7)
     assert get_train_dataloader_steps(mixed) == (4, 7, 1)
     unequal = MultiDataLoader({"a": loader_of(4, batch_size=2), "b": loader_of(4, batch_size=3)})
     assert get_epoch_length(unequal) == 4

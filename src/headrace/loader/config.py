@@ -33,7 +33,7 @@ NO_WORKERS: dict[str, Any] = {
 """Values of the options that have no effect without workers."""
 
 _FLAGS = ("drop_last", "pad", "replacement", "balanced", "enable_monitoring", "log_loading_stats")
-_STARTS = ("fork", "forkserver", "spawn")
+_STARTS = (None, "fork", "forkserver", "spawn")
 # integers, and the least that each may be
 _LEAST = {
     "batch_size": 1,
@@ -218,65 +218,59 @@ class DataLoaderConfig:
         check_seconds("timeout", self.timeout)
         if self.max_memory_usage is not None:
             MemoryBudget(self.max_memory_usage)  # raises where it makes no sense
-        self._check_order()
-        self._check_device()
+        if self.shuffle != "block":
+            check_flag("shuffle", self.shuffle, optional=True)
+        for name in ("sampler", "batch_sampler"):
+            given = getattr(self, name)
+            if isinstance(given, type):
+                raise ConfigError(
+                    f"{name} must be an iterable, not {described(given)}: write "
+                    f"{given.__name__}(...)"
+                )
+            if given is not None and not isinstance(given, Iterable):
+                raise ConfigError(f"{name} must be an iterable, not {described(given)}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")
         context = self.multiprocessing_context
-        is_context = hasattr(context, "get_start_method")
-        if context is not None and context not in _STARTS and not is_context:
+        if context not in _STARTS and not hasattr(context, "get_start_method"):
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(_STARTS)}, or a context, not "
+                "multiprocessing_context must be fork, forkserver, spawn or a context, not "
                 f"{context!r}"
             )
-
-    def _check_device(self) -> None:
         if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
             raise ConfigError(
                 "memory_format must be torch.channels_last, torch.contiguous_format or None, not "
                 f"{self.memory_format!r}"
             )
-        if self.device is None:
-            if self.memory_format is not None:
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError) as error:
                 raise ConfigError(
-                    f"memory_format={self.memory_format} has a meaning with device= only, where "
-                    "batches are copied to: pass device=, or write "
-                    f"images.to(memory_format={self.memory_format}) in the loop"
-                )
-            return
-        try:
-            torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
+                    f"device must be one that torch knows, not {self.device!r}: {error}"
+                ) from None
+        elif self.memory_format is not None:
             raise ConfigError(
-                f"device must be one that torch knows, not {self.device!r}: {error}"
-            ) from None
+                f"memory_format={self.memory_format} has a meaning with device= only, where "
+                "batches are copied to: pass device=, or write images.to(memory_format=...)"
+            )
+        self._check_order()
 
     def _check_order(self) -> None:
-        shuffle = self.shuffle
-        is_block = isinstance(shuffle, str) and shuffle == "block"
-        if not (shuffle is None or isinstance(shuffle, bool) or is_block):
-            raise ConfigError(f"shuffle must be True, False, 'block' or None, not {shuffle!r}")
-        for name in ("sampler", "batch_sampler"):
-            given = getattr(self, name)
-            if isinstance(given, type):
-                raise ConfigError(
-                    f"{name} is the class {given.__name__}, and one of its instances was meant: "
-                    f"write {given.__name__}(...)"
-                )
-            if given is not None and not isinstance(given, Iterable):
-                raise ConfigError(f"{name} must be an iterable, not {given!r}")
         orders = self.order_of_its_own
-        if shuffle:
-            orders.append(f"shuffle={shuffle!r}")
+        if self.is_bucketed:
+            orders.append("bucket_by_length")
+        # lengths are a shuffle already; the others exclude one
+        is_other = self.shuffle in (False, "block") if self.is_bucketed else bool(self.shuffle)
+        if is_other and orders:
+            orders.append(f"shuffle={self.shuffle!r}")
         if len(orders) > 1:
             raise ConfigError(
                 f"{' and '.join(orders)} can't be given together, since each is an order: pass "
                 "one of them"
             )
-        if self.num_samples is not None and self.has_sampler:
-            raise ConfigError(
-                f"num_samples has no meaning with {orders[0]}, which ends where it ends"
-            )
+        if self.num_samples is not None and (self.has_sampler or self.is_bucketed):
+            raise ConfigError(f"num_samples and {orders[0]} can't be given together: pass one")
         if not self.replacement and self.weights is None and not self.balanced:
             raise ConfigError(
                 "replacement=False has a meaning with weights or balanced only: any other order "
@@ -286,17 +280,6 @@ class DataLoaderConfig:
             raise ConfigError(
                 "drop_last has no meaning with batch_sampler, which makes the batches"
             )
-        if self.is_bucketed:
-            others = self.order_of_its_own
-            if shuffle in (False, "block"):
-                others.append(f"shuffle={shuffle!r}")
-            if self.num_samples is not None:
-                others.append("num_samples")
-            if others:
-                raise ConfigError(
-                    f"bucket_by_length and {others[0]} can't be given together: samples of like "
-                    "length are brought together by a shuffle"
-                )
 
     @property
     def has_sampler(self) -> bool:

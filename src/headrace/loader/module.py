@@ -18,6 +18,10 @@ from headrace.loader.loader import Loader
 from headrace.order import detect_world
 from headrace.order.splits import split_parts
 
+# options of an order, which validation data don't have
+_ORDER = ["sampler", "batch_sampler", "weights", "balanced", "replacement", "num_samples"]
+_ORDER += ["bucket_by_length"]
+
 
 @runtime_checkable
 class DataModuleProtocol(Protocol):
@@ -78,11 +82,8 @@ class DataModule:
         config: DataLoaderConfig | None = None,
         **overrides: Unpack[PathOptions],
     ) -> None:
-        if (
-            isinstance(val_split, bool)
-            or not isinstance(val_split, (int, float))
-            or not 0 <= val_split < 1
-        ):
+        is_number = isinstance(val_split, (int, float)) and not isinstance(val_split, bool)
+        if not is_number or not 0 <= val_split < 1:
             raise ConfigError(
                 f"val_split must be a fraction of at least 0 and below 1, not {val_split!r}"
             )
@@ -90,40 +91,47 @@ class DataModule:
             raise ConfigError(
                 f"val and val_split={val_split} can't be given together: pass one of them"
             )
-        if val_transform is not None and val is None and not val_split:
-            raise ConfigError("val_transform needs validation data: pass val= or val_split=")
-        for name, data in (("train", train), *(() if val is None else (("val", val),))):
+        arguments = parameters_of(DataModule.__init__)
+        self._opened: list[BaseDataset] = []
+        rest: dict[str, Any] = {**overrides}
+        datasets: list[Any] = []
+        for name, data in (("train", train), ("val", val)):
+            opened: Any = data
             if isinstance(data, Mapping):
                 raise ConfigError(
                     f"{name} must be one dataset; of several by name "
                     f"({', '.join(map(str, data))}) pass {name}=data[name]"
                 )
-            check_dataset("DataModule", name, data)
-        arguments = parameters_of(DataModule.__init__)
-        self._opened: list[BaseDataset] = []
-        rest: dict[str, Any] = {**overrides}
-        datasets: list[Any] = []
-        for data in (train, val):
-            opened: Any = data
             if is_path(data):
                 opened, rest = open_path("DataModule", data, config, overrides, arguments)
                 self._opened.append(opened)
-            datasets.append(_as_tensors(opened))
+            elif data is not None or name == "train":
+                check_dataset("DataModule", name, data)
+            # a HuggingFace dataset gives lists of Python numbers until it is told a format
+            if _is_huggingface(opened) and opened.format["type"] is None:
+                opened = opened.with_format("torch")
+            datasets.append(opened)
         check_options("DataModule", config, rest, arguments)
         self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
-        self.train: Any = datasets[0]
-        self.val: Any = datasets[1]
+        self.train: Any
+        self.val: Any
+        self.train, self.val = datasets
         if val_split:
             self.train, self.val = _split(self.train, val_split, self.seed)
         if val_transform is not None:
             if not isinstance(self.val, BaseDataset):
                 raise ConfigError(
                     f"val_transform can't be given to a {type(self.val).__name__}: pass val= with "
-                    "a dataset that has it"
+                    "a dataset that has it, or val_split= of such a one"
                 )
             self.val = self.val.with_transform(val_transform)
-        if self.val is not None:
-            _warn_if_random(self.val)
+        names = random_steps_in(self.val)
+        if names:
+            warn(
+                f"the validation data are transformed at random ({', '.join(names[:3])}): pass "
+                "val_transform= ([] for none), or val= with a dataset that has transforms of its "
+                "own"
+            )
         self._loaders: dict[str, Loader] = {}
 
     if not TYPE_CHECKING:
@@ -147,28 +155,20 @@ class DataModule:
         """Returns the validation loader, always the same object: in order, each sample once.
         None: there is no validation data.
         """
-        if self.val is None:
-            return None
-        if "val" not in self._loaders:
-            self._loaders["val"] = Loader(self.val, self._val_config())
-        return self._loaders["val"]
-
-    def _val_config(self) -> DataLoaderConfig:
-        n, ranks = (
-            length_of(self.val),
-            detect_world(self.config.rank, self.config.world_size).world_size,
-        )
-        pad = n is not None and n < ranks
-        if pad:
-            warn(
-                f"{n} validation samples are fewer than {ranks} ranks: some come several times, "
-                "so that each rank has one"
-            )
-        in_order: dict[str, Any] = dict.fromkeys(
-            ("sampler", "batch_sampler", "weights", "num_samples")
-        )
-        in_order.update(balanced=False, replacement=True, bucket_by_length=False)
-        return self.config.with_(shuffle=False, drop_last=False, pad=pad, **in_order)
+        if self.val is not None and "val" not in self._loaders:
+            config = self.config
+            ranks = detect_world(config.rank, config.world_size).world_size
+            n = length_of(self.val)
+            pad = n is not None and n < ranks
+            if pad:
+                warn(
+                    f"{n} validation samples are fewer than {ranks} ranks: some come several "
+                    "times, so that each rank has one"
+                )
+            order: dict[str, Any] = {name: getattr(DataLoaderConfig, name) for name in _ORDER}
+            own = config.with_(**{**order, "shuffle": False, "drop_last": False, "pad": pad})
+            self._loaders["val"] = Loader(self.val, own)
+        return self._loaders.get("val")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the training loader. Validation always starts anew. Lightning's
@@ -210,17 +210,11 @@ def _is_huggingface(dataset: Any) -> bool:
     return all(hasattr(dataset, name) for name in ("with_format", "column_names", "features"))
 
 
-def _as_tensors(dataset: Any) -> Any:
-    """A HuggingFace dataset gives lists of Python numbers until it is told a format."""
-    if _is_huggingface(dataset) and hasattr(dataset, "format") and dataset.format["type"] is None:
-        return dataset.with_format("torch")
-    return dataset
-
-
 def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     """Training and validation part of a dataset."""
     n = length_of(dataset)
-    if n is None or (isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset)):
+    is_own = isinstance(dataset, BaseDataset)
+    if n is None or (isinstance(dataset, IterableDataset) and not is_own):
         raise ConfigError(
             f"val_split needs random access and a length, which {type(dataset).__name__} has not: "
             "pass val= instead"
@@ -228,22 +222,11 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     try:
         val, train = split_parts(n, [fraction, 1 - fraction], seed)
     except ConfigError:
-        lacking = "training" if round(n * fraction) else "validation"
         raise ConfigError(
-            f"val_split={fraction} of {n} samples leaves none for {lacking}"
+            f"val_split={fraction} of {n} samples leaves a part without any"
         ) from None
-    if isinstance(dataset, BaseDataset):
+    if is_own:
         return dataset.subset(train), dataset.subset(val)
-    if _is_huggingface(dataset) and hasattr(dataset, "select"):
+    if _is_huggingface(dataset):
         return dataset.select(train), dataset.select(val)
     return Subset(dataset, train.tolist()), Subset(dataset, val.tolist())
-
-
-def _warn_if_random(val: Any) -> None:
-    names = random_steps_in(val)
-    if names:
-        warn(
-            f"the validation data are transformed at random ({', '.join(names[:3])}): pass "
-            "val_transform= ([] for none), or val= with a "
-            "dataset that has transforms of its own"
-        )

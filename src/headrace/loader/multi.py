@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from headrace.arguments import check_flag, check_integer, checks_keywords, parameters_of
 from headrace.datasets.core.base import BaseDataset
@@ -30,7 +30,6 @@ from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader
-from headrace.loader.replayed import ReplayedLoader
 from headrace.loader.schedule import (
     STRATEGIES,
     Schedule,
@@ -54,10 +53,9 @@ class MultiDataLoader:
     """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
 
     Args:
-        loaders: a dict from name to a `Loader`, a torch `DataLoader`, a dataset, or a path. For
-            datasets and paths, loaders are created with the options below; a tuple ``(dataset,
-            batch_size)`` sets the batch size of one. A torch `DataLoader` is seeded by (seed,
-            epoch) and replayed on resume.
+        loaders: a dict from name to a `Loader`, a dataset, or a path. For datasets and paths,
+            loaders are created with the options below; a tuple ``(dataset, batch_size)`` sets the
+            batch size of one.
         strategy: a name, in any case. "round_robin": one batch of each loader in turn.
             "sequential": one loader after the other. "weighted": exact quotas, spread evenly (see
             `Schedule`). "alternating": as given by `pattern`.
@@ -125,7 +123,7 @@ class MultiDataLoader:
             self._weights = whole_weights(self._names, weights)
         by_length = strategy == "weighted" and weights is None
         self._opened: list[BaseDataset] = []
-        self.loaders: dict[str, Any] = self._made(loaders, by_length, config, overrides)
+        self.loaders: dict[str, Loader] = self._made(loaders, by_length, config, overrides)
         if by_length:
             lengths = self._known_lengths(range(len(self._names)), "pass weights=")
             if any(lengths):
@@ -147,7 +145,7 @@ class MultiDataLoader:
         by_length: bool,
         config: DataLoaderConfig | None,
         options: dict[str, Any],
-    ) -> dict[str, Any]:
+    ) -> dict[str, Loader]:
         """The loaders, made where a dataset or a path was given."""
         arguments = parameters_of(MultiDataLoader.__init__)
         found: dict[str, Any] = {}
@@ -164,7 +162,7 @@ class MultiDataLoader:
                 value, rest = open_path("MultiDataLoader", value, config, options, arguments)
                 self._opened.append(value)
             found[name] = value
-            if not isinstance(value, DataLoader):
+            if not isinstance(value, Loader):
                 check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
                 datasets[name] = value
             elif sum(other is value for other in found.values()) > 1:
@@ -173,9 +171,7 @@ class MultiDataLoader:
                     "make two loaders"
                 )
         check_options("MultiDataLoader", config, rest, arguments)
-        has_foreign = not all(isinstance(value, Loader) for value in found.values())
-        are_read = datasets or (has_foreign and set(options) == {"seed"})
-        if (config is not None or options) and not are_read:
+        if (config is not None or options) and not datasets:
             raise ConfigError(
                 f"{', '.join(options) or 'config'}: options are for datasets, and only loaders "
                 "were passed: pass them where the loaders are made"
@@ -183,12 +179,11 @@ class MultiDataLoader:
         config = (config or DataLoaderConfig()).with_(**rest)
         sizes = {name: sizes.get(name, config.batch_size) for name in datasets}
         workers = self._workers(datasets, sizes, by_length, config.num_workers)
-        for name, value in found.items():
-            if name in datasets:
-                own = config.with_(batch_size=sizes[name], num_workers=workers[name])
-                found[name] = Loader(value, own, **({} if workers[name] else NO_WORKERS))
-            elif not isinstance(value, Loader):
-                found[name] = ReplayedLoader(value, config.seed)
+        for name, dataset in datasets.items():
+            own = config.with_(batch_size=sizes[name], num_workers=workers[name])
+            if not workers[name]:
+                own = own.with_(**NO_WORKERS)
+            found[name] = Loader(dataset, own)
         return found
 
     def _workers(
@@ -256,9 +251,8 @@ class MultiDataLoader:
         parts = []
         for name, loader in self.loaders.items():
             length = length_of(loader)
-            size = getattr(getattr(loader, "loader", loader), "batch_size", None)
             batches = "? batches" if length is None else count_batches(length)
-            parts.append(f"{name!r}: {batches} of {size}")
+            parts.append(f"{name!r}: {batches} of {loader.config.batch_size}")
         return (
             f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # "
             f"{count_batches(len(self))} an epoch"
@@ -301,15 +295,13 @@ class MultiDataLoader:
         from paths. All can be used again afterwards.
         """
         self._leave()
-        for closable in (*self.loaders.values(), *self._opened):
-            closable.close()
+        for loader in self.loaders.values():
+            loader.close()
+        for dataset in self._opened:
+            dataset.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:
-        """Returns the statistics of each loader by name, which print as tables.
-
-        For a torch `DataLoader` these are only dataset size, number of batches, batch size and
-        number of workers.
-        """
+        """Returns the statistics of each loader by name, which print as tables."""
         return Stats({name: loader.get_stats() for name, loader in self.loaders.items()})
 
     # -- state

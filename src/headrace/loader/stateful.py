@@ -34,8 +34,6 @@ from typing import Any
 from headrace.errors import StateError, warn
 from headrace.order import BatchRequest
 
-_LARGE = 1 << 20  # bytes of a state that had better not travel with each batch
-
 
 def is_stateful(part: Any) -> bool:
     """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
@@ -131,7 +129,6 @@ class States:
         self._turn = 0
         self.step: int = 0
         self._pending: set[int] = set()  # workers that have not got back what they reported
-        self._is_warned = False
 
     def __bool__(self) -> bool:
         """True if any worker has reported a state."""
@@ -139,9 +136,7 @@ class States:
 
     def _begun(self, workers: int) -> States:
         """Nothing reported yet, of the same rank and dataset."""
-        other = States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
-        other._is_warned = self._is_warned
-        return other
+        return States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
 
     def note(self, report: dict[str, Any]) -> None:
         """The user gets a batch, or a worker has no further ones: what it says of its dataset."""
@@ -151,16 +146,8 @@ class States:
         if self._is_stream:
             self.step = report["step"] + 1
         state = report.get("state")
-        if state is None:
-            return
-        self._reported[worker] = state
-        if isinstance(state, bytes) and len(state) > _LARGE and not self._is_warned:
-            self._is_warned = True
-            warn(
-                f"the state of the dataset takes {len(state):,} bytes, which are copied and sent "
-                "after each batch: give it a smaller state_dict (where it stands, not what it "
-                "holds), or none"
-            )
+        if state is not None:
+            self._reported[worker] = state
 
     def of_next_epoch(self, workers: int, lives_on: bool) -> States:
         """What of it counts in another epoch, which has so many workers; `lives_on`: True if

@@ -16,7 +16,6 @@ from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
 from headrace.loader.multi import MultiDataLoader
-from headrace.loader.replayed import ReplayedLoader
 from headrace.order import detect_world
 
 
@@ -121,8 +120,6 @@ def _global_batch(loader: Any) -> int:
     sizes = set()
     world_size = None
     for part in parts:
-        if isinstance(part, ReplayedLoader):
-            part = part.loader
         size = getattr(part, "batch_size", None)
         if size is None:
             size = getattr(getattr(part, "batch_sampler", None), "batch_size", None)
