@@ -329,7 +329,7 @@ def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
     if all(isinstance(value, str) for value in values):
         several = MultiHot([[value] for value in values])
         return several.numbers.astype(np.int64), several.classes
-    if any(values) and all(map(_is_list_of_texts, values)):
+    if all(map(_is_list_of_texts, values)) and any(values):
         several = MultiHot(values)
         return several, several.classes
     if all(_is_integer(value) and -(1 << 63) <= value < 1 << 63 for value in values):
