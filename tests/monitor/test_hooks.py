@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from headrace import ConfigError
-from headrace.memory.limits import Limit
-from headrace.monitor import BatchTimes, LoadingMonitor, MemoryMonitor, SlowStage
+from headrace.monitor import BatchTimes, LoadingMonitor, SlowStage
 from headrace.monitor.hooks import Hooks
 from headrace.monitor.stats import STAGES
 from tests.testing.test_contract import SquareDataset
@@ -98,8 +97,6 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
         assert sum(getattr(one, name) for one in told) == pytest.approx(stats[name])
     assert sum(one.wait_seconds for one in told) == pytest.approx(stats["wait_time"])
     assert all(one.began < one.received and one.wait_seconds > 0 for one in told)
-    for name in ("recent_batch_time", "avg_batch_time"):
-        assert told[-1].recent_batch_time == pytest.approx(stats[name])
 
 
 # -- what was slow
@@ -174,7 +171,7 @@ def test_a_monitor_watches_any_loop(ticks: Ticks, monitor: LoadingMonitor) -> No
     stats = monitor.get_stats()
     assert (stats["batches"], stats["samples"]) == (8, 64)
     assert (stats["wait_time"], stats["total_time"]) == (8.0, 2 * (4 + 3 * 3))
-    assert (stats["wait_fraction"], stats["recent_batch_time"]) == (8 / 26, 26 / 8)
+    assert (stats["wait_fraction"], stats["avg_batch_time"]) == (8 / 26, 26 / 8)
     assert stats["p50_wait"] == 1.0
 
 
@@ -188,42 +185,6 @@ def test_a_monitor_of_two_calls_knows_no_waits(ticks: Ticks, monitor: LoadingMon
     for wrong in ({"samples": -1}, {"wait_seconds": -1.0}, {"wait_seconds": "1"}):
         with pytest.raises(ConfigError):
             monitor.update_batch(**wrong)
-
-
-def test_recent_batches_are_the_last_hundred(ticks: Ticks, monitor: LoadingMonitor) -> None:
-    monitor.start_iteration()
-    for number in range(150):
-        ticks.now += 100.0 if number < 50 else 1.0
-        monitor.update_batch(1, wait_seconds=0.5)
-    stats = monitor.get_stats()
-    assert (stats["recent_batch_time"], stats["recent_wait_fraction"]) == (1.0, 0.5)
-    assert stats["avg_batch_time"] > 30
-
-
-# -- memory
-
-
-def test_memory_history_is_bounded(ticks: Ticks) -> None:
-    def limits() -> list[Limit]:
-        return [Limit("m", 4 * 10**9, int(ticks.now) * 10**9)]
-
-    monitor = MemoryMonitor(1.0, history_size=3, limits=limits, clock=ticks)
-    assert monitor.history == [] and not monitor.monitoring
-    monitor.start_monitoring()
-    for _ in range(8):
-        ticks.now += 0.5
-        monitor.update()
-    assert monitor.monitoring
-    assert [tuple(one) for one in monitor.history] == [
-        (2.0, 2.0, 2.0, 50.0),
-        (3.0, 3.0, 1.0, 75.0),
-        (4.0, 4.0, 0.0, 100.0),
-    ]
-    monitor.stop_monitoring()
-    ticks.now += 10
-    assert not monitor.update() and not monitor.monitoring and len(monitor.history) == 3
-    monitor.start_monitoring()
-    assert len(monitor.history) == 1
 
 
 # -- docs
@@ -250,7 +211,7 @@ def test_the_page_runs(
     writer = SimpleNamespace(add_scalar=lambda name, *_: written.append(name))
     names["to_tensorboard"](names["loader"], writer, every=1)
     list(names["loader"])
-    assert {"loader/recent_samples_per_second", "loader/queued_batches"} <= {*written}
+    assert {"loader/samples_per_second", "loader/queued_batches"} <= {*written}
     names["loader"].close()
 
 
@@ -279,5 +240,3 @@ def test_bad_arguments() -> None:
         hooks.on_batch(None)
     with pytest.raises(ConfigError):
         hooks.on_slow(1, 3)
-    with pytest.raises(ConfigError):
-        MemoryMonitor(history_size=0)

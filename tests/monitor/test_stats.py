@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headrace import HeadraceWarning, MultiDataLoader
+from headrace import MultiDataLoader
 from headrace.memory.limits import memory_limits, tightest
 from headrace.monitor import stats as stats_module
 from headrace.monitor.stats import LoadingStats, Stats, pss_of
@@ -28,8 +27,7 @@ dataset_size num_batches batch_size num_workers queued_batches queued_bytes batc
 total_time avg_batch_time batches_per_second samples_per_second wait_time wait_fraction p50_wait
 p90_wait p99_wait transfer_time cache_hits cache_misses chunks_decoded chunk_hits bytes_read
 errors skipped read_seconds decode_seconds work_seconds work_cpu_seconds transform_seconds
-collate_seconds sample_seconds pin_memory persistent_workers recent_batch_time
-recent_samples_per_second recent_wait_fraction avg_memory_bytes avg_memory_percent
+collate_seconds sample_seconds pin_memory persistent_workers avg_memory_bytes avg_memory_usage
 peak_memory_bytes avg_cpu_usage
 """
 
@@ -39,13 +37,7 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     list(loader)
     stats = loader.get_stats()
     share = stats["avg_memory_bytes"] / tightest(memory_limits()).total
-    assert stats["avg_memory_percent"] == pytest.approx(100 * share) and 0 < share < 1
-    for read in (stats.__getitem__, stats.get):
-        with pytest.warns(HeadraceWarning, match="'avg_memory_percent'"):
-            assert read("avg_memory_usage") == stats["avg_memory_percent"]
-    with pytest.raises(KeyError), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Stats()["avg_memory_usage"]
+    assert stats["avg_memory_usage"] == pytest.approx(100 * share) and 0 < share < 1
 
 
 def test_units_by_name() -> None:

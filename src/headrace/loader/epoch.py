@@ -131,13 +131,7 @@ class EpochIterator:
         last = self._clock
         self._clock = now
         if loader._hooks is not None:
-            loader._hooks.tell(
-                report,
-                wait=now - asked,
-                step=asked - last,
-                received=now,
-                recent=stats.recent_batch_time,
-            )
+            loader._hooks.tell(report, now - asked, asked - last, now)
 
     def _raise_death(self, error: RuntimeError) -> None:
         """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is

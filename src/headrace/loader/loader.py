@@ -548,10 +548,9 @@ class Loader(DataLoader[B]):
           collate_seconds, sample_seconds (all work of a dataset of another library), work_seconds
           (all work on batches), work_cpu_seconds.
         * Bytes: bytes_read, held_bytes, queued_bytes, avg_memory_bytes and peak_memory_bytes (PSS
-          of this process and its workers). avg_memory_percent refers to the tightest memory limit:
-          the machine's, a cgroup's or the process's. avg_cpu_usage is in percent of one core.
-        * Means of the last 100 batches: recent_batch_time, recent_samples_per_second,
-          recent_wait_fraction.
+          of this process and its workers). avg_memory_usage is in percent of the tightest memory
+          limit: the machine's, a cgroup's or the process's. avg_cpu_usage is in percent of one
+          core.
         * Counts: queued_batches (being made, or ready), normalized_on_device (batches whose images
           were normalised there).
         * If samples were skipped: skipped_samples, the first 1,000, each a dict of index, path and

@@ -9,7 +9,6 @@ hands it to workers as a file descriptor (fork inherits it; spawn and forkserver
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import mmap
 import os
@@ -38,14 +37,6 @@ def is_spawning() -> bool:
     return get_spawning_popen() is not None
 
 
-def _nameless_file(label: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"headrace-{label}", os.MFD_CLOEXEC)
-    fd, path = tempfile.mkstemp(prefix=f"headrace-{label}-")
-    os.unlink(path)
-    return fd
-
-
 class AnonymousMemory:
     """`nbytes` of shared memory without a name, mapped at first use in each process.
 
@@ -56,9 +47,13 @@ class AnonymousMemory:
     """
 
     def __init__(self, nbytes: int, label: str = "memory") -> None:
-        self.nbytes: int = max(1, int(nbytes))
-        self._adopt(_nameless_file(label))
-        self.grow(self.nbytes)
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(f"headrace-{label}", os.MFD_CLOEXEC)
+        else:
+            fd, path = tempfile.mkstemp(prefix=f"headrace-{label}-")
+            os.unlink(path)
+        self._adopt(fd)
+        self.grow(max(1, int(nbytes)))
 
     def _adopt(self, fd: int) -> None:
         self._own(fd)
@@ -66,6 +61,7 @@ class AnonymousMemory:
 
     def _own(self, fd: int) -> None:
         self.fd = fd
+        self.nbytes: int = os.fstat(fd).st_size
         self._map: mmap.mmap | None = None
 
     def grow(self, nbytes: int) -> None:
@@ -98,10 +94,8 @@ class AnonymousMemory:
         """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros
         then.
         """
-        begin, end = (
-            -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE,
-            end // mmap.PAGESIZE * mmap.PAGESIZE,
-        )
+        begin = up(begin, mmap.PAGESIZE)
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end and hasattr(mmap, "MADV_REMOVE"):
             # a file system that knows no holes: its pages are the page cache's
             with contextlib.suppress(OSError):
@@ -112,7 +106,7 @@ class AnonymousMemory:
             raise TypeError(
                 "shared memory can be pickled only while multiprocessing starts a worker process"
             )
-        return _attach, (type(self), reduction.DupFd(self.fd), self.nbytes)
+        return _attach, (type(self), reduction.DupFd(self.fd))
 
 
 def _close(fd: int) -> None:
@@ -120,9 +114,8 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> AnonymousMemory:
+def _attach(cls: type[AnonymousMemory], duplicate: Any) -> AnonymousMemory:
     memory = cls.__new__(cls)
-    memory.nbytes = nbytes
     memory._adopt(duplicate.detach())
     return memory
 
@@ -130,26 +123,17 @@ def _attach(cls: type[AnonymousMemory], duplicate: Any, nbytes: int) -> Anonymou
 _INTS = 512  # that share one memory file: a page, which a limit on the size of files leaves
 
 
-class _IntMemory(AnonymousMemory):
+class _Ints(AnonymousMemory):
     """Memory for many integers, none of which is ever used twice; it ends with the last of them."""
 
     def __init__(self) -> None:
         super().__init__(8 * _INTS, "int")
-        self.numbers = itertools.count()  # `next` is atomic: no lock, which a fork could inherit
+        # `next` is atomic: no lock, which a fork could inherit
+        self.places = iter(range(0, 8 * _INTS, 8))
 
 
 # The memory of the next integer, under 0. A forked child must not use what its parent uses next.
-_last = PerProcess(weakref.WeakValueDictionary[int, _IntMemory])
-
-
-def _room_for_int() -> tuple[AnonymousMemory, int]:
-    """Eight bytes of shared memory that are zero and nobody else's."""
-    memory = _last.get().get(0)
-    number = _INTS if memory is None else next(memory.numbers)
-    if memory is None or number >= _INTS:
-        memory = _last.get()[0] = _IntMemory()
-        number = next(memory.numbers)
-    return memory, 8 * number
+_last = PerProcess(weakref.WeakValueDictionary[int, _Ints])
 
 
 class SharedInt:
@@ -160,7 +144,13 @@ class SharedInt:
     """
 
     def __init__(self, value: int = 0) -> None:
-        self._memory, self._at = _room_for_int()
+        memory = _last.get().get(0)
+        at = None if memory is None else next(memory.places, None)
+        if memory is None or at is None:
+            memory = _last.get()[0] = _Ints()
+            at = next(memory.places)
+        self._memory = memory
+        self._at = at
         self.value = value
 
     @property
@@ -172,18 +162,15 @@ class SharedInt:
         self._memory.map[self._at : self._at + 8] = int(value).to_bytes(8, "little", signed=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return (
-            {"_memory": self._memory, "_at": self._at} if is_spawning() else {"value": self.value}
-        )
+        if is_spawning():
+            return self.__dict__
+        return {"value": self.value}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_memory" in state:
-            self.__dict__.update(state)
-        else:
+        if "value" in state:
             self.__init__(state["value"])  # type: ignore[misc]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedInt:
-        return SharedInt(self.value)
+        else:
+            self.__dict__.update(state)
 
 
 SHARED_FROM = 1 << 20
@@ -216,18 +203,17 @@ class SharedArray:
 
     def _share(self) -> AnonymousMemory:
         if self._memory is None:
-            values, memory = self.array, AnonymousMemory(self.array.nbytes, "array")
-            shared = memory.array(0, values.size, values.dtype).reshape(values.shape)
-            shared[...] = values
-            self.array, self._memory = _read_only(shared), memory
+            values = self.array
+            self._memory = AnonymousMemory(values.nbytes, "array")
+            self.moved()[...] = values
+            self.array = _read_only(self.moved())
         return self._memory
 
     def moved(self) -> npt.NDArray[Any]:
         """The values where workers map them, in this process writable: what is written there,
         they see.
         """
-        memory = self._share()
-        return memory.array(0, self.array.size, self.array.dtype).reshape(self.array.shape)
+        return _array_in(self._share(), self.array.dtype, self.array.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.array.nbytes < SHARED_FROM or not is_spawning():
@@ -236,10 +222,16 @@ class SharedArray:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state.get("memory")
-        if self._memory is not None:
-            shape = state["shape"]
-            state["values"] = self._memory.array(0, math.prod(shape), state["dtype"]).reshape(shape)
-        self.array = _read_only(state["values"])
+        if self._memory is None:
+            self.array = _read_only(state["values"])
+        else:
+            self.array = _read_only(_array_in(self._memory, state["dtype"], state["shape"]))
+
+
+def _array_in(
+    memory: AnonymousMemory, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    return memory.array(0, math.prod(shape), dtype).reshape(shape)
 
 
 def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

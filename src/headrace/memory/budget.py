@@ -19,9 +19,7 @@ use the same bytes twice.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
-import operator
 import os
 import re
 import threading
@@ -40,6 +38,7 @@ from headrace.memory.limits import Limit, memory_limits, tightest
 _UNITS = {"": 1, "b": 1}
 for _power, _prefix in enumerate("kmgtp", 1):
     _UNITS |= {f"{_prefix}b": 10 ** (3 * _power), f"{_prefix}ib": 2 ** (10 * _power)}
+_SIZE = re.compile(r"(\d{1,18}|\d{0,18}\.\d{1,18}) ?([a-z]*)", re.ASCII)
 
 
 def parse_size(size: str | int, name: str = "size") -> int:
@@ -53,15 +52,12 @@ def parse_size(size: str | int, name: str = "size") -> int:
     Raises:
         ConfigError: it is neither.
     """
-    number = _integer(size)
-    if number is not None and number >= 0:
-        return number
     if isinstance(size, str):
-        match = re.fullmatch(
-            r"(\d{1,18}|\d{0,18}\.\d{1,18}) ?([a-z]*)", size.strip().lower(), re.ASCII
-        )
+        match = _SIZE.fullmatch(size.strip().lower())
         if match and match[2] in _UNITS and (match[1].isdigit() or _UNITS[match[2]] > 1):
             return int(Fraction(match[1]) * _UNITS[match[2]])
+    elif _is_integer(size) and size >= 0:
+        return int(size)
     raise ConfigError(
         f"{name} must be a number of bytes (an int of at least 0) or a string such as '500MB', "
         "'2GB' or '1.5GiB' "
@@ -80,25 +76,14 @@ def format_size(n: float) -> str:
     return f"{n / 1000:.1f} PB"
 
 
-@dataclass(slots=True)
-class _Account:
-    """Bytes reserved through one share, or all bytes of a ledger."""
-
-    nbytes: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     """One reservation, as the ledger sees it."""
 
     nbytes: int
     what: str
-    accounts: tuple[_Account, ...]
-
-    def set(self, nbytes: int) -> None:
-        for account in self.accounts:
-            account.nbytes += nbytes - self.nbytes
-        self.nbytes = nbytes
+    shares: tuple[MemoryBudget, ...]
+    """The shares that it counts against."""
 
 
 _lock = threading.RLock()  # one for all ledgers, so that a fork has one lock to hold
@@ -110,10 +95,9 @@ class _Ledger:
     """
 
     def __init__(self, limits: Sequence[Limit] | None = None) -> None:
-        self.limits = None if limits is None else list(limits)
+        self.limits = limits
         self.notes: list[str] = []
-        self.account = _Account()
-        self.entries: set[_Entry] = set()
+        self._entries: set[_Entry] = set()
         self.released: deque[_Entry] = deque()  # see NOTE [ Releases and the garbage collector ]
 
     def limit(self) -> Limit:
@@ -121,21 +105,29 @@ class _Ledger:
             self.limits = memory_limits(notes=self.notes)
         return tightest(self.limits)
 
-    def settle(self) -> None:
+    def entries(self) -> set[_Entry]:
+        """Those that are not released."""
         while self.released:
-            entry = self.released.popleft()
-            entry.set(0)
-            self.entries.discard(entry)
+            self._entries.discard(self.released.popleft())
+        return self._entries
 
     def holders(self) -> str:
         """Say how much is held, and by whom, the largest first."""
         sums: Counter[str] = Counter()
-        for entry in self.entries:
+        for entry in self.entries():
             sums[entry.what] += entry.nbytes
-        words = [f"{what}: {format_size(nbytes)}" for what, nbytes in sums.most_common(8)]
-        if rest := sums.most_common()[8:]:
-            words.append(f"{len(rest)} others: {format_size(sum(nbytes for _, nbytes in rest))}")
-        return f"{format_size(self.account.nbytes)} ({', '.join(words) or 'by nothing'})"
+        ordered = sums.most_common()
+        words = [f"{what}: {format_size(nbytes)}" for what, nbytes in ordered[:8]]
+        others = [nbytes for _, nbytes in ordered[8:]]
+        if others:
+            words.append(f"{len(others)} others: {format_size(sum(others))}")
+        return f"{format_size(sums.total())} ({', '.join(words) or 'by nothing'})"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # The measurement stays behind too: the pickle may be opened on another machine.
+        if self is _process_ledger:
+            return "_process_ledger"
+        return _Ledger, (self.limits,)
 
 
 _process_ledger = _Ledger()
@@ -165,6 +157,10 @@ class MemoryBudget:
         ConfigError: an argument is invalid; the message names it.
     """
 
+    _parent: MemoryBudget | None = None  # of a share
+    _shares: tuple[MemoryBudget, ...] = ()  # this one, if it is a share, and those that it is of
+    _pid = 0  # of the process that made the share
+
     @checks_keywords
     def __init__(
         self,
@@ -177,23 +173,11 @@ class MemoryBudget:
             raise ConfigError(
                 "limits must hold at least one Limit, or be None for those of this machine"
             )
-        usage, ranks = (
-            _check_usage(max_memory_usage),
-            check_integer("local_world_size", local_world_size, 1),
-        )
-        self._set_up(usage, ranks, _process_ledger if limits is None else _Ledger(limits))
-
-    def _set_up(
-        self, usage: float, ranks: int, ledger: _Ledger, parent: MemoryBudget | None = None
-    ) -> None:
-        self._usage = usage  # a float is a fraction, an int is bytes
-        self._ranks = ranks
-        self._ledger = ledger
-        self._parent = parent
-        self._pid = os.getpid()
-        self._accounts: tuple[_Account, ...] = (
-            (ledger.account,) if parent is None else (*parent._accounts, _Account())
-        )
+        self._usage = _check_usage(max_memory_usage)  # a float is a fraction, an int is bytes
+        self._ranks = check_integer("local_world_size", local_world_size, 1)
+        self._ledger = _process_ledger
+        if limits is not None:
+            self._ledger = _Ledger(limits)
 
     @property
     def limit(self) -> int:
@@ -201,7 +185,9 @@ class MemoryBudget:
         if self._parent is not None:
             return int(self._usage)
         headroom = self._headroom
-        wanted = headroom * self._usage if isinstance(self._usage, float) else self._usage
+        wanted = self._usage
+        if isinstance(wanted, float):
+            wanted *= headroom
         # a product of large numbers may be rounded up, beyond the headroom
         return min(headroom, int(wanted))
 
@@ -211,8 +197,10 @@ class MemoryBudget:
         has reserved.
         """
         with _lock:
-            self._ledger.settle()
-            return self._accounts[-1].nbytes
+            entries = self._ledger.entries()
+            if self._parent is None:
+                return sum(entry.nbytes for entry in entries)
+            return sum(entry.nbytes for entry in entries if self in entry.shares)
 
     @property
     def available(self) -> int:
@@ -220,8 +208,9 @@ class MemoryBudget:
         with _lock:
             free = max(0, self.limit - self.reserved)
             # see NOTE [ Shares and processes ]
-            parent = self._parent if self._pid == os.getpid() else None
-            return free if parent is None else min(free, parent.available)
+            if self._parent is not None and self._pid == os.getpid():
+                free = min(free, self._parent.available)
+            return free
 
     def fits(self, nbytes: int) -> bool:
         """True if `nbytes` could be reserved now. Another thread may reserve first; only
@@ -240,8 +229,12 @@ class MemoryBudget:
             ConfigError: `n` is not an integer of at least 1.
         """
         n = check_integer("n", n, 1)
-        part = MemoryBudget.__new__(MemoryBudget)
-        part._set_up(self.available // n, self._ranks, self._ledger, self)
+        part = MemoryBudget(local_world_size=self._ranks)
+        part._usage = self.available // n
+        part._ledger = self._ledger
+        part._parent = self
+        part._shares = (part, *self._shares)
+        part._pid = os.getpid()
         return part
 
     def reserve(self, nbytes: int, what: str) -> Reservation:
@@ -254,43 +247,35 @@ class MemoryBudget:
             BudgetError: they don't fit; the message lists the reservations and the remedy.
             ConfigError: `nbytes` is not an integer of at least 0.
         """
-        reservation = Reservation(self, _Entry(0, what, self._accounts))
+        reservation = Reservation(self, what)
         reservation.resize(nbytes)
         return reservation
 
     def explain(self) -> str:
         """Describe the budget, the limit that it follows from, and all reservations."""
         with _lock:
-            tight, available = self._ledger.limit(), self.available  # which also settles the ledger
+            tight = self._ledger.limit()
             lines = [
-                f"memory budget: {format_size(self.limit)}, of which {format_size(available)} are "
-                "available",
+                f"memory budget: {format_size(self.limit)}, of which "
+                f"{format_size(self.available)} are available",
                 f"  it is {self._origin()}",
                 f"  the limit that counts: {tight.name}: {format_size(tight.total)}, "
                 f"of which {format_size(tight.used)} were used when it was measured",
                 f"  reserved in this process: {self._ledger.holders()}",
             ]
-            others = [limit for limit in self._ledger.limits or () if limit is not tight]
-            lines += [
-                f"  wider: {it.name}: {format_size(it.headroom)} of {format_size(it.total)} free"
-                for it in others
-            ]
-            return Lines("\n".join(lines + [f"  ignored: {note}" for note in self._ledger.notes]))
+            for limit in self._ledger.limits or ():
+                if limit is not tight:
+                    free, total = format_size(limit.headroom), format_size(limit.total)
+                    lines.append(f"  wider: {limit.name}: {free} of {total} free")
+            lines += [f"  ignored: {note}" for note in self._ledger.notes]
+            return Lines("\n".join(lines))
 
     def __repr__(self) -> str:
-        return (
-            f"MemoryBudget({self._usage!r}, "
-            f"local_world_size={self._ranks}){'  # a share' if self._parent else ''}"
-        )
+        comment = "" if self._parent is None else "  # a share"
+        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks}){comment}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The measurement stays behind too: the pickle may be opened on another machine.
-        limits = None if self._ledger is _process_ledger else self._ledger.limits
-        return {"usage": self._usage, "ranks": self._ranks, "limits": limits}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        ledger = _process_ledger if state["limits"] is None else _Ledger(state["limits"])
-        self._set_up(state["usage"], state["ranks"], ledger)
+        return {"_usage": self._usage, "_ranks": self._ranks, "_ledger": self._ledger}
 
     @property
     def _headroom(self) -> int:
@@ -301,32 +286,11 @@ class MemoryBudget:
     def _origin(self) -> str:
         if self._parent is not None:
             return f"a share of {self._parent._origin()}"
-        usage = (
-            f"{self._usage} of"
-            if isinstance(self._usage, float)
-            else f"{format_size(self._usage)} within"
-        )
-        ranks = f" divided by {self._ranks} local ranks" if self._ranks > 1 else ""
+        usage = f"{self._usage} of"
+        if isinstance(self._usage, int):
+            usage = f"{format_size(self._usage)} within"
         headroom = f"{format_size(self._headroom)}, the headroom under {self._ledger.limit().name}"
-        return f"max_memory_usage={usage} {headroom}{ranks}"
-
-    def _refusal(self, what: str, nbytes: int, more: int) -> BudgetError:
-        ledger = self._ledger
-        enough = ledger.account.nbytes + more <= self._headroom
-        remedy = (
-            "raise max_memory_usage" if enough else "use a machine or container with more memory"
-        )
-        return BudgetError(
-            f"{what} needs "
-            f"{format_size(nbytes)}{f' ({format_size(more)} more)' if more < nbytes else ''}, but "
-            "only "
-            f"{format_size(self.available)} of the memory budget of {format_size(self.limit)} are "
-            "available. "
-            f"The budget is {self._origin()}. Reserved in this process: {ledger.holders()}. "
-            f"Either {remedy}, or hold "
-            "less: loading_mode='lazy', fewer workers, a smaller batch_size, prefetch_factor or "
-            "cache_size"
-        )
+        return f"max_memory_usage={usage} {headroom} divided by {self._ranks} local ranks"
 
 
 class Reservation:
@@ -336,9 +300,10 @@ class Reservation:
     `MemoryBudget.reserve` creates it. It belongs to its process and can't be pickled.
     """
 
-    def __init__(self, budget: MemoryBudget, entry: _Entry) -> None:
-        self._budget, self._entry = budget, entry
-        self._release = weakref.finalize(self, budget._ledger.released.append, entry)
+    def __init__(self, budget: MemoryBudget, what: str) -> None:
+        self._budget = budget
+        self._entry = _Entry(0, what, budget._shares)
+        self._release = weakref.finalize(self, budget._ledger.released.append, self._entry)
         self._release.atexit = False
 
     @property
@@ -355,16 +320,28 @@ class Reservation:
             ValueError: the reservation is closed.
         """
         nbytes = check_integer("nbytes", nbytes, 0)
+        entry = self._entry
+        budget = self._budget
         with _lock:
             # settles the ledger; what is closed from here on is released later
-            available = self._budget.available
+            available = budget.available
             if not self._release.alive:
-                raise ValueError(f"the reservation for {self._entry.what} is closed: reserve anew")
-            more = nbytes - self._entry.nbytes
+                raise ValueError(f"the reservation for {entry.what} is closed: reserve anew")
+            more = nbytes - entry.nbytes
             if more > available:
-                raise self._budget._refusal(self._entry.what, nbytes, more)
-            self._budget._ledger.entries.add(self._entry)
-            self._entry.set(nbytes)
+                remedy = "use a machine or container with more memory"
+                if sum(held.nbytes for held in budget._ledger.entries()) + more <= budget._headroom:
+                    remedy = "raise max_memory_usage"
+                raise BudgetError(
+                    f"{entry.what} needs {format_size(nbytes)}, {format_size(more)} more than it "
+                    f"has, but only {format_size(available)} of the memory budget of "
+                    f"{format_size(budget.limit)} are available. The budget is "
+                    f"{budget._origin()}. Reserved in this process: {budget._ledger.holders()}. "
+                    f"Either {remedy}, or hold less: loading_mode='lazy', fewer workers, a smaller "
+                    "batch_size, prefetch_factor or cache_size"
+                )
+            budget._ledger.entries().add(entry)
+            entry.nbytes = nbytes
 
     def close(self) -> None:
         """Release the bytes. Closing again has no effect."""
@@ -386,29 +363,24 @@ class Reservation:
         )
 
 
-def _integer(value: Any) -> int | None:
-    """Return an integer of any kind (numpy's too) as an int; None for everything else, bools
-    included.
-    """
-    with contextlib.suppress(TypeError):
-        return None if isinstance(value, bool) else operator.index(value)
-    return None
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _check_usage(value: Any) -> float:
     """Return a fraction as a float, and bytes as an int."""
+    nbytes = 0
     if isinstance(value, str):
-        number: float | None = parse_size(value, "max_memory_usage, given as a string,")
-        if number:
-            return number
-    elif (number := _integer(value)) is not None and number > 1:
-        return number
+        nbytes = parse_size(value, "max_memory_usage, given as a string,")
+    elif _is_integer(value) and value > 1:
+        nbytes = int(value)
     elif isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
         return float(value)
+    if nbytes:
+        return nbytes
     raise ConfigError(
         "max_memory_usage must be a fraction of the headroom (0 < f <= 1, such as 0.8) or a "
-        "number of bytes "
-        f"(such as '500MB', '2GB' or an int), not {value!r}"
+        f"number of bytes (such as '500MB', '2GB' or an int), not {value!r}"
     )
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import cachetools
 import numpy as np
@@ -91,7 +91,7 @@ class LRUCache(cachetools.LRUCache[K, V]):
         max_bytes: int | None,
         max_items: int | None = None,
         *,
-        sizeof: Callable[[V], int] | None = None,
+        sizeof: Callable[[V], int] = held_bytes,
     ) -> None:
         self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
         self.max_items: int | None = check_integer("max_items", max_items, 0, optional=True)
@@ -99,10 +99,10 @@ class LRUCache(cachetools.LRUCache[K, V]):
         self.misses: int = 0
         self.evicted: int = 0
         self.bypassed: int = 0
-        self._sizeof: Callable[[V], int] = sizeof or held_bytes
+        self._sizeof = sizeof
         # re-entrant: dropping a value may run its owner's finalizers
         self._lock = threading.RLock()
-        super().__init__(math.inf, self._sizeof)  # which has no way to another limit
+        super().__init__(math.inf, sizeof)  # which has no way to another limit
         renew_after_fork(self)
 
     @property
@@ -113,14 +113,11 @@ class LRUCache(cachetools.LRUCache[K, V]):
     @property
     def nbytes(self) -> int:
         """Sum of the sizes of the cached values."""
-        with self._lock:
-            return int(self.currsize)
+        return int(self.currsize)
 
-    @overload
-    def get(self, key: K) -> V | None: ...
-    @overload
-    def get(self, key: K, default: V | D) -> V | D: ...
-    def get(self, key: K, default: object = None) -> object:
+    def get(  # type: ignore[override]
+        self, key: K, default: D | None = None
+    ) -> V | D | None:
         """Return the value of `key` and mark it as most recently used; `default` if it is not
         cached.
         """
@@ -138,16 +135,17 @@ class LRUCache(cachetools.LRUCache[K, V]):
         one is now the most recently used.
         """
         found = list[V | None]()
+        hits = 0
         with self._lock:
-            take, misses = super().__getitem__, 0
+            take = super().__getitem__
             for key in keys:
                 try:
                     found.append(take(key))
+                    hits += 1
                 except KeyError:
-                    misses += 1
                     found.append(None)
-            self.hits += len(found) - misses
-            self.misses += misses
+            self.hits += hits
+            self.misses += len(found) - hits
         return found
 
     def put(self, key: K, value: V) -> bool:
@@ -160,12 +158,9 @@ class LRUCache(cachetools.LRUCache[K, V]):
         with self._lock:
             if super().__contains__(key):
                 super().__delitem__(key)
-            if self.max_items == 0:
-                self.bypassed += 1
-                return False
             before = self.currsize
             super().__setitem__(key, value)
-            if self.currsize - before > self.maxsize:
+            if self.currsize - before > self.maxsize or self.max_items == 0:
                 super().__delitem__(key)
                 self.bypassed += 1
                 return False
@@ -173,16 +168,11 @@ class LRUCache(cachetools.LRUCache[K, V]):
             return True
 
     def _make_room(self) -> None:
-        while self.currsize > self.maxsize or (
-            self.max_items is not None and super().__len__() > self.max_items
-        ):
+        most = math.inf if self.max_items is None else self.max_items
+        while self.currsize > self.maxsize or super().__len__() > most:
             self.popitem()
 
-    @overload  # type: ignore[override]
-    def pop(self, key: K) -> V | None: ...
-    @overload
-    def pop(self, key: K, default: V | D) -> V | D: ...
-    def pop(self, key: K, default: object = None) -> object:
+    def pop(self, key: K, default: D | None = None) -> V | D | None:  # type: ignore[override]
         """Remove `key` and return its value; `default` if it is not cached. Not counted."""
         with self._lock:
             return super().pop(key, default)
@@ -209,9 +199,8 @@ class LRUCache(cachetools.LRUCache[K, V]):
         Raises:
             ConfigError: the limit is negative or not an integer.
         """
-        checked = check_integer("max_bytes", max_bytes, 0, optional=True)
         with self._lock:
-            self.max_bytes = checked
+            self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
             self._make_room()
 
     def __getitem__(self, key: K) -> V:
@@ -230,15 +219,8 @@ class LRUCache(cachetools.LRUCache[K, V]):
         with self._lock:
             return super().__contains__(key)
 
-    def __len__(self) -> int:
-        with self._lock:
-            return super().__len__()
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return (

@@ -167,7 +167,6 @@ class SharedFile(AnonymousMemory):
                 os.posix_fallocate(fd, 0, allocated)
                 os.ftruncate(fd, allocated + rest)
             try_lock(fd, shared=True)
-            self.nbytes: int = os.fstat(fd).st_size
         except BaseException:
             os.close(fd)
             raise

@@ -297,9 +297,11 @@ class Arena:
         they are not small; the rest is pickled by value.
         """
         areas: list[tuple[int, int]] = []
+        sizes: list[int] = []
 
         def take(buffer: pickle.PickleBuffer) -> bool:
             data = buffer.raw()
+            sizes.append(data.nbytes)
             if data.nbytes < _INLINE:
                 return True
             offset = self.lies_at(data)
@@ -309,7 +311,7 @@ class Arena:
             return False
 
         pickled = encode(batch, take)
-        message = pickle.dumps((areas, pickled, report), protocol=5)
+        message = pickle.dumps((areas, pickled, report, sum(sizes)), protocol=5)
         if len(message) <= _MESSAGE:
             return Delivery(self._ring.key, self._slot, message)
         return Delivery(self._ring.key, self._slot, (self._put(message), len(message)))
@@ -360,8 +362,7 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
     lease = ring.lease(slot)
     if not isinstance(message, bytes):
         message = ring.window(slot, *message, None).tobytes()
-    areas, pickled, report = pickle.loads(message)
-    nbytes = sum(size for _, size in areas)
+    areas, pickled, report, nbytes = pickle.loads(message)
     is_crowded = ring.is_crowded
     ring.copied += is_crowded
     buffers: list[Any] = []
@@ -371,7 +372,7 @@ def _deliver(key: tuple[int, int], slot: int, message: _Message) -> Delivered:
             buffers.append(bytearray(window.data))
         else:
             buffers.append(window.data)
-    return Delivered(pickle.loads(pickled, buffers=buffers), report, nbytes or len(pickled))
+    return Delivered(pickle.loads(pickled, buffers=buffers), report, nbytes)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from headrace.arguments import check_callable, check_seconds
 from headrace.errors import ConfigError
 from headrace.monitor.stats import STAGES
 
-_SECONDS = tuple((stage, f"{stage}_seconds") for stage in STAGES)
+_SECONDS = {stage: f"{stage}_seconds" for stage in STAGES}
+_Functions = OrderedDict[int, tuple[Callable[[Any], Any], float]]  # with their thresholds
 
 
 class BatchTimes(NamedTuple):
@@ -43,8 +44,6 @@ class BatchTimes(NamedTuple):
     """
     received: float
     """Time at which the loop received the batch, by the same clock."""
-    recent_batch_time: float
-    """Mean seconds per batch over the last 100 batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,65 +76,61 @@ class Hooks:
 
     def __init__(self, source_of: Callable[[int], str | None]) -> None:
         self._source_of = source_of
-        self._on_batch: OrderedDict[int, OnBatch] = OrderedDict()
-        self._on_slow: OrderedDict[int, tuple[float, OnSlow]] = OrderedDict()
+        self._on_batch: _Functions = OrderedDict()
+        self._on_slow: _Functions = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._on_batch or self._on_slow)
 
     def on_batch(self, function: OnBatch) -> RemovableHandle:
         """See `Loader.on_batch`."""
-        _check("on_batch", function)
-        return _added(self._on_batch, function)
+        return _added("on_batch", self._on_batch, function)
 
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
         """See `Loader.on_slow`."""
         seconds = check_seconds("on_slow: threshold", threshold)
-        _check("on_slow", function)
-        return _added(self._on_slow, (seconds, function))
+        return _added("on_slow", self._on_slow, function, seconds)
 
-    def tell(
-        self, report: dict[str, Any], *, wait: float, step: float, received: float, recent: float
-    ) -> None:
+    def tell(self, report: dict[str, Any], wait: float, step: float, received: float) -> None:
         """Calls the functions with a batch that the user is about to get.
 
         Args:
             report: the worker's.
             wait, step: seconds blocked in ``next``, and of the loop before that.
             received: when the batch came.
-            recent: mean seconds from batch to batch.
         """
+        counts = report["counts"]
         if self._on_batch:
-            counts = report["counts"]
-            first = report["epoch"], report["step"], report["samples"], wait, step
-            last = counts["work_seconds"], report["pid"], report["began"], received, recent
-            times = BatchTimes._make(
-                (*first, *[counts.get(name, 0.0) for _, name in _SECONDS], *last)
+            stages = {name: counts.get(name, 0.0) for name in _SECONDS.values()}
+            times = BatchTimes(
+                epoch=report["epoch"],
+                step=report["step"],
+                samples=report["samples"],
+                wait_seconds=wait,
+                step_seconds=step,
+                work_seconds=counts["work_seconds"],
+                worker_pid=report["pid"],
+                began=report["began"],
+                received=received,
+                **stages,
             )
-            for function in list(self._on_batch.values()):
+            for function, _ in list(self._on_batch.values()):
                 function(times)
-        for threshold, slow in list(self._on_slow.values()):
-            for stage in self._slower(report, threshold):
-                slow(stage)
-
-    def _slower(self, report: dict[str, Any], threshold: float) -> Iterator[SlowStage]:
-        counts, slowest = report["counts"], report["slowest"]
-        for stage, name in _SECONDS:
-            seconds, index = slowest[stage] if stage in slowest else (counts.get(name, 0.0), None)
-            if seconds > threshold:
-                path = self._source_of(index) if index is not None else None
-                yield SlowStage(
-                    stage, seconds, index, path, report["epoch"], report["step"], report["pid"]
-                )
+        for function, threshold in list(self._on_slow.values()):
+            for stage, name in _SECONDS.items():
+                seconds, index = report["slowest"].get(stage, (counts.get(name, 0.0), None))
+                if seconds > threshold:
+                    path = None if index is None else self._source_of(index)
+                    at = (report["epoch"], report["step"], report["pid"])
+                    function(SlowStage(stage, seconds, index, path, *at))
 
 
-def _check(door: str, function: Any) -> None:
+def _added(
+    door: str, functions: _Functions, function: Callable[[Any], Any], threshold: float = 0.0
+) -> RemovableHandle:
     check_callable(f"{door}: function", function)
     if function is None:
         raise ConfigError(f"{door}: function must be a callable, not None")
-
-
-def _added(functions: OrderedDict[int, Any], function: Any) -> RemovableHandle:
     handle = RemovableHandle(functions)
-    functions[handle.id] = function
+    functions[handle.id] = function, threshold
     return handle

@@ -42,7 +42,8 @@ class LoadingMonitor:
     def __init__(
         self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._enabled, self._clock = enable_monitoring, clock
+        self._enabled = enable_monitoring
+        self._clock = clock
         self._stats = LoadingStats()
         self._last: float | None = None
         self._knows_waits = True
@@ -63,18 +64,15 @@ class LoadingMonitor:
             ConfigError: an argument is invalid.
         """
         count = check_integer("update_batch: samples", samples, 0)
-        waited = (
-            None
-            if wait_seconds is None
-            else check_seconds("update_batch: wait_seconds", wait_seconds)
-        )
-        now = self._clock()
-        elapsed = 0.0 if self._last is None else now - self._last
-        self._knows_waits = self._knows_waits and waited is not None
-        self._stats.add_batch(count, waited or 0.0, elapsed)
-        self._last = now
+        if wait_seconds is None:
+            self._knows_waits = False
+        wait = check_seconds("update_batch: wait_seconds", wait_seconds or 0.0)
+        last = self._last
+        self._last = self._clock()
+        elapsed = 0.0 if last is None else self._last - last
+        self._stats.add_batch(count, wait, elapsed)
         if self._enabled:
-            self._stats.look_at_children()
+            self._stats.look(None)
 
     def watch(
         self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None
@@ -103,9 +101,9 @@ class LoadingMonitor:
         """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times
         are in seconds. It is empty before the first batch.
         """
-        if not self._stats.batches:
-            return Stats()
-        stats = self._stats.outside()
-        if not self._knows_waits:
-            stats = {name: value for name, value in stats.items() if "wait" not in name}
-        return Stats(stats)
+        stats = Stats()
+        if self._stats.batches:
+            for name, value in self._stats.outside().items():
+                if self._knows_waits or "wait" not in name:
+                    stats[name] = value
+        return stats

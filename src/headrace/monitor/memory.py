@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from headrace.arguments import check_integer, checks_keywords
-from headrace.errors import ConfigError
+from headrace.arguments import check_seconds, checks_keywords
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import Limit, memory_limits, tightest
 from headrace.memory.per_process import renew_after_fork
@@ -21,16 +19,6 @@ from headrace.monitor.stats import pss_of
 
 GB = 1e9
 """Bytes of a GB, in all names that end in ``_gb``."""
-
-
-class MemorySample(NamedTuple):
-    """One measurement."""
-
-    time: float
-    """Seconds of the monitor's clock, by default `time.monotonic`."""
-    used_gb: float
-    available_gb: float
-    percent: float
 
 
 class MemoryMonitor:
@@ -42,16 +30,11 @@ class MemoryMonitor:
 
     Args:
         interval: minimum seconds between two measurements, each of which takes about a millisecond.
-        history_size: number of recent measurements in `history`.
         limits: a callable that returns the current memory limits.
         clock: a callable that returns monotonic seconds.
 
-    Attributes:
-        monitoring: True between `start_monitoring` and `stop_monitoring`.
-
     Raises:
-        ConfigError: `interval` is not a number of at least 0, or `history_size` is not an integer
-            of at least 1.
+        ConfigError: `interval` is not a number of at least 0.
     """
 
     @checks_keywords
@@ -59,41 +42,26 @@ class MemoryMonitor:
         self,
         interval: float = 1.0,
         *,
-        history_size: int = 3600,
         limits: Callable[[], Sequence[Limit]] = memory_limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if (
-            isinstance(interval, bool)
-            or not isinstance(interval, (int, float))
-            or not interval >= 0
-        ):
-            raise ConfigError(f"interval must be a number of seconds, at least 0, not {interval!r}")
-        self.interval: float = float(interval)
-        self.history_size: int = check_integer("history_size", history_size, 1)
-        self._limits, self._clock = limits, clock
+        self.interval: float = check_seconds("interval", interval)
+        self._limits = limits
+        self._clock = clock
         self._forget()
 
     def _forget(self) -> None:
         self._measured_at: float | None = None
-        self._limit: Limit | None = None
-        self._history: deque[MemorySample] = deque(maxlen=self.history_size)
-        self.monitoring: bool = False
-        self._is_stopped = False
-        self._pss = self._peak_used = self._peak_pss = 0
+        self._peak_used = 0
+        self._peak_pss = 0
         renew_after_fork(self)
 
     after_fork = _forget
 
     def start_monitoring(self) -> None:
-        """Clears peaks and history, and measures. `monitoring` is True from then on."""
+        """Clears the peaks, and measures."""
         self._forget()
-        self.monitoring = True
-        self._measure()
-
-    def stop_monitoring(self) -> None:
-        """Stops measuring until the next `start_monitoring`. Peaks and history are kept."""
-        self.monitoring, self._is_stopped = False, True
+        self.update()
 
     def update(self) -> bool:
         """Measures if `interval` seconds have passed since the last measurement. Cheap enough to
@@ -102,34 +70,19 @@ class MemoryMonitor:
         Returns:
             True if it measured.
         """
-        if self._is_stopped:
+        now = self._clock()
+        if self._measured_at is not None and now - self._measured_at < self.interval:
             return False
-        if self._measured_at is not None and self._clock() - self._measured_at < self.interval:
-            return False
-        self._measure()
+        self._measured_at = now
+        self._limit = tightest(self._limits())
+        self._pss = pss_of(os.getpid())
+        self._peak_used = max(self._peak_used, self._limit.used)
+        self._peak_pss = max(self._peak_pss, self._pss)
         return True
 
-    def _measure(self) -> Limit:
-        self._measured_at = self._clock()
-        self._limit = limit = tightest(self._limits())
-        self._pss = pss_of(os.getpid())
-        self._peak_used, self._peak_pss = (
-            max(self._peak_used, limit.used),
-            max(self._peak_pss, self._pss),
-        )
-        self._history.append(
-            MemorySample(self._measured_at, limit.used / GB, limit.headroom / GB, _percent(limit))
-        )
-        return limit
-
-    @property
-    def history(self) -> list[MemorySample]:
-        """The most recent measurements since the start, oldest first."""
-        return list(self._history)
-
     def get_memory_stats(self) -> dict[str, Any]:
-        """Returns the last measurement, which is never older than `interval` unless monitoring was
-        stopped. A GB is 1e9 bytes (`GB`).
+        """Returns the last measurement, which is never older than `interval`. A GB is 1e9 bytes
+        (`GB`).
 
         Returns:
             ``limit_gb`` and ``limit_source``: the tightest limit and its name. ``used_gb`` and
@@ -140,11 +93,11 @@ class MemoryMonitor:
                 the tightest at the time.
         """
         self.update()
-        limit = self._limit or self._measure()
+        limit = self._limit
         return {
             "used_gb": limit.used / GB,
             "available_gb": limit.headroom / GB,
-            "percent": _percent(limit),
+            "percent": 100 * limit.used / limit.total if limit.total else 100.0,
             "limit_gb": limit.total / GB,
             "limit_source": limit.name,
             "process_pss_gb": self._pss / GB,
@@ -163,17 +116,8 @@ class MemoryMonitor:
         return parse_size(nbytes, "nbytes") <= tightest(self._limits()).headroom
 
     def __repr__(self) -> str:
-        size = f", history_size={self.history_size}" if self.history_size != 3600 else ""
-        return f"MemoryMonitor(interval={self.interval!r}{size})"
+        return f"MemoryMonitor(interval={self.interval!r})"
 
     def __reduce__(self) -> Any:
-        own: dict[str, Any] = {
-            "history_size": self.history_size,
-            "limits": self._limits,
-            "clock": self._clock,
-        }
-        return functools.partial(type(self), self.interval, **own), ()
-
-
-def _percent(limit: Limit) -> float:
-    return 100 * limit.used / limit.total if limit.total else 100.0
+        make = functools.partial(type(self), limits=self._limits, clock=self._clock)
+        return make, (self.interval,)

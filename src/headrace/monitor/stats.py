@@ -6,6 +6,7 @@ the workers. `Stats` is the dict that users get, and shows itself as a table.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter, deque
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from headrace.errors import warn
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 
@@ -26,27 +26,23 @@ _SECOND_LOOK = 0.1  # seconds after the first one, so that short jobs have a CPU
 # pages
 _SAMPLE_EVERY = 1.0
 _COUNTS = (
-    *(
-        "cache_hits",
-        "cache_misses",
-        "chunks_decoded",
-        "chunk_hits",
-        "bytes_read",
-        "requests",
-        "retries",
-        "bytes_fetched",
-        "refetched",
-    ),
-    *(
-        "disk_hits",
-        "disk_puts",
-        "disk_evicted",
-        "disk_damaged",
-        "errors",
-        "skipped",
-        "fallbacks",
-        "normalized_on_device",
-    ),
+    "cache_hits",
+    "cache_misses",
+    "chunks_decoded",
+    "chunk_hits",
+    "bytes_read",
+    "requests",
+    "retries",
+    "bytes_fetched",
+    "refetched",
+    "disk_hits",
+    "disk_puts",
+    "disk_evicted",
+    "disk_damaged",
+    "errors",
+    "skipped",
+    "fallbacks",
+    "normalized_on_device",
 )
 STAGES = ("read", "decode", "transform", "sample", "collate")
 """Stages of a worker's work on a batch, in this order; "sample" is all work of a dataset of
@@ -54,11 +50,6 @@ another library for its samples.
 """
 TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 """Names of the seconds that a worker counts."""
-_RECENT = 100  # batches
-
-
-_PERCENT = {"avg_memory_usage": "avg_memory_percent"}
-"""A key of older guides, which print it as a percentage."""
 
 
 class Stats(dict[str, Any]):
@@ -66,28 +57,15 @@ class Stats(dict[str, Any]):
     bytes, percent, fractions of 1.
     """
 
-    def __missing__(self, name: str) -> Any:
-        new = _PERCENT.get(name)
-        if new is None or new not in self:
-            raise KeyError(name)
-        warn(f"get_stats(): {name!r} is called {new!r}; avg_memory_bytes has it in bytes")
-        return self[new]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
-        return "\n".join(_row(name, value, width) for name, value in self.items()) or "{}"
-
-
-def _row(name: str, value: Any, width: int) -> str:
-    if isinstance(value, Stats):  # of one loader of several
-        return f"{name}:\n  " + repr(value).replace("\n", "\n  ")
-    return f"{name:<{width}}  {_with_unit(name, value)}"
+        rows = []
+        for name, value in self.items():
+            if isinstance(value, Stats):  # of one loader of several
+                rows.append(f"{name}:\n  " + repr(value).replace("\n", "\n  "))
+            else:
+                rows.append(f"{name:<{width}}  {_with_unit(name, value)}")
+        return "\n".join(rows) or "{}"
 
 
 def _with_unit(name: str, value: Any) -> str:
@@ -97,15 +75,17 @@ def _with_unit(name: str, value: Any) -> str:
         return str(value)
     if name.endswith("_bytes") or name.startswith("bytes_"):
         return format_size(value)
-    if name.endswith(("_percent", "_cpu_usage")):
+    if name.endswith("_usage"):
         return f"{value:.1f} %"
     if "_fraction" in name:
         return f"{100 * value:.1f} %"
     if name.endswith("_per_second"):
         return f"{value:,.1f} /s"
-    if name.endswith(("_time", "_seconds", "_wait")):
-        return f"{value:,.2f} s" if value >= 1 or not value else f"{1000 * value:,.2f} ms"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+    if not name.endswith(("_time", "_seconds", "_wait")):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+    if 0 < value < 1:
+        return f"{1000 * value:,.2f} ms"
+    return f"{value:,.2f} s"
 
 
 class LoadingStats:
@@ -126,14 +106,11 @@ class LoadingStats:
         self.skipped: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
-        # samples, wait and seconds up to each batch: sums of the last ones without going through
-        # them
-        self._sums: deque[tuple[int, float, float]] = deque([(0, 0.0, 0.0)], maxlen=_RECENT + 1)
         self._memory: list[int] = []
         self._limit = 0  # bytes that the machine, a cgroup or the process may use
         self._cpu: list[float] = []
         self._look_next = 0.0
-        self._processes: dict[int, psutil.Process] = {}
+        self._processes: dict[int, psutil.Process | None] = {}
 
     def add_report(self, report: dict[str, Any]) -> None:
         """Adds what a worker counted while it made a batch."""
@@ -160,23 +137,6 @@ class LoadingStats:
         self.wait_time += wait
         self.total_time += elapsed
         self._waits.append(wait)
-        self._sums.append((self.samples, self.wait_time, self.total_time))
-
-    @property
-    def recent_batch_time(self) -> float:
-        """Mean seconds from batch to batch, of the last 100."""
-        return (self._sums[-1][2] - self._sums[0][2]) / max(len(self._sums) - 1, 1)
-
-    def _recent_means(self) -> dict[str, float]:
-        samples, wait, elapsed = (
-            last - first for first, last in zip(self._sums[0], self._sums[-1], strict=True)
-        )
-        seconds = max(elapsed, 1e-9)
-        rates = {
-            "recent_samples_per_second": samples / seconds,
-            "recent_wait_fraction": wait / seconds,
-        }
-        return {"recent_batch_time": self.recent_batch_time, **rates}
 
     def restore_skipped(self, count: int, listed: list[dict[str, Any]]) -> None:
         """Takes over what a saved state says of skipped samples."""
@@ -188,37 +148,30 @@ class LoadingStats:
         """Samples left out of their batches."""
         return int(self._counts["skipped"])
 
-    def look(self, worker_pids: Iterable[int]) -> None:
-        """Samples memory and CPU of this process and its workers, at most once a second, and for a
-        hundredth of the time at most: to count the pages of a process that maps large files takes
-        long. This process may be among `worker_pids`.
+    def look(self, worker_pids: Iterable[int] | None) -> None:
+        """Samples memory and CPU of this process and its workers (None: all its children), at most
+        once a second, and for a hundredth of the time at most: to count the pages of a process that
+        maps large files takes long. This process may be among `worker_pids`.
         """
         now = time.monotonic()
         if now < self._look_next:
             return
-        pids = list(dict.fromkeys((os.getpid(), *worker_pids)))
-        self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}  # type: ignore[misc]
+        if worker_pids is None:
+            worker_pids = [child.pid for child in psutil.Process().children(recursive=True)]
+        pids = dict.fromkeys((os.getpid(), *worker_pids))
+        self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}
         self._limit = self._limit or tightest(memory_limits()).total
-        self._memory.append(sum(pss_of(pid) for pid in pids))
+        self._memory.append(sum(map(pss_of, pids)))
         cpu = 0.0
-        for process in filter(None, self._processes.values()):
-            try:
-                cpu += process.cpu_percent(None)
-            except psutil.Error:
-                continue  # it has ended since
+        for process in self._processes.values():
+            if process is not None:
+                with contextlib.suppress(psutil.Error):  # it has ended since
+                    cpu += process.cpu_percent(None)
         self._cpu.append(cpu)
-        interval = _SAMPLE_EVERY if len(self._cpu) > 1 else _SECOND_LOOK
+        interval = _SECOND_LOOK
+        if len(self._cpu) > 1:
+            interval = _SAMPLE_EVERY
         self._look_next = now + max(interval, 100 * (time.monotonic() - now))
-
-    def look_at_children(self) -> None:
-        """As `look`, of this process and all its children."""
-        if time.monotonic() < self._look_next:
-            return
-        try:
-            children = [child.pid for child in psutil.Process().children(recursive=True)]
-        except psutil.Error:
-            children = []
-        self.look(children)
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers of `Loader.get_stats()` that were counted."""
@@ -230,39 +183,33 @@ class LoadingStats:
 
     def outside(self) -> dict[str, Any]:
         """Those that say nothing of what happens inside of a loader."""
-        batches, total = self.batches, self.total_time
-        waits = (
-            np.percentile(np.fromiter(self._waits, float), [50, 90, 99]).tolist()
-            if self._waits
-            else [0.0] * 3
-        )
+        batches = max(self.batches, 1)
+        total = max(self.total_time, 1e-9)
+        waits = np.array(self._waits or [0.0])
+        p50, p90, p99 = np.percentile(waits, (50, 90, 99)).tolist()
         stats: dict[str, Any] = {
-            "batches": batches,
+            "batches": self.batches,
             "samples": self.samples,
-            "total_time": total,
-            "avg_batch_time": total / max(batches, 1),
-            "batches_per_second": batches / max(total, 1e-9),
-            "samples_per_second": self.samples / max(total, 1e-9),
+            "total_time": self.total_time,
+            "avg_batch_time": self.total_time / batches,
+            "batches_per_second": self.batches / total,
+            "samples_per_second": self.samples / total,
             "wait_time": self.wait_time,
-            "wait_fraction": self.wait_time / max(total, 1e-9),
-            **dict(zip(("p50_wait", "p90_wait", "p99_wait"), waits, strict=True)),
-            **self._recent_means(),
+            "wait_fraction": self.wait_time / total,
+            "p50_wait": p50,
+            "p90_wait": p90,
+            "p99_wait": p99,
             "transfer_time": self.transfer_time,
         }
         if self._memory:
             stats["avg_memory_bytes"] = sum(self._memory) / len(self._memory)
-            stats["avg_memory_percent"] = 100 * stats["avg_memory_bytes"] / max(self._limit, 1)
+            stats["avg_memory_usage"] = 100 * stats["avg_memory_bytes"] / max(self._limit, 1)
             stats["peak_memory_bytes"] = max(self._memory)
-            stats["avg_cpu_usage"] = self._cpu_usage()
+            # The first look measures no CPU time; a job that ends before the second one has that
+            # of the work on its batches.
+            looks = self._cpu[1:] or [100 * self._counts["work_cpu_seconds"] / total]
+            stats["avg_cpu_usage"] = sum(looks) / len(looks)
         return stats
-
-    def _cpu_usage(self) -> float:
-        """Percent of one core. The first look measures none; a job that ends before the second one
-        has the CPU time of the work on its batches."""
-        looks = self._cpu[1:]
-        if looks:
-            return sum(looks) / len(looks)
-        return 100 * self._counts["work_cpu_seconds"] / max(self.total_time, 1e-9)
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -276,15 +223,10 @@ def pss_of(pid: int) -> int:
     """Bytes of a process's memory, shared pages counted in proportion (PSS); RSS where the
     system has no PSS; 0 when it is gone.
     """
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            for line in file:
-                if line.startswith("Pss:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    process = _process(pid)
-    try:
-        return 0 if process is None else process.memory_info().rss
-    except psutil.Error:
-        return 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
