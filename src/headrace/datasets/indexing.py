@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Unpack
 
 from headrace.arguments import check_names
@@ -28,28 +27,24 @@ from headrace.storage.zarr.shards import INDEX as SHARDS, indexed
 from headrace.storage.zarr.stores import ZarrUrl
 from headrace.storage.zarr.zips import INDEX as ZIP
 
+_KINDS: dict[str, IndexKind] = {
+    ".tar": TAR,
+    ".zip": ZIP,
+    **dict.fromkeys((".arrow", ".feather"), ARROW),
+    **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
+    **dict.fromkeys((".txt", ".md", *FORMATS), LINES),
+}
+"""Indexes by the endings of files."""
 _INDEXED = Kind(
     "files with an index",
     (
-        ".tar",
-        ".h5",
-        ".hdf5",
-        ".he5",
-        ".h5ad",
-        *JSON_LINES,
-        ".txt",
-        ".arrow",
-        ".feather",
-        ".zarr.zip",
+        *(".tar", ".h5", ".hdf5", ".he5", ".h5ad", *JSON_LINES),
+        *(".txt", ".arrow", ".feather", ".zarr.zip"),
     ),
     stores=(".zarr",),
     recognizes=is_zarr,
 )
 """What is looked for in folders."""
-_KINDS: dict[str, IndexKind] = {".tar": TAR, ".zip": ZIP}
-_KINDS |= dict.fromkeys((".arrow", ".feather"), ARROW)
-_KINDS |= dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5)
-_KINDS |= dict.fromkeys((".txt", ".md", *FORMATS), LINES)
 
 
 def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
@@ -78,64 +73,60 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
         WriteError: the index can't be written there.
     """
     check_names("write_index", options, ServerKeywords.__optional_keys__)
-    remote, written = RemoteOptions.taken_from(options), []
+    remote = RemoteOptions.taken_from(options)
     files = resolve(data_path, _INDEXED, remote)
-    urls = (
-        files.urls()
-        if files.is_remote
-        else [f"file://{os.path.abspath(path)}" for path in files.urls()]
-    )
-    server: RemoteFiles = files.server or RemoteFiles(urls[0], remote)
+    paths = files.urls()
+    written = list[str]()
+    server: RemoteFiles | None = files.server
+    if server is None:
+        paths = [os.path.abspath(path) for path in paths]
+        server = RemoteFiles(f"file://{paths[0]}", remote)
     try:
-        for url in urls:
-            for one, kind in _wanted(url, files.is_remote, server, len(urls) == 1):
+        for path in paths:
+            url = path if files.is_remote else f"file://{path}"
+            for one, kind in _wanted(path, url, server, len(paths) == 1):
                 server.learn([one])
                 data = index_bytes(kind.make(server, one), kind, server.version(one).size)
-                written.append(_write(with_index(one), data, not files.is_remote, server))
+                written.append(_write(with_index(one), data, server))
     finally:
         server.close()
     return written
 
 
-def _wanted(
-    url: str, is_remote: bool, server: RemoteFiles, is_only: bool
-) -> Iterator[tuple[str, IndexKind]]:
-    """The files of a URL that get an index, and its kind."""
-    path = url if is_remote else url.removeprefix("file://")
-    if is_zarr(path) and not path.lower().endswith(".zip"):
+def _wanted(path: str, url: str, server: RemoteFiles, is_only: bool) -> list[tuple[str, IndexKind]]:
+    """The files of a path that get an index, and its kind. `url`: the path's."""
+    name = path.partition("?")[0]
+    ending = os.path.splitext(name)[1].lower()
+    if is_zarr(path) and ending != ".zip":
         arrays = list(indexed(ZarrUrl(url.rstrip("/"), server)))
         if not arrays and is_only:
             raise ConfigError(
                 f"{redact(path)} has no array with shards, so there is nothing to write an index of"
             )
-        yield from ((one, SHARDS) for one in arrays)
-        return
+        return [(one, SHARDS) for one in arrays]
     if ".zarr" in os.path.dirname(path):  # a file of a store is no shard
-        return
-    kind = _kind_of(url)
-    if kind is None and is_compressed(path.partition("?")[0]):
+        return []
+    if ending in _KINDS:
+        return [(url, _KINDS[ending])]
+    if is_compressed(name):
         raise ConfigError(
             f"{redact(path)} is compressed, and is unpacked on each machine: it has no index"
         )
-    if kind is None:
-        raise ConfigError(
-            f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one"
-        )
-    yield url, kind
+    raise ConfigError(
+        f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one"
+    )
 
 
-def _kind_of(path: str) -> IndexKind | None:
-    return _KINDS.get(os.path.splitext(path.partition("?")[0])[1].lower())
-
-
-def _write(url: str, data: bytes, local: bool, files: RemoteFiles) -> str:
+def _write(url: str, data: bytes, server: RemoteFiles) -> str:
+    """Writes a file, and returns its path or URL."""
+    path = url.removeprefix("file://")
     try:
-        if local:
-            path = url.removeprefix("file://")
+        if path != url:
             with written_to(path) as file:
                 file.write(data)
-            return path
-        files.filesystem.pipe_file(path_in(url, files.filesystem), data)
+        else:
+            server.filesystem.pipe_file(path_in(url, server.filesystem), data)
+        return path
     except PermissionError as error:
         raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None
     except Exception as error:  # of whatever library speaks to that server
@@ -144,4 +135,3 @@ def _write(url: str, data: bytes, local: bool, files: RemoteFiles) -> str:
             f"{redact(url)} can't be written ({cause}): write the index of a local copy, and "
             "upload it"
         ) from None
-    return url

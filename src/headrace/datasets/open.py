@@ -40,17 +40,6 @@ _OF_KIND: dict[str, type[BaseDataset]] = {
     EPISODES: EpisodeDataset,
 }
 """What `headrace.pack` made of images and texts, by the kind that the pack says; and episodes."""
-_OF_EPISODES = {
-    "keys",
-    "groups",
-    "episodes",
-    "window",
-    "static",
-    "pad_before",
-    "pad_after",
-    "decode_nwb",
-}
-"""Options that episodes alone have."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images",
     TextDataset: "texts",
@@ -71,6 +60,10 @@ _CLASSES: dict[Kind, type[BaseDataset]] = {
 }
 """By what there is; what comes first here is read where several kinds lie side by side."""
 
+_OF_EPISODES = keywords_of(EpisodeDataset).difference(
+    *(keywords_of(cls) for cls in _KINDS if cls is not EpisodeDataset)
+)
+"""Keywords by which episodes are meant: no other dataset has them."""
 _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of(SparseDataset)
 """Keywords by which arrays are meant, also where there is a sparse matrix."""
 
@@ -106,24 +99,20 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
         DataNotFoundError: the path does not exist, or contains no file of a known format.
         FormatError: a file has another format.
     """
-    return _opened(data_path, {**options})
-
-
-def _opened(data_path: DataPath, options: dict[str, Any]) -> BaseDataset:
-    check_names("open_dataset", options, known_keywords(), OF_LOADERS)
-    cls: Any = _class_of(data_path, options)
-    for name in options:
+    given: dict[str, Any] = {**options}
+    check_names("open_dataset", given, known_keywords(), OF_LOADERS)
+    cls: Any = _class_of(data_path, given)
+    for name in given:
         if name not in keywords_of(cls):
             takers = " and ".join(
                 kind for other, kind in _KINDS.items() if name in keywords_of(other)
             )
-            first = redact(entries_of(data_path)[0])
             instead = synonyms(name, keywords_of(cls))
-            remedy = f"use {instead}" if instead else "leave it out"
             raise ConfigError(
-                f"{first}: {name} is an option for {takers}, and here are {_KINDS[cls]}: {remedy}"
+                f"{redact(entries_of(data_path)[0])}: {name} is an option for {takers}, and here "
+                f"are {_KINDS[cls]}: {f'use {instead}' if instead else 'leave it out'}"
             )
-    dataset: BaseDataset = cls(data_path, **options)
+    dataset: BaseDataset = cls(data_path, **given)
     return dataset
 
 
@@ -138,27 +127,25 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     """
     remote = RemoteOptions.taken_from(dict(options))
     kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True, is_alone=True)
-    if (kind is HDF5 or kind is ZARR) and _OF_EPISODES & options.keys():
+    if kind is None:
+        if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
+            raise FormatError(
+                f"{redact(data_path)}: the format is not known; headrace reads images, texts, "
+                "HDF5, Zarr, .tar, Parquet, Arrow and .npy"
+            )
+        return ImageDataset  # which says what is there
+    if kind is not HDF5 and kind is not ZARR:
+        return _CLASSES[kind]
+    if _OF_EPISODES & options.keys():
         return EpisodeDataset
-    if kind is HDF5 or kind is ZARR:
-        is_named = options.get("dataset_name") is not None
-        told = (
-            packed_kind(data_path, remote, None if is_named else kind_of_hdf5)
-            if kind is HDF5
-            else packed_zarr_kind(data_path, remote, None if is_named else kind_of_store)
-        )
-        if (
-            not told
-            and not options.keys() & _OF_ARRAYS
-            and (group := find_matrix(data_path, remote, kind)) is not None
-        ):
+    is_named = options.get("dataset_name") is not None
+    if kind is HDF5:
+        content = packed_kind(data_path, remote, None if is_named else kind_of_hdf5)
+    else:
+        content = packed_zarr_kind(data_path, remote, None if is_named else kind_of_store)
+    if not content and not options.keys() & _OF_ARRAYS:
+        group = find_matrix(data_path, remote, kind)
+        if group is not None:
             options.setdefault("group", group)
             return SparseDataset
-        return _OF_KIND.get(told, _CLASSES[kind])
-    if kind is None and isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
-        raise FormatError(
-            f"{redact(data_path)}: the format is not known; headrace reads images, texts, HDF5, "
-            "Zarr, .tar, Parquet, Arrow and .npy"
-        )
-    # which says what is there, where nothing is known
-    return ImageDataset if kind is None else _CLASSES[kind]
+    return _OF_KIND.get(content, _CLASSES[kind])

@@ -313,7 +313,9 @@ def _column(
 
 def _is_missing(value: Any) -> bool:
     """True for an empty cell: None, NaN, or an empty text."""
-    return value is None or value == "" or (isinstance(value, float) and value != value)
+    if isinstance(value, (float, np.floating)):
+        return bool(np.isnan(value))
+    return value is None or (isinstance(value, str) and not value)
 
 
 def _separated(values: list[Any], separator: str | None) -> list[Any]:
