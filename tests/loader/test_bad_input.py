@@ -425,6 +425,9 @@ class Ended(SimpleNamespace):
     def sentinel(self) -> int:
         return self.end
 
+    def join(self, timeout: float) -> None:
+        return
+
 
 @pytest.mark.slow
 def test_a_dead_worker_s_remedy_follows_from_its_end() -> None:

@@ -24,6 +24,7 @@ import torch
 
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
 from headrace.loader.worker import pool, processes as workers
+from headrace.memory.anonymous import Flags
 from headrace.testing.contract import same
 from tests.loader.datasets import Numbers
 from tests.loader.test_foreign import Count
@@ -134,10 +135,10 @@ def test_what_can_not_be_pickled_is_forked_again(
 def test_ctrl_c_ends_hung_newborns(
     plant: Plant, make_loader: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(birth: Any) -> bool:
+    def interrupted(pid: int) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers._Birth, "stands_still", interrupted)
+    monkeypatch.setattr(workers, "_seconds_of_sleeper", interrupted)
     before = {child.pid for child in psutil.Process().children()}
     loader = make_loader(Numbers(), batch_size=2, num_workers=2, persistent_workers=False, **FORKED)
     plant.left = 2
@@ -236,30 +237,30 @@ def _sleep(doing: str, ready: Any) -> None:
     ("doing", "stopped", "expected"),
     [("sleeping", False, True), ("busy", False, False), ("sleeping", True, False)],
 )
-def test_which_process_stands_still(doing: str, stopped: bool, expected: bool) -> None:
+def test_which_newborn_hangs(
+    doing: str, stopped: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_LOOK_EVERY", 0.05)
+    # on a busy machine it may take a while until it sleeps
+    monkeypatch.setattr(workers, "_LONGEST_BIRTH", 20 if expected else 1)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=_sleep, args=(doing, ready), daemon=True)
     process.start()
     assert process.pid is not None
+    flags = Flags(1)
     try:
         assert ready.wait(30)
         time.sleep(0.2)
         if stopped:
             os.kill(process.pid, signal.SIGSTOP)
-        birth = workers._Birth(process)
-        found = []
-        # on a busy machine it may take a while until it sleeps
-        for _ in range(workers.LOOKS + (40 if expected else 1)):
-            time.sleep(0.05)
-            found.append(birth.stands_still())
-            if found[-1]:
-                break
-        assert found[-1] is expected and len(found) > workers.LOOKS
+        assert workers.hung_newborn([process], flags) is (process if expected else None)
+        flags.mark(0)
+        assert workers.hung_newborn([process], flags) is None
     finally:
         process.kill()
         process.join()
-    assert not birth.stands_still(), "it is gone"
+    assert workers.hung_newborn([process], Flags(1)) is None, "it is gone"
 
 
 @pytest.mark.nightly

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,7 @@ from headrace.loader.worker.processes import WORKER, has_ended
 from headrace.memory.ring import Delivered
 
 _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
-# seconds until it is taken for granted that the system won't tell how a worker has ended
-_PATIENCE = 0.5
+_PATIENCE = 0.5  # seconds
 _STARTED_ANEW = (
     "Its own error stands above this one. Workers started by {start} import the program again: "
     "begin it with `if __name__ == '__main__':`, and keep what workers need (functions, classes, "
@@ -132,7 +130,8 @@ def death_of(
     for number, worker in enumerate(workers):
         if not has_ended(worker):
             continue
-        code = _exit_code(worker)
+        worker.join(_PATIENCE)  # its sentinel says so a moment before the system does
+        code = worker.exitcode  # None: somebody else has asked the system, which tells it once
         if code is None:
             how = "is gone"
         elif code >= 0:
@@ -142,7 +141,7 @@ def death_of(
             if code > 0 and start in ("spawn", "forkserver"):
                 remedy = _STARTED_ANEW.format(start=start)
         else:
-            how = f"was killed by {_signal_name(-code)}"
+            how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
             if -code not in (signal.SIGKILL, signal.SIGTERM):
                 remedy = _CRASHED
         fates.append(f"worker {number} (pid {worker.pid}) {how}")
@@ -151,21 +150,3 @@ def death_of(
         f"{'; '.join(fates) or error}. {remedy}; the loader starts new workers with its next "
         "iterator"
     )
-
-
-def _exit_code(worker: Any) -> int | None:
-    """How a worker has ended. Its sentinel says so a moment before the system does. None: somebody
-    else has asked the system, which tells it once.
-    """
-    until = time.monotonic() + _PATIENCE
-    while worker.exitcode is None and time.monotonic() < until:
-        time.sleep(0.005)
-    code: int | None = worker.exitcode
-    return code
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -51,8 +51,6 @@ _PLAIN = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
 class Fetch(Dataset[Any]):
     """Batch requests to finished batches, for a map-style dataset of headrace's or of anybody's.
 
-    Other attributes are those of the dataset, so that a `worker_init_fn` finds what it looks for.
-
     Args:
         dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the
             collate function.
@@ -89,9 +87,7 @@ class Fetch(Dataset[Any]):
         self._is_stateful = is_stateful(dataset)
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
-        # of a foreign dataset
-        self._sample_seconds = 0.0
-        self._slowest_sample: tuple[float, int] | None = None
+        self._slowest_sample: tuple[float, int] | None = None  # of a foreign dataset
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         start = time.perf_counter()
@@ -171,10 +167,10 @@ class Fetch(Dataset[Any]):
         }
         counts["work_seconds"] = time.perf_counter() - start
         counts["work_cpu_seconds"] = time.process_time() - cpu
-        counts["sample_seconds"] = self._sample_seconds
+        if self._batcher is None:
+            counts["sample_seconds"] = counts["work_seconds"] - counts["collate_seconds"]
         if report.get("pixels"):
             counts["normalized_on_device"] = 1
-        self._sample_seconds = 0.0
         self._slowest_sample = None
         report["samples"] = samples
         report["counts"] = counts
@@ -204,16 +200,12 @@ class Fetch(Dataset[Any]):
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self._batcher is not None:
             return self._batcher.make(request)
-        start = time.perf_counter()
-        batch = None
         if self._is_plain and self._collating.stacks:
             batch = _gathered(self.dataset, request)
-        if batch is None:
-            with outside_slot():
-                samples = self._samples(request)
-        self._sample_seconds += time.perf_counter() - start
-        if batch is not None:
-            return MadeBatch(batch, len(request))
+            if batch is not None:
+                return MadeBatch(batch, len(request))
+        with outside_slot():
+            samples = self._samples(request)
         return self._collated(samples, request, list(request))
 
     def _collated(
@@ -284,14 +276,6 @@ class Fetch(Dataset[Any]):
             raise skipped
         return samples
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "dataset" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
 
 class FetchIterable(Fetch):
     """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples
@@ -319,7 +303,6 @@ class FetchIterable(Fetch):
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         assert self._draws is not None
-        start = time.perf_counter()
         drawing = self._drawing_of(request) if self._is_stateful else self._draws()
         with outside_slot(), drawing:
             items = self._next_items()
@@ -328,7 +311,6 @@ class FetchIterable(Fetch):
                 self._items = iter(self.dataset)
                 items = self._next_items()
             self._may_be_at_end = False
-        self._sample_seconds += time.perf_counter() - start
         report["is_through"] = len(items) < self._size
         if report["is_through"] and self._drop_last:
             items = []

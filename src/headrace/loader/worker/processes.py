@@ -36,6 +36,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from multiprocessing import connection, util
 from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,41 @@ def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
     workers.clear()  # nothing is left to be done by `__del__`, when modules are gone
 
 
+def hung_newborn(workers: list[Any], flags: Any) -> Any:
+    """Waits until all workers have begun, or one is known never to begin; see NOTE [ workers that
+    never begin ].
+    """
+    looks = Counter[tuple[int, float]]()
+    next_look = time.monotonic() + _LOOK_EVERY
+    until = time.monotonic() + _LONGEST_BIRTH
+    while (now := time.monotonic()) < until:
+        unborn = [worker for n, worker in enumerate(workers) if not flags.has_begun(n)]
+        # one that is dead: `next` tells of it
+        if not unborn or connection.wait([worker.sentinel for worker in unborn], _PAUSE):
+            break
+        if now < next_look:
+            continue
+        next_look = now + _LOOK_EVERY
+        for worker in unborn:
+            seconds = _seconds_of_sleeper(worker.pid)
+            looks[worker.pid, seconds] += seconds >= 0
+            if looks[worker.pid, seconds] > LOOKS:
+                return worker
+    return None
+
+
+def _seconds_of_sleeper(pid: int) -> float:
+    """The CPU time of a process that sleeps; -1: it does not, or is gone."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        if process.status() == psutil.STATUS_SLEEPING:
+            return times.user + times.system
+    except psutil.Error:
+        pass
+    return -1.0
+
+
 class WorkerIterator(TorchIterator):
     """Torch's iterator over the deliveries of workers; see NOTE [ torch's iterator ]."""
 
@@ -162,35 +198,15 @@ class WorkerIterator(TorchIterator):
 
     def hung_newborn(self) -> Any:
         """Waits until the loops of all workers have begun. Gives one that will never begin, if
-        there is one, and kills them all.
+        there is one, when all are killed.
         """
-        hung = None
+        hung = self
         try:
-            hung = self._await_births()
-        except BaseException:  # Ctrl-C; a worker that hangs has nothing to lose
-            kill(self._workers)
-            raise
-        if hung is not None:
-            kill(self._workers)
+            hung = hung_newborn(self._workers, self._workers_done_event)
+        finally:  # of Ctrl-C too: a worker that hangs has nothing to lose
+            if hung is not None:
+                kill(self._workers)
         return hung
-
-    def _await_births(self) -> Any:
-        flags: Any = self._workers_done_event
-        births = [_Birth(worker) for worker in self._workers]
-        next_look = time.monotonic() + _LOOK_EVERY
-        until = time.monotonic() + _LONGEST_BIRTH
-        while (now := time.monotonic()) < until:
-            unborn = [birth for n, birth in enumerate(births) if not flags.has_begun(n)]
-            # one that is dead: `next` tells of it
-            if not unborn or connection.wait([birth.worker.sentinel for birth in unborn], _PAUSE):
-                break
-            if now < next_look:
-                continue
-            next_look = now + _LOOK_EVERY
-            for birth in unborn:
-                if birth.stands_still():
-                    return birth.worker
-        return None
 
     def _try_get_data(self, timeout: float = _PATIENCE) -> tuple[bool, Any]:
         """Torch's, which looks at the workers only after `timeout`, and believes `is_alive`."""
@@ -226,32 +242,3 @@ class WorkerIterator(TorchIterator):
             again = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
             again.daemon = True
             again.start()
-
-
-class _Birth:
-    """A worker that has not begun, and how often it was seen to stand still."""
-
-    def __init__(self, worker: Any) -> None:
-        self.worker = worker
-        self._process: psutil.Process | None = None
-        self._seconds = -1.0
-        self._looks = 0
-
-    def stands_still(self) -> bool:
-        """Looks once more. True if it has slept, without using any CPU time, at all of the last
-        looks.
-        """
-        try:
-            if self._process is None:
-                self._process = psutil.Process(self.worker.pid)
-            times = self._process.cpu_times()
-            sleeps = self._process.status() == psutil.STATUS_SLEEPING
-        except psutil.Error:  # it is dead: torch will tell
-            return False
-        seconds = times.user + times.system
-        if sleeps and seconds == self._seconds:
-            self._looks += 1
-        else:
-            self._looks = 0
-        self._seconds = seconds
-        return self._looks >= LOOKS

@@ -26,6 +26,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from multiprocessing import forkserver, process, resource_tracker, util
@@ -48,7 +49,7 @@ _OURS = (
     "jemalloc_bg_thd",
 )
 _OF_TORCH = "_pin_memory_loop"
-_NAMED = 3  # threads that are named in a sentence
+_SHOWN = 60  # characters of the names of threads
 # of a pickle that each worker is sent
 _MOST_SECONDS = 0.1
 _MOST_BYTES = 16 << 20
@@ -146,10 +147,7 @@ def other_threads() -> list[str]:
 
 def listed(names: list[str]) -> str:
     """Some of the names in a sentence."""
-    distinct = list(dict.fromkeys(names))
-    text = ", ".join(distinct[:_NAMED])
-    more = len(distinct) - _NAMED
-    return f"{text} and {more} more" if more > 0 else text
+    return textwrap.shorten(", ".join(dict.fromkeys(names)), _SHOWN, placeholder=" ...")
 
 
 def _name_of(task: Path) -> str:
