@@ -153,7 +153,6 @@ RECORDS = {
 OTHERS = {
     *("DataModuleProtocol", "LRUCache", "Source", "WorkerHandle"),
     *("document_mask", "list_collate", "move_to_device", "sparse_collate"),
-    "variable_length_collate",
 }
 
 

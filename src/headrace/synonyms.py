@@ -200,8 +200,7 @@ BY_COLLATOR = {
     "pad": "padding padded pad_collate sequence",
     "text": "language_modeling language_model causal_lm lm nlp tokens",
     "vision": "images image_classification classification cv",
-    "variable_length": "variable varlen ragged",
-    "list": "none identity no_collate",
+    "list": "none identity no_collate variable_length variable varlen ragged",
     "detection": "object_detection boxes coco",
 }
 BY_ATTRIBUTE = {

@@ -207,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({}, [torch.full((3, 4, 5), -1.2)], "normalize=False"),
     ({}, [picture(3, 4, 5), torch.zeros(3, 4, 5)], "sample 1 is float32 [3, 4, 5]"),
     ({}, [{"image": picture(3, 4, 5).long()}], "sample 0 at ['image'] is int64"),
-    ({}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is [3, 4, 6]"),
+    ({}, [picture(3, 4, 5), picture(3, 4, 6)], "sample 1 is uint8 [3, 4, 6]"),
     ({}, [picture(4, 8, 9)], "[4, 8, 9]"),
     ({}, [torch.full((3, 4, 5), 254.0)], "254"),
     ({}, [picture(3, 8, 3)], "channels="),

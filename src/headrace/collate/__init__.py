@@ -1,7 +1,7 @@
 """Collate functions: samples to a batch."""
 
 from headrace.collate.detection import DetectionCollator
-from headrace.collate.pad import Padded, pad_collate, variable_length_collate
+from headrace.collate.pad import Padded, pad_collate
 from headrace.collate.registry import collators
 from headrace.collate.stack import Batch, list_collate, stack_collate
 from headrace.collate.text import TextCollator, document_mask
@@ -18,5 +18,4 @@ __all__ = [
     "list_collate",
     "pad_collate",
     "stack_collate",
-    "variable_length_collate",
 ]

@@ -31,11 +31,8 @@ class DetectionCollator:
             CollateError: a sample is not such a pair; or images to be stacked differ in shape.
         """
         for number, sample in enumerate(samples):
-            if (
-                not isinstance(sample, (tuple, list))
-                or len(sample) < 2
-                or not isinstance(sample[1], Mapping)
-            ):
+            is_pair = isinstance(sample, (tuple, list)) and len(sample) >= 2
+            if not is_pair or not isinstance(sample[1], Mapping):
                 raise CollateError(
                     number,
                     f" is {shape_of(sample)}: pairs of an image and a dict are needed; use "
@@ -48,14 +45,11 @@ class DetectionCollator:
         )
 
     def _special(self, values: list[Any], path: FieldPath) -> Any:
-        place = path[0].names[0] if len(path) == 1 else None
-        if place == "0" and not self.stack:
+        if len(path) == 1 and path[0].names[0] == "1":
+            return [{name: owned(value) for name, value in one.items()} for one in values]
+        if len(path) == 1 and path[0].names[0] == "0" and not self.stack:
             return [owned(value) for value in values]
-        return (
-            [{name: owned(value) for name, value in one.items()} for one in values]
-            if place == "1"
-            else USUAL
-        )
+        return USUAL
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(stack={self.stack})"

@@ -1,15 +1,17 @@
-"""Names the fields of nested samples."""
+"""The fields of nested samples: how they are reached, shown in messages, and named by users."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from headrace.errors import ConfigError
 
 Field = str | int
 """A key, a position or the name of an attribute; "outer.inner" for a field inside of another."""
+_SHOWN = 30  # fields in a message
 
 
 class Step(NamedTuple):
@@ -18,7 +20,7 @@ class Step(NamedTuple):
     text: str
     """As a message shows it: ``['key']``, ``[0]`` or ``.name``."""
     names: tuple[str, ...]
-    """What a user may call it: a field of a named tuple has its name and its position."""
+    """What a user may call it: a field of a named tuple has its position and its name."""
 
 
 FieldPath = tuple[Step, ...]
@@ -27,7 +29,47 @@ FieldPath = tuple[Step, ...]
 
 def at_path(path: FieldPath) -> str:
     """ " at ['key'][0]"; nothing for the sample itself."""
-    return f" at {''.join(step.text for step in path)}" if path else ""
+    if not path:
+        return ""
+    return f" at {''.join(step.text for step in path)}"
+
+
+def keys_of(value: Any) -> Any:
+    """The keys, positions or `dataclasses.Field` of what a container holds, equal where containers
+    are alike; None: it is none.
+    """
+    if isinstance(value, (tuple, list)):
+        return range(len(value))
+    if isinstance(value, Mapping):
+        return value.keys()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.fields(value)
+    return None
+
+
+def field_of(value: Any, key: Any) -> Any:
+    """What a container holds at one of its `keys_of`."""
+    if isinstance(key, dataclasses.Field):
+        return getattr(value, key.name)
+    return value[key]
+
+
+def step_to(value: Any, key: Any) -> Step:
+    """The step to what a container holds at one of its `keys_of`."""
+    if isinstance(key, dataclasses.Field):
+        return Step(f".{key.name}", (key.name,))
+    if isinstance(value, Mapping):
+        return Step(f"[{key!r}]", (str(key),))
+    return Step(f"[{key}]", (str(key), *getattr(value, "_fields", ())[key : key + 1]))
+
+
+def shown_fields(value: Any) -> str:
+    """What a container holds, for messages."""
+    keys = keys_of(value)
+    if not keys:
+        return f"no fields, in a {type(value).__name__}"
+    names = [repr(step_to(value, key).names[-1]) for key in islice(keys, _SHOWN)]
+    return f"the fields {', '.join(names)}, in a {type(value).__name__}"
 
 
 class Fields:
@@ -42,54 +84,45 @@ class Fields:
     """
 
     def __init__(self, given: Field | Iterable[Field], argument: str) -> None:
-        names = (
-            list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-        )
-        for name in names:
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            given = [given]
+        self.names: list[str] = []
+        self.argument: str = argument
+        for name in given:
             if isinstance(name, bool) or not isinstance(name, (str, int)):
                 raise ConfigError(
                     f"{argument} must hold keys (texts) or positions (integers) of a sample, not "
                     f"a {type(name).__name__}"
                 )
-        self.names: tuple[str, ...] = tuple(str(name) for name in names)
-        self.argument: str = argument
+            self.names.append(str(name))
 
-    def find(self, path: FieldPath, met: set[str], around: bool = False) -> str | None:
-        """The name of the field at a path, or `around` it; it is added to those that were met."""
-        paths = [path[:end] for end in range(1, len(path) + 1)] if around else [path]
-        name = next((name for part in paths for name in self.names if _means(name, part)), None)
-        if name is not None:
-            met.add(name)
-        return name
+    def find(self, path: FieldPath) -> str | None:
+        """The name of the field at a path; "" names the sample itself."""
+        for name in self.names:
+            parts = [part for part in name.split(".") if part]
+            if len(path) == 1:
+                parts = [name]
+            is_named = all(part in step.names for part, step in zip(parts, path, strict=False))
+            if is_named and len(parts) == len(path):
+                return name
+        return None
 
-    def check(self, met: set[str], sample: Any) -> None:
-        """Raises a ConfigError where a name was not met in the samples; the message lists what
-        there is.
+    def check(self, sample: Any) -> None:
+        """Raises a ConfigError where the sample has no such field; the message lists those that it
+        has.
         """
         for name in self.names:
-            if name not in met:
+            if not (_has(sample, [name]) or _has(sample, name.split("."))):
                 raise ConfigError(
-                    f"{self.argument}: the samples have no field {name!r} of that kind; they "
-                    f"have: {_names_in(sample)}"
+                    f"{self.argument}: the samples have no field {name!r}; a sample has "
+                    f"{shown_fields(sample)}"
                 )
 
 
-def _means(name: str, path: FieldPath) -> bool:
-    if len(path) == 1:
-        return name in path[0].names
-    parts = name.split(".")
-    return len(parts) == len(path) and all(
-        part in step.names for part, step in zip(parts, path, strict=True)
+def _has(value: Any, parts: list[str]) -> bool:
+    if not parts:
+        return True
+    return any(
+        parts[0] in step_to(value, key).names and _has(field_of(value, key), parts[1:])
+        for key in keys_of(value) or ()
     )
-
-
-def _names_in(sample: Any) -> str:
-    if isinstance(sample, Mapping):
-        return ", ".join(repr(key) for key in sample)
-    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return ", ".join(repr(name) for name in sample._fields)
-    if isinstance(sample, (tuple, list)):
-        return f"the positions 0 to {len(sample) - 1}" if sample else "none"
-    if dataclasses.is_dataclass(sample):
-        return ", ".join(repr(field.name) for field in dataclasses.fields(sample))
-    return f"none, a sample is a {type(sample).__name__}"

@@ -33,23 +33,24 @@ class Normalization:
     fits_grey: bool = False
     dtype: torch.dtype = torch.float32
 
-    def factors(
-        self, channels: int, white: int = WHITE
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def factors(self, channels: int, white: int = WHITE) -> tuple[torch.Tensor, torch.Tensor]:
         """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1,
-        1] each. Two roundings, which are the same everywhere. None: the statistics are of another
-        number of channels.
+        1] each. Two roundings, which are the same everywhere.
+
+        Raises:
+            ConfigError: the statistics are of another number of channels.
         """
-        means, stds = self.means, self.stds
-        if len(means) == 1 or len(means) == channels:
-            scale, shift = (
-                [1 / (white * s) for s in stds],
-                [-m / s for m, s in zip(means, stds, strict=True)],
-            )
+        if len(self.means) == 1 or len(self.means) == channels:
+            scale = [1 / (white * std) for std in self.stds]
+            shift = [-mean / std for mean, std in zip(self.means, self.stds, strict=True)]
         elif channels == 1 and self.fits_grey:
-            scale, shift = [len(stds) / (white * sum(stds))], [-sum(means) / sum(stds)]
+            scale = [len(self.stds) / (white * sum(self.stds))]
+            shift = [-sum(self.means) / sum(self.stds)]
         else:
-            return None
+            raise ConfigError(
+                f"images have {channels} channels, and the statistics have {len(self.means)}: "
+                "convert them (ImageDataset: color=) or pass mean= and std= for as many channels"
+            )
         return _factor(scale), _factor(shift)
 
     def normalized(
@@ -67,16 +68,15 @@ class Normalization:
             memory_format: of the result, where there is a batch; None: contiguous.
         """
         scale, shift = _factors_on(self, pixels.shape[-3], pixels.device)
-        layout = (
-            memory_format
-            if memory_format is not None and pixels.ndim == 4
-            else torch.contiguous_format
-        )
+        if memory_format is None or pixels.ndim != 4:
+            memory_format = torch.contiguous_format
         made = torch.empty(
-            pixels.shape, dtype=torch.float32, device=pixels.device, memory_format=layout
+            pixels.shape, dtype=torch.float32, device=pixels.device, memory_format=memory_format
         )
         torch.mul(pixels, scale, out=made)
-        out = made if self.dtype is torch.float32 else torch.empty_like(made, dtype=self.dtype)
+        out = made
+        if self.dtype is not torch.float32:
+            out = torch.empty_like(made, dtype=self.dtype)
         return torch.add(made, shift, out=out)
 
 
@@ -86,7 +86,7 @@ def _factor(values: list[float]) -> torch.Tensor:
 
 def check_normalize(value: object) -> None:
     """Raises a ConfigError for what is no `normalize=`: True, False or "host"."""
-    if not (isinstance(value, bool) or (isinstance(value, str) and value == "host")):
+    if not isinstance(value, bool) and value != "host":
         raise ConfigError(f"normalize must be True, False or 'host', not {described(value)}")
 
 
@@ -97,6 +97,5 @@ def _factors_on(
     """The factors on a device: kept, since copying them from memory that is not pinned waits for
     the copies before.
     """
-    factors = normalization.factors(channels)
-    assert factors is not None, "checked where the batch was made"
-    return factors[0].to(device), factors[1].to(device)
+    scale, shift = normalization.factors(channels)
+    return scale.to(device), shift.to(device)

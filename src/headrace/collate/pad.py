@@ -21,7 +21,6 @@ from headrace.collate.stack import (
     from_array,
     is_numeric,
     one_dtype,
-    owned,
     shape_of,
     stack_inside,
     stack_tree,
@@ -32,6 +31,7 @@ from headrace.memory.ring import empty
 from headrace.memory.tree import like_mapping
 
 Number = bool | int | float | complex
+_NUMBERS = (bool, int, float, np.bool_, np.number)
 _MASK, _LENGTHS = "attention_mask", "lengths"
 _SEQUENCES = ("input_ids", "tokens", "token_ids", "sequence")
 """Fields that vary in length by their name. The lengths in a batch don't tell: they may be equal
@@ -73,11 +73,10 @@ class Padding:
         if self.side not in ("right", "left"):
             raise ConfigError(f"padding_side must be 'right' or 'left', not {self.side!r}")
         check_flag("truncation", self.truncation)
-        for name in ("max_length", "pad_to_multiple_of"):
-            check_integer(name, getattr(self, name), 1, optional=True)
+        check_integer("max_length", self.max_length, 1, optional=True)
+        check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1, optional=True)
         if self.max_length is None and (self.padding == "max_length" or self.truncation):
-            asks = "padding='max_length'" if self.padding == "max_length" else "truncation=True"
-            raise ConfigError(f"{asks} needs a length: pass max_length=")
+            raise ConfigError("padding='max_length' and truncation=True need a length: max_length=")
 
     def apply(
         self, rows: list[torch.Tensor], value: Number, path: FieldPath
@@ -90,34 +89,46 @@ class Padding:
         Raises:
             ConfigError: a row is longer than `max_length`, or the value does not fit the dtype.
         """
-        check_fits(value, rows[0].dtype, path)
-        if self.max_length is not None:
-            rows = self._limited(rows, self.max_length, path)
-        length = self._length([len(row) for row in rows])
         first = rows[0]
+        if not _fits(value, first.dtype):
+            raise ConfigError(
+                f"pad_value={value!r} is no value of {str(first.dtype).removeprefix('torch.')}, "
+                f"the dtype of the samples{at_path(path)}: pass one, or cast them"
+            )
+        if self.truncation:
+            rows = [row[: self.max_length] for row in rows]
+        for number, row in enumerate(rows):
+            if self.max_length is not None and len(row) > self.max_length:
+                raise CollateError(
+                    number,
+                    f"{at_path(path)} is {len(row)} long, and max_length is {self.max_length}: "
+                    "pass truncation=True to have its end cut off, or a larger max_length",
+                )
+        lengths = [len(row) for row in rows]
+        length = self._length(max(lengths))
         shape = (len(rows), length, *first.shape[1:])
-        out = (
-            empty(shape, first.dtype)
-            if first.device.type == "cpu"
-            else torch.empty(shape, dtype=first.dtype, device=first.device)
-        )
+        if first.device.type == "cpu":
+            out = empty(shape, first.dtype)
+        else:
+            out = torch.empty(shape, dtype=first.dtype, device=first.device)
         for number, row in enumerate(rows):
             to = out[number]
-            start = 0 if self.side == "right" else length - len(row)
+            start = 0
+            if self.side == "left":
+                start = length - len(row)
             end = start + len(row)
             to[start:end] = row
             to[:start].fill_(value)
             to[end:].fill_(value)
-        lengths = empty((len(rows),), torch.int64)
-        lengths.copy_(torch.from_numpy(np.array([len(row) for row in rows], np.int64)))
-        return out, lengths
+        counts = empty((len(rows),), torch.int64)
+        return out, counts.copy_(torch.tensor(lengths, dtype=torch.int64, device="cpu"))
 
     def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
         """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
         positions = torch.arange(length, device=lengths.device)
-        ends = lengths[:, None]
-        mask = empty((len(lengths), length), torch.int64)
-        return mask.copy_(positions < ends if self.side == "right" else positions >= length - ends)
+        if self.side == "left":
+            positions = positions.flip(0)
+        return empty((len(lengths), length), torch.int64).copy_(positions < lengths[:, None])
 
     def join(
         self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: int
@@ -136,62 +147,60 @@ class Padding:
         longest = int(lengths.max())
         if self.max_length is not None and longest > self.max_length:
             return None
-        length = self._length([longest])
-        out = empty((len(lengths), length), torch.int64)
-        positions, rows, ends = (
-            np.arange(length, dtype=np.int32),
-            out.numpy(),
-            lengths[:, None].astype(np.int32),
-        )
-        inside = positions < ends if self.side == "right" else positions >= length - ends
+        positions = np.arange(self._length(longest), dtype=np.int32)
+        if self.side == "left":
+            positions = positions[::-1]
+        inside = positions < lengths[:, None].astype(np.int32)
+        out = empty(inside.shape, torch.int64)
+        rows = out.numpy()
         rows.fill(value)
         rows[inside] = ids.astype(np.int64, copy=False)
         return out, inside
 
-    def _limited(self, rows: list[torch.Tensor], limit: int, path: FieldPath) -> list[torch.Tensor]:
-        if self.truncation:
-            return [row[:limit] for row in rows]
-        for number, row in enumerate(rows):
-            if len(row) > limit:
-                reason = f"{at_path(path)} is {len(row)} long, and max_length is {limit}: "
-                raise CollateError(
-                    number,
-                    reason,
-                    "pass truncation=True to have its end cut off, or a larger max_length",
-                )
-        return rows
-
-    def _length(self, lengths: Sequence[int]) -> int:
-        length = max(lengths) if self.padding == "longest" else self.max_length or 0
-        return (
-            length
-            if self.pad_to_multiple_of is None
-            else math.ceil(length / self.pad_to_multiple_of) * self.pad_to_multiple_of
-        )
+    def _length(self, longest: int) -> int:
+        if self.padding == "max_length" and self.max_length is not None:
+            longest = self.max_length
+        multiple = self.pad_to_multiple_of or 1
+        return -(-longest // multiple) * multiple
 
 
-_OF_LISTS: dict[str, Any] = {
-    "b": np.bool_,
-    "i": np.int64,
-    "u": np.int64,
-    "f": np.float64,
-    "c": np.complex128,
-}
+_OF_LISTS = {"b": np.bool_, "i": np.int64, "f": np.float64, "c": np.complex128}
 """What a list of numbers becomes, by the kind of the numbers."""
 
 
-def is_sequence(value: Any) -> bool:
-    """True for a 1-D tensor or array of numbers, and for a list of numbers (which may be empty)."""
+def as_row(value: Any) -> torch.Tensor | None:
+    """A tensor, an array or a list of numbers as a tensor; None: it is none of these.
+
+    A list becomes int64, float64, complex128 or bool.
+    """
     if isinstance(value, list):
-        return all(isinstance(item, (bool, int, float, np.bool_, np.number)) for item in value)
-    return (isinstance(value, torch.Tensor) or is_numeric(value)) and value.ndim == 1
+        try:
+            value = np.asarray(value or np.empty(0, np.int64))
+        except (ValueError, TypeError):  # lists of different lengths inside
+            return None
+        if value.dtype.kind == "u" and value.dtype != np.uint64:
+            value = value.astype(np.int64)
+        if value.dtype.kind not in _OF_LISTS:  # numbers beyond int64 too
+            return None
+        value = value.astype(_OF_LISTS[value.dtype.kind])
+    if is_numeric(value):
+        return from_array(value)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value
+    return None
 
 
-def example_of(values: list[Any]) -> Any:
-    """The first value that is no empty list, since that may be a list of anything."""
-    return next(
-        (value for value in values if not (isinstance(value, list) and not value)), values[0]
-    )
+def sequence_in(values: list[Any]) -> torch.Tensor | None:
+    """The first of the values that is no empty list, which may be a list of anything, if it is a
+    sequence of numbers in one dimension.
+    """
+    value = next((v for v in values if not isinstance(v, list) or v), values[0])
+    if isinstance(value, list) and not all(isinstance(item, _NUMBERS) for item in value):
+        return None
+    row = as_row(value)
+    if row is None or row.ndim != 1:
+        return None
+    return row
 
 
 def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
@@ -201,105 +210,50 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     batch float64, and an empty one follows the others.
 
     Raises:
-        ConfigError: something is no sequence, or dtypes or the further dimensions differ; the
+        CollateError: something is no sequence, or dtypes or the further dimensions differ; the
             message names sample and place.
     """
-    lists = [
-        np.asarray(_array_of(value, number, path))
-        for number, value in enumerate(values)
-        if isinstance(value, list)
-    ]
-    kinds = [array.dtype for array in lists if array.size]
-    made = np.result_type(*kinds) if kinds else None
-    rows: list[Any] = []
+    rows: list[torch.Tensor] = []
+    list_dtype = torch.bool  # which every other is wider than
+    filled: list[int] = []
     for number, value in enumerate(values):
-        if isinstance(value, list):
-            array = lists.pop(0)
-            rows.append(
-                from_array(array if made is None else array.astype(made)) if len(array) else None
-            )
-        elif is_numeric(value):
-            rows.append(from_array(value))
-        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            rows.append(value)
-        else:
-            raise _unfit(
-                number, path, f"is {shape_of(value)}", "a tensor, an array or a list of numbers"
-            )
-    numbered = ((number, row) for number, row in enumerate(rows) if row is not None)
-    of_first, first = next(numbered, (0, torch.empty(0, dtype=torch.int64, device="cpu")))
-    rows = [first.new_empty((0, *first.shape[1:])) if row is None else row for row in rows]
-    if first.ndim == 0:
-        raise _unfit(
-            0,
-            path,
-            f"is {shape_of(first)}",
-            "a sequence: it has no length; leave it out of fields to have it stacked",
-        )
-    for number, row in enumerate(rows):
-        if row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim:
-            parts = (
-                number,
-                f"{at_path(path)} is {shape_of(row)}, ",
-                of_first,
-                f" is {shape_of(first)}. ",
-            )
-            alike = row.dtype == first.dtype
+        row = as_row(value)
+        if row is None or row.ndim == 0:
             raise CollateError(
-                *parts,
-                "Sequences may differ in length only"
-                if alike
-                else one_dtype(row.dtype, first.dtype),
+                number,
+                f"{at_path(path)} is {shape_of(value)}: what is to be padded must be a tensor, an "
+                "array or a list of numbers, with a length; leave other fields out of fields=",
             )
+        rows.append(row)
+        if isinstance(value, list) and value:
+            list_dtype = torch.promote_types(list_dtype, row.dtype)
+        if not isinstance(value, list) or value:
+            filled.append(number)
+    for number in filled:
+        if isinstance(values[number], list):
+            rows[number] = rows[number].to(list_dtype)
+    first = rows[(filled or [0])[0]]
+    for number, row in enumerate(rows):
+        if number not in filled:
+            rows[number] = first.new_empty((0, *first.shape[1:]))
+        elif row.dtype != first.dtype or row.shape[1:] != first.shape[1:]:
+            advice = "Sequences may differ in length only"
+            if row.dtype != first.dtype:
+                advice = one_dtype(row.dtype, first.dtype)
+            is_ = f"{at_path(path)} is {shape_of(row)}, "
+            raise CollateError(number, is_, filled[0], f" is {shape_of(first)}. {advice}")
     return rows
 
 
-def _array_of(value: list[Any], number: int, path: FieldPath) -> Any:
+def _fits(value: Number, dtype: torch.dtype) -> bool:
+    """True if the dtype has such a value, rounded perhaps."""
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):  # lists of different lengths inside
-        array = np.empty(0, object)
-    if array.size == 0 and array.dtype != object:
-        return array.astype(np.int64)
-    if array.dtype.kind not in _OF_LISTS:
-        raise _unfit(
-            number, path, "is a list of something else", "a tensor, an array or a list of numbers"
-        )
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise _unfit(
-            number, path, f"holds {array.max()}", "of int64, where it is a list of integers"
-        )
-    return array.astype(_OF_LISTS[array.dtype.kind])
-
-
-def _unfit(number: int, path: FieldPath, what: str, must: str) -> CollateError:
-    return CollateError(number, f"{at_path(path)} {what}: what is to be padded must be {must}")
-
-
-def check_fits(value: Number, dtype: torch.dtype, path: FieldPath) -> None:
-    """Raises a ConfigError where the dtype has no such value."""
-    if dtype.is_complex:
-        return
-    if isinstance(value, complex):
-        fits = False
-    elif dtype == torch.bool:
-        fits = value in (0, 1)
-    elif dtype.is_floating_point:
-        fits = value != value or abs(value) == math.inf or abs(value) <= torch.finfo(dtype).max
-    else:
-        limits = torch.iinfo(dtype)
-        fits = (
-            value == value
-            and abs(value) != math.inf
-            and int(value) == value
-            and limits.min <= value <= limits.max
-        )
-    if not fits:
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigError(
-            f"pad_value={value!r} is no value of {name}, the dtype of the samples{at_path(path)}: "
-            "pass one, or cast them"
-        )
+        made = torch.full((), value, dtype=dtype, device="cpu").item()
+    except (RuntimeError, TypeError, OverflowError):
+        return False
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.isinf(abs(made)) == math.isinf(abs(value))
+    return made == value
 
 
 class Padded(NamedTuple):
@@ -358,18 +312,23 @@ class pad_collate:
         padding_side: str = "right",
     ) -> None:
         self._text = short_call("pad_collate", pad_collate, locals())
-        try:
-            self._fields = None if fields is None else Fields(fields, "fields")
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} (pad_collate makes a collate function: write collate_fn=pad_collate(), "
-                "with brackets)"
-            ) from None
+        self._fields = None
+        if fields is not None:
+            try:
+                self._fields = Fields(fields, "fields")
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error} (pad_collate makes a collate function: write "
+                    "collate_fn=pad_collate(), with brackets)"
+                ) from None
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side)
-        given = dict(pad_value) if isinstance(pad_value, Mapping) else {}
-        self._valued = Fields(given, "pad_value")
-        self._values = {str(name): value for name, value in given.items()}
-        self._value: Number = 0 if isinstance(pad_value, Mapping) else pad_value
+        self._value: Number = 0
+        self._values: dict[str, Number] = {}
+        if isinstance(pad_value, Mapping):
+            self._values = {str(name): value for name, value in pad_value.items()}
+        else:
+            self._value = pad_value
+        self._valued = Fields(self._values, "pad_value")
         for value in (*self._values.values(), self._value):
             if not isinstance(value, numbers.Number):
                 raise ConfigError(
@@ -379,118 +338,57 @@ class pad_collate:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
         samples = list(samples)
-        met: set[str] = set()
-
-        def special(values: list[Any], path: FieldPath) -> Any:
-            if self._is_padded(values, path, met):
-                return self._padded(values, path, met)
-            if isinstance(values[0], Mapping):
-                return _beside(stack_inside(values, path, special, _ONE_SHAPE), path)
-            return USUAL
-
-        try:
-            batch = stack_tree(samples, special, _ONE_SHAPE)
-        except (CollateError, ConfigError):
-            if samples:
-                self._check_names(samples[0])  # a name that means nothing is the nearer cause
-            raise
-        for fields in (self._fields, self._valued):
-            if fields is not None:
-                fields.check(met, samples[0])
-        return batch
+        if samples:
+            self._valued.check(samples[0])
+            if self._fields is not None:
+                self._fields.check(samples[0])
+        return stack_tree(samples, self._special, _ONE_SHAPE)
 
     def __repr__(self) -> str:
         return self._text
 
-    def _check_names(self, sample: Any) -> None:
-        met: set[str] = set()
-
-        def note(values: list[Any], path: FieldPath) -> Any:
-            return values if self._is_padded(values, path, met) else USUAL
-
-        stack_tree([sample], note)
-        if self._fields is not None:
-            self._fields.check(met, sample)
-
-    def _is_padded(self, values: list[Any], path: FieldPath, met: set[str]) -> bool:
+    def _special(self, values: list[Any], path: FieldPath) -> Any:
         if self._fields is None:
-            return is_sequence(example_of(values))
-        return self._fields.find(path, met) is not None
-
-    def _padded(self, values: list[Any], path: FieldPath, met: set[str]) -> Padded:
-        name = self._valued.find(path, met)
-        value = (
-            self._values[name]
-            if name is not None
-            else 0
-            if path and _MASK in path[-1].names
-            else self._value
-        )
-        padded, lengths = self._padding.apply(to_rows(values, path), value, path)
-        return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
-
-
-def variable_length_collate(samples: Sequence[Any]) -> Any:
-    """Collates pairs (input, target) to a list of inputs of different lengths, and stacked targets.
-
-    Inputs are tensors, arrays or lists of numbers, of any shape and dtype, and become tensors.
-    Targets are stacked like `stack_collate` does. Nothing is padded; use `pad_collate` for that.
-
-    Raises:
-        CollateError: a sample is not a pair, an input has another type, or the targets differ in
-            shape.
-    """
-    samples = list(samples)
-    for number, sample in enumerate(samples):
-        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            reason = (
-                'variable_length_collate needs pairs (input, target); use collate_fn="list" for '
-                "others"
-            )
-            raise CollateError(number, f" is {shape_of(sample)}: {reason}")
-
-    def special(values: list[Any], path: FieldPath) -> Any:
-        is_input = len(path) == 1 and path[0].names[0] == "0"
-        return (
-            [owned(_tensor_of(value, number)) for number, value in enumerate(values)]
-            if is_input
-            else USUAL
-        )
-
-    return stack_tree(samples, special, 'Give targets of one shape, or use collate_fn="list"')
+            is_padded = sequence_in(values) is not None
+        else:
+            is_padded = self._fields.find(path) is not None
+        if is_padded:
+            value = self._value
+            if path and _MASK in path[-1].names:
+                value = 0
+            value = self._values.get(self._valued.find(path) or "", value)
+            padded, lengths = self._padding.apply(to_rows(values, path), value, path)
+            return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
+        if isinstance(values[0], Mapping):
+            batch = stack_inside(values, path, self._special, _ONE_SHAPE)
+            return _with_masks(batch, path)
+        return USUAL
 
 
-def _tensor_of(value: Any, number: int) -> torch.Tensor:
-    if isinstance(value, list) and is_sequence(value):
-        value = np.asarray(value) if value else np.empty(0, np.int64)
-    if not isinstance(value, torch.Tensor) and not is_numeric(value):
-        raise CollateError(
-            number,
-            f" at [0] is {shape_of(value)}: an input must be a tensor, an array or a list of "
-            "numbers",
-        )
-    return value if isinstance(value, torch.Tensor) else from_array(value)
-
-
-def _beside(batch: Any, path: FieldPath) -> Any:
+def _with_masks(batch: Any, path: FieldPath) -> Any:
     """A dict whose padded fields have their masks and lengths beside them."""
     padded = [key for key, value in batch.items() if isinstance(value, Padded)]
     if not padded:
         return batch
-    leaders = [key for key in padded if key != _MASK] or padded
-    leader = next((name for name in _SEQUENCES if name in leaders), leaders[0])
-    fields = {key: value.values if key in padded else value for key, value in batch.items()}
-    for key in leaders:
-        front = "" if key == leader else f"{key}_"
-        for name, made in ((_MASK, batch[key].attention_mask), (_LENGTHS, batch[key].lengths)):
-            if name == _MASK and not front and _MASK in padded:
-                continue
-            if front + name in batch:
+    owners = [key for key in padded if key != _MASK] or padded
+    leader = next((name for name in _SEQUENCES if name in owners), owners[0])
+    fields = dict(batch)
+    for key in padded:
+        fields[key] = batch[key].values
+    for key in owners:
+        front = f"{key}_"
+        if key == leader:
+            front = ""
+        added = {front + _MASK: batch[key].attention_mask, front + _LENGTHS: batch[key].lengths}
+        if _MASK in padded:
+            added.pop(_MASK, None)  # the samples' own
+        for name in added:
+            if name in batch:
                 raise ConfigError(
-                    f"the samples have a field {front + name!r} already{at_path(path)}, where "
-                    f"pad_collate puts the {name} of {key!r}: "
-                    "rename it, or leave it out"
-                    + (", or name it in fields" if name == _MASK else "")
+                    f"the samples have a field {name!r} already{at_path(path)}, where pad_collate "
+                    f"puts that of {key!r}: rename it, leave it out, or name a mask in fields"
                 )
-            fields[front + name] = made
-    return fields if type(batch) is dict else like_mapping(batch, fields)
+        fields |= added
+    if type(batch) is dict:
+        return fields
+    return like_mapping(batch, fields)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.arguments import described, missing_attribute
+from headrace.arguments import described, is_of_callables, missing_attribute
 from headrace.collate.detection import DetectionCollator
-from headrace.collate.pad import pad_collate, variable_length_collate
+from headrace.collate.pad import pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
 from headrace.collate.vision import VisionCollator
@@ -20,8 +19,7 @@ from headrace.synonyms import COLLATORS
 Collate = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Collator:
+class Collator(NamedTuple):
     """An entry of the registry.
 
     Attributes:
@@ -36,7 +34,7 @@ class Collator:
     function: Collate
     modality: str | None
     description: str
-    is_factory: bool = False
+    is_factory: bool
 
 
 class Collators:
@@ -80,9 +78,11 @@ class Collators:
         def add(function: Collate) -> Collate:
             if not callable(function):
                 raise ConfigError(f"the collator {name!r} must be a callable, not {function!r}")
+            is_factory = factory
+            if factory is None:
+                is_factory = _looks_like_factory(function)
             self._entries.pop(name, None)
-            is_factory = _looks_like_factory(function) if factory is None else factory
-            self._entries[name] = Collator(name, function, modality, description, is_factory)
+            self._entries[name] = Collator(name, function, modality, description, bool(is_factory))
             return function
 
         return add
@@ -112,42 +112,36 @@ class Collators:
             )
         entry = self._entries.get(name_or_modality)
         if entry is None:
-            fitting = [e for e in self._entries.values() if e.modality == name_or_modality]
-            if not fitting:
-                names = ", ".join(
-                    sorted(
-                        {
-                            *self._entries,
-                            *(e.modality for e in self._entries.values() if e.modality),
-                        }
-                    )
-                )
-                instead = COLLATORS.get(name_or_modality)
-                remedy = f"use {instead!r}" if instead in self._entries else f"there are: {names}"
-                raise ConfigError(
-                    f"collate_fn: no collator is called {name_or_modality!r}; {remedy}"
-                )
-            entry = fitting[-1]
+            entry = next((e for e in reversed(self.list()) if e.modality == name_or_modality), None)
+        if entry is None:
+            names = {*self._entries, *(e.modality for e in self.list() if e.modality)}
+            remedy = f"there are: {', '.join(sorted(names))}"
+            instead = COLLATORS.get(name_or_modality)
+            if instead in self._entries:
+                remedy = f"use {instead!r}"
+            raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
         function = entry.function
         if not entry.is_factory:
-            return functools.partial(function, **options) if options else function
+            if not options:
+                return function
+            return functools.partial(function, **options)
+        name = getattr(function, "__name__", type(function).__name__)
         signature = _signature_of(function)
-        if signature is not None:
-            try:
+        try:
+            if signature is not None:
                 signature.bind(**options)
-            except TypeError as error:
-                raise ConfigError(
-                    f"collator {entry.name!r}: {error}; it is {_name_of(function)}{signature}"
-                ) from None
-        made = function(**options)
+        except TypeError as error:
+            raise ConfigError(
+                f"collator {entry.name!r}: {error}; it is {name}{signature}"
+            ) from None
+        made: Collate = function(**options)
         if not callable(made):
             raise ConfigError(
-                f"collator {entry.name!r} is registered as a factory, and {_name_of(function)} "
-                f"returned a {type(made).__name__} where a "
-                "collate function should be: if it takes samples and returns their batch, "
-                "register it with factory=False"
+                f"collator {entry.name!r} is registered as a factory, and {name} returned a "
+                f"{type(made).__name__} where a collate function should be: if it takes samples "
+                "and returns their batch, register it with factory=False"
             )
-        return cast(Collate, made)
+        return made
 
     def list(self) -> list[Collator]:
         """Returns all entries, in order of registration."""
@@ -161,43 +155,29 @@ def _signature_of(function: Collate) -> inspect.Signature | None:
         return None
 
 
-def _name_of(function: Collate) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def _looks_like_factory(function: Collate) -> bool:
     """True for a class whose instances can be called, which `list` is not, and for a function
     that can be called without an argument.
     """
     if isinstance(function, type):
-        return any("__call__" in vars(base) for base in function.__mro__)
+        return is_of_callables(function)
     signature = _signature_of(function)
-    # a wrapper: (*args, **kwargs)
-    if signature is None or any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+    if signature is None:
         return False
-    return all(
-        p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
-    )
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # a wrapper: (*args, **kwargs)
+        return False
+    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 collators = Collators()
 """The registry of collate functions. `register`, `get` and `list` are its methods."""
-collators.register(
-    "default", description="stack samples of one shape; structure and dtypes are kept"
-)(stack_collate)
-collators.register("list", description="the samples as a list, as they are")(list_collate)
-collators.register(
-    "pad", description="sequences padded to one length, with attention_mask and lengths"
-)(pad_collate)
-collators.register(
-    "variable_length", description="pairs: inputs as a list of tensors, targets stacked"
-)(variable_length_collate)
-collators.register("detection", description="images, and the objects in each as a list of dicts")(
-    DetectionCollator
-)
-collators.register(
-    "text", modality="text", description="texts or tokens for a language model, with labels"
-)(TextCollator)
-collators.register(
-    "vision", modality="image", description="images, normalised on their way into the batch"
-)(VisionCollator)
+for _name, _modality, _function, _description in (
+    ("default", None, stack_collate, "stack samples of one shape; structure and dtypes are kept"),
+    ("list", None, list_collate, "the samples as a list, as they are"),
+    ("pad", None, pad_collate, "sequences padded to one length, with attention_mask and lengths"),
+    ("detection", None, DetectionCollator, "images, and the objects in each as a list of dicts"),
+    ("text", "text", TextCollator, "texts or tokens for a language model, with labels"),
+    ("vision", "image", VisionCollator, "images, normalised on their way into the batch"),
+):
+    collators.register(_name, _modality, _description)(_function)

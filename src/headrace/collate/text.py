@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_integer, checks_keywords
-from headrace.collate.fields import FieldPath
-from headrace.collate.pad import Number, Padding, example_of, is_sequence, to_rows
-from headrace.collate.stack import USUAL, from_array, is_numeric, shape_of, stack_tree
+from headrace.collate.fields import FieldPath, shown_fields
+from headrace.collate.pad import Number, Padding, as_row, sequence_in, to_rows
+from headrace.collate.stack import USUAL, shape_of, stack_tree
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
@@ -26,7 +26,8 @@ _ONE_SHAPE = (
     "number a token"
 )
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (*_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 _MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
 
 
@@ -135,11 +136,8 @@ class TextCollator:
         self._text = short_call("TextCollator", TextCollator, locals())
         if labels not in ("auto", "causal", "masked", None):
             raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
-        if (
-            isinstance(mlm_probability, bool)
-            or not isinstance(mlm_probability, (int, float))
-            or not 0 < mlm_probability <= 1
-        ):
+        is_number = isinstance(mlm_probability, (int, float)) and mlm_probability is not True
+        if not is_number or not 0 < mlm_probability <= 1:
             raise ConfigError(
                 f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}"
             )
@@ -148,21 +146,31 @@ class TextCollator:
         self.mlm_probability: float = mlm_probability
         self.text_field: str = text_field
         self.labels = labels
-        self._padding = Padding(
-            padding,
-            max_length,
-            pad_to_multiple_of,
-            truncation,
-            padding_side or known.side or "right",
-        )
-        self.pad_token_id: int = _id("pad_token_id", pad_token_id, known.pad) or 0
-        self.mask_token_id: int | None = _id("mask_token_id", mask_token_id, known.mask)
-        self.vocab_size: int | None = _id("vocab_size", vocab_size, known.size, least=1)
-        special = _numbers(list(known.special if special_token_ids is None else special_token_ids))
-        if special is None or special.is_floating_point():
+        self.pad_token_id: int = known.pad or 0
+        if pad_token_id is not None:
+            self.pad_token_id = check_integer("pad_token_id", pad_token_id, 0)
+        self.mask_token_id: int | None = known.mask
+        if mask_token_id is not None:
+            self.mask_token_id = check_integer("mask_token_id", mask_token_id, 0)
+        self.vocab_size: int | None = known.size
+        if vocab_size is not None:
+            self.vocab_size = check_integer("vocab_size", vocab_size, 1)
+        for name in ("mask_token_id", "vocab_size"):
+            if labels == "masked" and getattr(self, name) is None:
+                raise ConfigError(
+                    f"labels='masked' needs {name}, which a tokenizer of type "
+                    f"{type(tokenizer).__name__} does not have: pass a tokenizer with a mask "
+                    f"token, or {name}="
+                )
+        side = padding_side or known.side or "right"
+        self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, side)
+        if special_token_ids is None:
+            special_token_ids = known.special
+        special = _sequence(list(special_token_ids))
+        if special is None or special.dtype not in _INTEGERS:
             raise ConfigError(f"special_token_ids must hold integers, not {special_token_ids!r}")
         self._special = special
-        pads = {} if pad_values is None else pad_values
+        pads = pad_values or {}
         if not isinstance(pads, Mapping) or not all(
             isinstance(value, numbers.Number) for value in pads.values()
         ):
@@ -170,18 +178,8 @@ class TextCollator:
                 f"pad_values must be a mapping from field to number, not {pad_values!r}"
             )
         self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
-        if labels == "masked":
-            for name in ("mask_token_id", "vocab_size"):
-                if getattr(self, name) is None:
-                    has = (
-                        "there is no tokenizer"
-                        if tokenizer is None
-                        else f"the {type(tokenizer).__name__} has none"
-                    )
-                    raise ConfigError(
-                        f"labels='masked' needs {name}, and {has}: pass a tokenizer with a mask "
-                        f"token, or {name}="
-                    )
+        pads_ids_alone = not {"input_ids", "attention_mask", "labels"} & pads.keys()
+        self._may_join = pads_ids_alone and labels != "masked"
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Collates samples into a batch."""
@@ -189,12 +187,12 @@ class TextCollator:
         self._tokenise(records)
         for number, record in enumerate(records):
             self._check(record, number)
-        batch: dict[str, Any] = stack_tree(records, self._special_case, _ONE_SHAPE)
-        if self.labels in ("auto", "causal") and "labels" not in batch:
-            batch["labels"] = _labels(batch["input_ids"], batch["attention_mask"] != 0)
-        elif self.labels == "masked":
+        batch: dict[str, Any] = stack_tree(records, self._padded, _ONE_SHAPE)
+        if self.labels == "masked":
             may_be_chosen = (batch["attention_mask"] != 0) & (batch.pop("special_tokens_mask") == 0)
-            batch["input_ids"], batch["labels"] = self._masked(batch["input_ids"], may_be_chosen)
+            batch["labels"] = self._mask(batch["input_ids"], may_be_chosen)
+        elif self.labels is not None and "labels" not in batch:
+            batch["labels"] = _labels(batch["input_ids"], batch["attention_mask"] != 0)
         return batch
 
     def __repr__(self) -> str:
@@ -218,28 +216,22 @@ class TextCollator:
             The batch. None: the collator needs the samples themselves (to mask or truncate them, to
                 pad labels differently, or to raise an error).
         """
-        pad = self._values["input_ids"]
-        if (
-            self.labels == "masked"
-            or type(pad) is not int
-            or not -(1 << 63) <= pad < 1 << 63
-            or self._values["attention_mask"] != 0
-        ):
-            return None
-        if own is not None and "labels" in self._values:
-            return None
-        joined = self._padding.join(ids, lengths, pad)
+        joined = None
+        if self._may_join:
+            joined = self._padding.join(ids, lengths, self.pad_token_id)
         if joined is None:
             return None
         rows, inside = joined
-        mask = empty(tuple(rows.shape), torch.int64)
+        mask = empty(inside.shape, torch.int64)
         np.copyto(mask.numpy(), inside)
         batch = {"input_ids": rows, "attention_mask": mask}
-        if own is not None or self.labels in ("auto", "causal"):
-            labels = batch["labels"] = empty(tuple(rows.shape), torch.int64)
+        if own is None and self.labels is not None:
+            own = ids
+        if own is not None:
+            labels = batch["labels"] = empty(inside.shape, torch.int64)
             marked = labels.numpy()
             marked.fill(IGNORED)
-            marked[inside] = (ids if own is None else own).astype(np.int64, copy=False)
+            marked[inside] = own.astype(np.int64, copy=False)
         return batch
 
     # -- samples to records: dicts of sequences
@@ -255,92 +247,86 @@ class TextCollator:
         elif isinstance(sample, (torch.Tensor, np.ndarray, list)):
             record = {"input_ids": sample}
         else:
-            reason = (
+            raise CollateError(
+                number,
                 f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with "
-                f"'input_ids' or {self.text_field!r}, "
+                f"'input_ids' or {self.text_field!r}, and pairs of one of these and a target",
             )
-            raise CollateError(number, reason, "and pairs of one of these and a target")
         if target is not None:
             record["labels"] = target
         if self.labels in ("auto", None) and "label" in record:
             if "labels" in record:
-                reason = (
-                    "leave one out for a classifier, or pass labels='causal' for a language "
-                    "model, which keeps both as they are"
-                )
                 raise CollateError(
-                    number, f" has 'label' and 'labels', and either may be its labels: {reason}"
+                    number,
+                    " has 'label' and 'labels', and either may be its labels: leave one out for a "
+                    "classifier, or pass labels='causal' for a language model, which keeps both",
                 )
             record["labels"] = record.pop("label")
         elif self.labels == "masked" and "labels" in record:
-            reason = "leave them out of the samples, or pass labels=None"
-            raise CollateError(number, f" has labels, and labels='masked' makes its own: {reason}")
-        elif self.labels == "causal" and "labels" in record and not is_sequence(record["labels"]):
-            reason = (
-                "leave labels= out for a classifier; for a language model leave the class out, or "
-                "have it at 'label'"
-            )
             raise CollateError(
                 number,
-                " has a class at 'labels', and labels='causal' makes labels of the tokens: "
-                f"{reason}",
+                " has labels, and labels='masked' makes its own: leave them out of the samples, or "
+                "pass labels=None",
+            )
+        elif (
+            self.labels == "causal"
+            and "labels" in record
+            and sequence_in([record["labels"]]) is None
+        ):
+            raise CollateError(
+                number,
+                " has a class at 'labels', and labels='causal' makes labels of the tokens: leave "
+                "labels= out for a classifier; for a language model leave the class out, or have "
+                "it at 'label'",
             )
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
-        untokenised = [number for number, record in enumerate(records) if "input_ids" not in record]
-        for number in untokenised:
-            if not isinstance(records[number].get(self.text_field), str):
-                has = ", ".join(map(repr, records[number])) or "nothing"
-                reason = (
-                    f" has neither 'input_ids' nor a text at {self.text_field!r}; it has: {has}: "
-                    "pass text_field="
-                )
-                raise CollateError(number, reason)
-            if self.tokenizer is None:
-                reason = (
-                    "any callable from a text to a list of ids does; or have the dataset give "
-                    "'input_ids'"
-                )
+        texts: dict[int, str] = {}
+        for number, record in enumerate(records):
+            if "input_ids" in record:
+                continue
+            text = record.pop(self.text_field, None)
+            if not isinstance(text, str):
                 raise CollateError(
                     number,
-                    " is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), "
-                    f"{reason}",
+                    f" has neither 'input_ids' nor a text at {self.text_field!r}, but "
+                    f"{shown_fields(record)}: pass text_field=",
                 )
-        if untokenised:
-            limit = self._padding.max_length if self._padding.truncation else None
-            texts = [records[number].pop(self.text_field) for number in untokenised]
-            for number, encoded in zip(
-                untokenised, encode_texts(self.tokenizer, texts, limit), strict=True
-            ):
-                records[number] = {**encoded, **records[number]}
+            if self.tokenizer is None:
+                raise CollateError(
+                    number,
+                    " is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), any "
+                    "callable from a text to a list of ids does; or have the dataset give "
+                    "'input_ids'",
+                )
+            texts[number] = text
+        if texts:
+            limit = None
+            if self._padding.truncation:
+                limit = self._padding.max_length
+            encoded = encode_texts(self.tokenizer, list(texts.values()), limit)
+            for number, fields in zip(texts, encoded, strict=True):
+                records[number] = {**fields, **records[number]}
 
     def _check(self, record: dict[str, Any], number: int) -> None:
         """One number a token, in each field that has them; a mask where there is none."""
-        ids = _numbers(record["input_ids"])
-        if (
-            ids is None
-            or ids.dtype == torch.bool
-            or ids.dtype.is_floating_point
-            or ids.dtype.is_complex
-        ):
-            given = record["input_ids"]
-            batched = " (use [0] of a batch of one)" if getattr(given, "ndim", 1) == 2 else ""
+        ids = _sequence(record["input_ids"])
+        if ids is None or ids.dtype not in _INTEGERS:
             raise CollateError(
                 number,
-                f" at ['input_ids'] is {shape_of(given)}: it must be a sequence of "
-                f"integers{batched}",
+                f" at ['input_ids'] is {shape_of(record['input_ids'])}: it must be a sequence of "
+                "integers, without a batch axis",
             )
-        if "attention_mask" not in record:
-            record["attention_mask"] = torch.ones_like(ids, dtype=torch.int64)
-        if self.labels != "masked":
+        record.setdefault("attention_mask", torch.ones_like(ids, dtype=torch.int64))
+        if self.labels == "masked":
+            record.setdefault("special_tokens_mask", torch.zeros_like(ids, dtype=torch.int64))
+        else:
             record.pop("special_tokens_mask", None)
-        elif "special_tokens_mask" not in record:
-            record["special_tokens_mask"] = torch.zeros_like(ids, dtype=torch.int64)
-        for name in [name for name in record if name in self._values]:
-            row = _numbers(record[name])
+        for name in self._values.keys() & record.keys():
+            row = _sequence(record[name])
             if row is None or len(row) != len(ids):
-                has = f"a {shape_of(record[name])}" if row is None else f"{len(row)} numbers"
+                has = shape_of(record[name])
                 raise CollateError(
                     number,
                     f" has {len(ids)} ids, and {has} at [{name!r}]: give it one number a token",
@@ -350,65 +336,41 @@ class TextCollator:
 
     # -- records to a batch
 
-    def _special_case(self, values: list[Any], path: FieldPath) -> Any:
+    def _padded(self, values: list[Any], path: FieldPath) -> Any:
         if len(path) != 1:
             return USUAL
         name = path[0].names[0]
         pad = self._values.get(name)
-        if (
-            pad is None
-            and name == "labels"
-            and is_sequence(example_of(values))
-            and _holds_integers(example_of(values))
-        ):
-            pad = IGNORED
-        return USUAL if pad is None else self._padding.apply(to_rows(values, path), pad, path)[0]
+        if pad is None and name == "labels":
+            labels = sequence_in(values)
+            if labels is not None and labels.dtype in _INTEGERS:
+                pad = IGNORED
+        if pad is None:
+            return USUAL
+        padded, _ = self._padding.apply(to_rows(values, path), pad, path)
+        return padded
 
-    def _masked(self, ids: torch.Tensor, may: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids with some of them masked, and the labels."""
+    def _mask(self, ids: torch.Tensor, may: torch.Tensor) -> torch.Tensor:
+        """Masks some of the ids, and gives the labels."""
         assert self.mask_token_id is not None and self.vocab_size is not None
-        may &= ~torch.isin(ids, self._special)
-        drawn: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-        chosen = may & (torch.rand(ids.shape, **drawn) < self.mlm_probability)
-        fate = torch.rand(ids.shape, **drawn)
+        drawn = torch.rand(ids.shape, dtype=torch.float32, device="cpu")
+        fate = torch.rand(ids.shape, dtype=torch.float32, device="cpu")
+        chosen = may & ~torch.isin(ids, self._special) & (drawn < self.mlm_probability)
         words = torch.randint(self.vocab_size, ids.shape, device="cpu")
         labels = _labels(ids, chosen)
         ids[chosen & (fate < _MASKED)] = self.mask_token_id
         is_random = chosen & (fate >= _MASKED) & (fate < _MASKED + _RANDOM)
         ids[is_random] = words[is_random]
-        return ids, labels
+        return labels
 
 
 def _labels(ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return empty(tuple(ids.shape), torch.int64).copy_(ids).masked_fill_(~counts, IGNORED)
 
 
-def _numbers(value: Any) -> torch.Tensor | None:
+def _sequence(value: Any) -> torch.Tensor | None:
     """A sequence of numbers as a 1-D tensor; None, where it is none."""
-    if isinstance(value, list):
-        try:
-            value = np.asarray(value)
-        except (ValueError, TypeError):  # of lists of different lengths
-            return None
-        value = value if value.size else value.astype(np.int64)
-        if value.dtype == np.uint64:  # numbers beyond int64
-            return None
-    if is_numeric(value):
-        value = from_array(value)
-    return value if isinstance(value, torch.Tensor) and value.ndim == 1 else None
-
-
-def _holds_integers(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(
-            isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in value
-        )
-    if isinstance(value, torch.Tensor):
-        return not (
-            value.dtype == torch.bool or value.dtype.is_floating_point or value.dtype.is_complex
-        )
-    return value.dtype.kind in "iu" if isinstance(value, np.ndarray) else False
-
-
-def _id(name: str, given: int | None, known: int | None, least: int = 0) -> int | None:
-    return known if given is None else check_integer(name, given, least, optional=True)
+    row = as_row(value)
+    if row is None or row.ndim != 1:
+        return None
+    return row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,9 +13,17 @@ import torch
 
 from headrace.arguments import checks_keywords
 from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
-from headrace.collate.fields import Field, FieldPath, Fields, at_path
+from headrace.collate.fields import Field, FieldPath, Fields, at_path, keys_of, shown_fields
 from headrace.collate.normalization import STATISTICS, WHITE, Normalization, check_normalize
-from headrace.collate.stack import USUAL, from_array, is_numeric, owned, shape_of, stack_tree
+from headrace.collate.stack import (
+    USUAL,
+    from_array,
+    is_numeric,
+    owned,
+    shape_of,
+    stack_inside,
+    stack_tree,
+)
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
@@ -22,6 +31,8 @@ from headrace.memory.ring import empty
 _IMAGES = ("image", "images", "pixel_values", "img")
 _BOXES = ("boxes", "bboxes")
 _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints", "area", "iscrowd"}
+
+_ONE_SHAPE = "Give all one shape, or name the field in lists= to keep it as a list of tensors"
 
 
 class VisionCollator:
@@ -79,56 +90,41 @@ class VisionCollator:
         if channels not in ("first", "last", None):
             raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
         check_normalize(normalize)
-        if not normalize and (mean is not None or std is not None):
+        if not normalize and not (mean is None and std is None and dtype is None):
             raise ConfigError(
-                "normalize=False leaves values as they are: pass it without mean= and std="
+                "normalize=False leaves values as they are: pass it without mean=, std= and dtype="
             )
-        if not normalize and dtype is not None:
-            raise ConfigError("normalize=False leaves values as they are: pass it without dtype=")
-        self._normalizes = bool(normalize)
+        means, stds, fits_grey = _statistics(statistics, mean, std)
         made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
-        self._normalization = dataclasses.replace(_statistics(statistics, mean, std), dtype=made_as)
-        self.device_normalization: Normalization | str | None = (
-            self._normalization if normalize is True else None
-        )
+        self._normalization = Normalization(means, stds, fits_grey, made_as)
+        self._normalizes = bool(normalize)
+        self.device_normalization: Normalization | str | None = None
         """How a device normalises uint8 images; a str: the reason why the host does it. None:
         nothing is normalised.
         """
         if normalize == "host":
             self.device_normalization = "normalize='host'"
+        elif normalize:
+            self.device_normalization = self._normalization
         self._pixels: list[torch.Tensor] | None = None
-        self._fields = None if fields is None else Fields(fields, "fields")
-        self._lists = None if lists is None else Fields(lists, "lists")
+        self._fields = None
+        if fields is not None:
+            self._fields = Fields(fields, "fields")
+        self._lists = None
+        if lists is not None:
+            self._lists = Fields(lists, "lists")
         self._channels = channels
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
         samples = list(samples)
-        names = _path_to_image(samples[0]) if self._fields is None and samples else []
-        met: set[str] = set()
-        with_boxes: set[FieldPath] = set()
-
-        def special(values: list[Any], path: FieldPath) -> Any:
-            first = values[0]
-            if isinstance(first, Mapping) and any(name in first for name in _BOXES):
-                with_boxes.add(path)
-            if self._is_a_list(path, with_boxes, met):
-                return [owned(value) for value in values]
-            if (isinstance(first, torch.Tensor) or is_numeric(first)) and self._is_image(
-                path, names, met
-            ):
-                return self._images(values, path)
-            return USUAL
-
-        batch = stack_tree(
-            samples,
-            special,
-            "Give all one shape, or name the field in lists= to keep it as a list of tensors",
-        )
-        for fields in (self._fields, self._lists):
-            if fields is not None:
-                fields.check(met, samples[0])
-        return batch
+        fields = self._fields or Fields((), "fields")
+        if samples and self._fields is None:
+            fields = Fields(".".join(_path_to_image(samples[0])), "fields")
+        for given in (self._fields, self._lists):
+            if samples and given is not None:
+                given.check(samples[0])
+        return stack_tree(samples, functools.partial(self._special, fields, False), _ONE_SHAPE)
 
     def __repr__(self) -> str:
         return self._text
@@ -145,185 +141,161 @@ class VisionCollator:
         finally:
             self._pixels = None
 
-    def _is_image(self, path: FieldPath, names: list[str], met: set[str]) -> bool:
-        if self._fields is None:
-            return len(path) >= len(names) and all(
-                name in step.names for name, step in zip(names, path, strict=False)
-            )
-        return self._fields.find(path, met, around=True) is not None
-
-    def _is_a_list(self, path: FieldPath, with_boxes: set[FieldPath], met: set[str]) -> bool:
-        if self._lists is None:
-            return bool(path) and path[:-1] in with_boxes and path[-1].names[0] in _OF_OBJECTS
-        return self._lists.find(path, met) is not None
+    def _special(self, fields: Fields, of_objects: bool, values: list[Any], path: FieldPath) -> Any:
+        """`fields` are the images; `of_objects`: the values lie in a dict with boxes."""
+        first = values[0]
+        if self._lists is not None:
+            is_list = self._lists.find(path) is not None
+        else:
+            is_list = of_objects and path[-1].names[0] in _OF_OBJECTS
+        if is_list:
+            return [owned(value) for value in values]
+        if isinstance(first, Mapping):
+            has_boxes = any(name in first for name in _BOXES)
+            special = functools.partial(self._special, fields, has_boxes)
+            return stack_inside(values, path, special, _ONE_SHAPE)
+        is_array = isinstance(first, torch.Tensor) or is_numeric(first)
+        is_named = fields.find(path) is not None and keys_of(first) is None
+        outer = (fields.find(path[:end]) for end in range(len(path)))
+        if is_named or (is_array and any(name is not None for name in outer)):
+            return self._images(values, path)
+        return USUAL
 
     def _images(self, values: list[Any], path: FieldPath) -> torch.Tensor:
         images = [self._channels_first(value, number, path) for number, value in enumerate(values)]
         first = images[0]
         for number, image in enumerate(images):
-            if image.shape != first.shape:
-                remedy = (
-                    "give all one shape (ImageDataset: image_size=), or keep them apart with "
-                    'collate_fn="list"'
-                )
-                raise _unfit(
-                    number, path, remedy, f"is {list(image.shape)}, ", 0, f" is {list(first.shape)}"
-                )
-            if image.dtype != first.dtype:
+            if image.shape != first.shape or image.dtype != first.dtype:
                 raise _unfit(
                     number,
                     path,
-                    "give all images one dtype",
+                    "give all one shape (ImageDataset: image_size=) and one dtype, or keep them "
+                    'apart with collate_fn="list"',
                     f"is {shape_of(image)}, ",
                     0,
                     f" is {shape_of(first)}",
                 )
-        is_left = not self._normalizes or (self._pixels is not None and first.dtype == torch.uint8)
-        batch = empty(
-            (len(images), *first.shape), first.dtype if is_left else self._normalization.dtype
-        )
+        shape = (len(images), *first.shape)
+        white = 1
+        if first.dtype == torch.uint8:
+            white = WHITE
+        factors = None
         if self._normalizes:
-            scale, shift = self._factors(
-                len(first), WHITE if first.dtype == torch.uint8 else 1, path
-            )
-        if is_left:
-            for to, image in zip(batch, images, strict=True):
-                to.copy_(image)
-            if self._normalizes and self._pixels is not None:
+            factors = self._normalization.factors(len(first), white)
+        if factors is None or (white == WHITE and self._pixels is not None):
+            batch = torch.stack(images, out=empty(shape, first.dtype))
+            if factors is not None and self._pixels is not None:
                 self._pixels.append(batch)
             return batch
-        beside = None
-        if batch.dtype != torch.float32:
-            beside = torch.empty(first.shape, dtype=torch.float32, device="cpu")
+        scale, shift = factors
+        batch = empty(shape, self._normalization.dtype)
+        beside = torch.empty(first.shape, dtype=torch.float32, device="cpu")
         for to, image in zip(batch, images, strict=True):
-            (to if beside is None else beside).copy_(image).mul_(scale).add_(shift)
-            if beside is not None:
+            made = to
+            if to.dtype != torch.float32:
+                made = beside
+            made.copy_(image).mul_(scale).add_(shift)
+            if made is beside:
                 to.copy_(beside)
         return batch
 
     def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:
         """[C, H, W] of an image, over the same memory where that can be."""
-        if not isinstance(value, torch.Tensor) and not is_numeric(value):
-            raise _unfit(number, path, "an image is a tensor or an array", f"is {shape_of(value)}")
-        image = (
-            value.as_subclass(torch.Tensor)
-            if isinstance(value, torch.Tensor)
-            else from_array(value)
-        )
+        image = value
+        if is_numeric(value):
+            image = from_array(value)
+        if not isinstance(image, torch.Tensor) or image.ndim not in (2, 3):
+            remedy = (
+                "an image is a tensor or an array [C, H, W], [H, W, C] or [H, W] (of a PIL image "
+                "numpy.asarray, or torchvision's PILToTensor)"
+            )
+            raise _unfit(number, path, remedy, f"is {shape_of(value)}")
+        image = image.as_subclass(torch.Tensor)
         if self._normalizes and image.dtype != torch.uint8:
             _check_range(image, number, path)
         if image.ndim == 2:
             return image[None]
-        if image.ndim != 3:
-            raise _unfit(
-                number, path, "an image is [C, H, W], [H, W, C] or [H, W]", f"is {shape_of(image)}"
-            )
-        means = self._normalization.means
-        counts = {1, 3} if self._normalization.fits_grey or len(means) == 1 else {len(means)}
-        is_first, is_last = (image.shape[axis] in counts for axis in (0, 2))
-        if self._channels is None and is_first == is_last:
-            known = " or ".join(map(str, sorted(counts)))
-            may = (
-                ""
-                if is_first or not self._normalizes
-                else ", or mean= and std= for as many channels"
-            )
-            end = "either end" if is_first else "neither end"
-            is_ = f"is {shape_of(image)}, where {end} may be the {known} channels"
-            raise _unfit(number, path, f"pass channels='first' or 'last'{may}", is_)
-        return (
-            image.permute(2, 0, 1)
-            if self._channels == "last" or (self._channels is None and is_last)
-            else image
-        )
-
-    def _factors(
-        self, channels: int, white: int, path: FieldPath
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What pixels from 0 to `white` are multiplied with, and what is added then."""
-        factors = self._normalization.factors(channels, white)
-        if factors is None:
-            raise ConfigError(
-                f"images{at_path(path)} have {channels} channels, and the statistics have "
-                f"{len(self._normalization.means)}: convert them "
-                "(ImageDataset: color=) or pass mean= and std= for as many channels"
-            )
-        return factors
+        channels = self._channels
+        if channels is None:
+            counts = {len(self._normalization.means)}
+            if self._normalization.fits_grey or counts == {1}:
+                counts = {1, 3}
+            is_first = image.shape[0] in counts
+            if is_first == (image.shape[2] in counts):
+                end = "either" if is_first else "neither"
+                raise _unfit(
+                    number,
+                    path,
+                    "pass channels='first' or 'last', or mean= and std= for as many channels",
+                    f"is {shape_of(image)}, where {end} end may be the channels",
+                )
+            channels = "first" if is_first else "last"
+        if channels == "last":
+            return image.permute(2, 0, 1)
+        return image
 
 
 def _statistics(
     statistics: str | None,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
-) -> Normalization:
-    """The statistics of that name, or those of the user."""
-    if (mean is None) != (std is None):
-        raise ConfigError(
-            f"{'std' if std is None else 'mean'} is missing: pass mean= and std= together"
-        )
-    if mean is None or std is None:
+) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+    """The means and deviations of that name, or those of the user; and whether they suit an image
+    of one channel too.
+    """
+    if mean is None and std is None:
         if not isinstance(statistics, str) or statistics not in STATISTICS:
             names = ", ".join(map(repr, STATISTICS))
             raise ConfigError(
                 f"statistics must be one of {names}, not {statistics!r:.60}; or pass mean= and std="
             )
-        means, stds = STATISTICS[statistics]
-        return Normalization(means, stds, fits_grey=True)
-    both = []
+        return (*STATISTICS[statistics], True)
+    both: list[tuple[float, ...]] = []
     for name, given in (("mean", mean), ("std", std)):
         try:
-            numbers = np.asarray(given, np.float64).reshape(-1).tolist()
+            numbers = np.asarray(given, np.float64).reshape(-1)
         except (TypeError, ValueError):
-            numbers = []
-        if (
-            not numbers
-            or not all(0 <= x <= 1 for x in numbers)
-            or (name == "std" and min(numbers) == 0)
-        ):
-            above = "above 0" if name == "std" else "from 0"
+            numbers = np.empty(0)
+        least = numbers.min(initial=1)
+        is_sound = least >= 0 and numbers.max(initial=0) <= 1 and (least > 0 or name == "mean")
+        if not numbers.size or not is_sound:
             raise ConfigError(
-                f"{name} must hold numbers {above} to 1, of pixels in [0, 1], not {given!r}: "
-                "divide those of 0..255 by 255"
+                f"{name} must hold numbers from 0 to 1 (std: above 0), of pixels in [0, 1], not "
+                f"{given!r}: divide those of 0..255 by 255, and pass mean= and std= together"
             )
-        both.append(numbers)
-    means_, stds_ = both
-    if len(means_) != len(stds_):
+        both.append(tuple(numbers.tolist()))
+    means, stds = both
+    if len(means) != len(stds):
         raise ConfigError(
-            f"mean has {len(means_)} numbers and std has {len(stds_)}: pass one of each for every "
+            f"mean has {len(means)} numbers and std has {len(stds)}: pass one of each for every "
             "channel"
         )
-    return Normalization(tuple(means_), tuple(stds_))
+    return means, stds, False
 
 
 def _path_to_image(sample: Any) -> list[str]:
     """The names of the steps to the image, or to the images, where nobody named a field."""
     names: list[str] = []
     while not isinstance(sample, (torch.Tensor, np.ndarray)):
-        if isinstance(sample, Mapping):
-            name = next((name for name in _IMAGES if name in sample), None)
-            has: Any = None if name is None else sample[name]
+        found = {}
+        if isinstance(sample, (tuple, list)):
+            if names:
+                break  # of several images
+            found = dict(zip("0", sample, strict=False))
+        elif isinstance(sample, Mapping):
+            found = {name: sample[name] for name in _IMAGES if name in sample}
         elif dataclasses.is_dataclass(sample):
-            name = next((name for name in _IMAGES if hasattr(sample, name)), None)
-            has = None if name is None else getattr(sample, name)
-        elif isinstance(sample, (tuple, list)) and sample and names:
-            break  # of several images
-        elif isinstance(sample, (tuple, list)) and sample:
-            name, has = "0", sample[0]
-        else:
-            remedy = (
-                "an image is a tensor or an array (of a PIL image numpy.asarray, or torchvision's "
-                "PILToTensor)"
-            )
-            raise _unfit(0, (), remedy, f"has a {type(sample).__name__} where its image should be")
-        if name is None:
+            found = {name: getattr(sample, name) for name in _IMAGES if hasattr(sample, name)}
+        if not found:
             raise _unfit(
                 0,
                 (),
-                "pass fields= with the field that is the image",
-                f"has no field {', '.join(map(repr, _IMAGES))}",
+                "pass fields= with the field that is the image, a tensor or an array (of a PIL "
+                "image numpy.asarray, or torchvision's PILToTensor)",
+                f"has no field {', '.join(map(repr, _IMAGES))}, but {shown_fields(sample)}",
             )
-        names.append(name)
-        sample = has
+        names.append(next(iter(found)))
+        sample = found[names[-1]]
     return names
 
 
@@ -331,32 +303,22 @@ def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:
     """Raises where an image that is not uint8 has other values than floats in [0, 1]: it may be
     normalised already.
     """
-    if not image.dtype.is_floating_point:
-        raise _unfit(
-            number,
-            path,
-            "have the dataset give uint8, or floats in [0, 1]",
-            f"is {shape_of(image)}, not uint8 or floats",
-        )
-    least, most = (image.min().item(), image.max().item()) if image.numel() else (0, 1)
-    if least >= 0 and most <= 1:
-        return
-    if least >= 0 and most <= 255:
-        remedy = "divide pixels by 255"
-    else:
-        remedy = (
-            "it may be normalised already, and nothing is normalised twice: have the dataset give "
-            "uint8 or floats in [0, 1] "
-        )
-        remedy += (
-            "(ImageDataset: normalize=False), or stack what is finished with "
-            "VisionCollator(normalize=False)"
-        )
+    is_ = f"is {shape_of(image)}"
+    if image.dtype.is_floating_point:
+        least = most = 0.0
+        if image.numel():
+            least = image.min().item()
+            most = image.max().item()
+        if least >= 0 and most <= 1:
+            return
+        is_ = f"{is_} with values from {least:.3g} to {most:.3g}"
     raise _unfit(
         number,
         path,
-        remedy,
-        f"is {shape_of(image)} with values from {least:.3g} to {most:.3g}, not in [0, 1]",
+        "have the dataset give uint8 or floats in [0, 1] (ImageDataset: normalize=False; or divide "
+        "pixels by 255), since nothing is normalised twice; or stack what is finished with "
+        "VisionCollator(normalize=False)",
+        is_,
     )
 
 

@@ -548,9 +548,8 @@ def to_channels_last(pixels: Pixels) -> Pixels:
 
 @functools.cache
 def _factors(channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    factors = IMAGENET.factors(channels)
-    assert factors is not None
-    return factors[0].numpy(), factors[1].numpy()
+    scale, shift = IMAGENET.factors(channels)
+    return scale.numpy(), shift.numpy()
 
 
 def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
