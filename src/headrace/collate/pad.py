@@ -389,6 +389,4 @@ def _with_masks(batch: Any, path: FieldPath) -> Any:
                     f"puts that of {key!r}: rename it, leave it out, or name a mask in fields"
                 )
         fields |= added
-    if type(batch) is dict:
-        return fields
     return like_mapping(batch, fields)

@@ -117,10 +117,7 @@ def stack_inside(
             column = [value[key] for value in values]
         columns.append(stack_tree(column, special, remedy, (*path, step_to(first, key))))
     if isinstance(first, Mapping):
-        fields = dict(zip(keys, columns, strict=True))
-        if type(first) is dict:
-            return fields
-        return like_mapping(first, fields)
+        return like_mapping(first, dict(zip(keys, columns, strict=True)))
     if is_object:
         batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
         for key, column in zip(keys, columns, strict=True):

@@ -76,7 +76,7 @@ class _Pickler(pickle.Pickler):
             if value.layout in SPARSE:
                 # torch's own rebuilding keeps each of them in a list for ever
                 return rebuild_sparse, sparse_parts(value)
-            if _is_dense(value):
+            if is_dense(value):
                 return _reduced(value)
         if kind is np.ndarray and value.dtype.kind in "mM" and not value.dtype.isnative:
             # NumPy pickles times in the machine's byte order
@@ -102,11 +102,13 @@ def copied(value: Any) -> Any:
     return pickle.loads(pickled, buffers=buffers)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """True for a tensor of this machine's memory whose bytes are all that there is of it."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+def is_dense(value: Any) -> bool:
+    """True for a plain tensor of this machine's memory whose bytes are all that there is of it."""
+    if type(value) is not torch.Tensor or value.layout is not torch.strided:
         return False
-    return not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+    if value.device.type != "cpu" or value.is_nested:
+        return False
+    return not (value.requires_grad or value.is_quantized)
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
