@@ -41,7 +41,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 import headrace
-from headrace.loader.device import TorchAccelerator
+from headrace.loader.device import CudaPrefetcher
 
 LIMIT, PLAIN, TORCHVISION, DALI = (
     "limit: the step alone",
@@ -242,13 +242,15 @@ def ours(task: Task, mode: Any, normalize: Any = True) -> Runs:
         device=task.device,
         memory_format=torch.channels_last,
     )
-    trainer, seconds = Trainer(task, classes_of(task)), TorchAccelerator.seconds
+    trainer, settle = Trainer(task, classes_of(task)), CudaPrefetcher._settle
 
-    def noted(accelerator: TorchAccelerator, began: Any, done: Any) -> float:
-        trainer.copies.append((began, done))
-        return seconds(accelerator, began, done)
+    def noted(prefetcher: CudaPrefetcher) -> None:
+        under_way = list(prefetcher._copies)
+        settle(prefetcher)
+        ended = under_way[: len(under_way) - len(prefetcher._copies)]
+        trainer.copies += [(copy.began, copy.done) for copy in ended]
 
-    TorchAccelerator.seconds = noted  # type: ignore[method-assign]  # asked for each copy that has ended, in this process alone
+    CudaPrefetcher._settle = noted  # type: ignore[method-assign]  # in this process alone
     try:
         while True:
             yield lambda: trainer.epoch(loader)

@@ -179,10 +179,6 @@ class TorchAccelerator:
         """The stream to which the caller's kernels go at this moment, on this device."""
         return self._module.current_stream(self.device)
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor of this process can be copied asynchronously."""
-        return tensor.is_pinned()
-
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this process on the device; asynchronously if it is pinned."""
         return tensor.to(self.device, non_blocking=tensor.is_pinned())
@@ -199,29 +195,11 @@ class TorchAccelerator:
         event.record(self._copy_stream if stream is None else stream)
         return event
 
-    def wait(self, stream: Any, event: Any) -> None:
-        """What a stream is asked for from now on, it does after the event. This process does not
-        wait.
-        """
-        stream.wait_event(event)
-
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """The memory of a tensor that is dropped is used again only when a stream is through
         with what it is asked for until then.
         """
         tensor.record_stream(stream)
-
-    def has_come(self, event: Any) -> bool:
-        """True if an event has come."""
-        return bool(event.query())
-
-    def synchronize(self, event: Any) -> None:
-        """Waits for an event."""
-        event.synchronize()
-
-    def seconds(self, began: Any, done: Any) -> float:
-        """The device's time between two events of the copy stream that have come."""
-        return float(began.elapsed_time(done)) / 1000
 
 
 @functools.cache
@@ -304,7 +282,7 @@ class CudaPrefetcher(Transfer):
 
     def _await_all_but(self, number: int) -> None:
         while len(self._handed) > number:
-            if self._accelerator.has_come(self._handed[0]):
+            if self._handed[0].query():
                 self._handed.popleft()
             else:
                 time.sleep(_NAP)
@@ -328,7 +306,7 @@ class CudaPrefetcher(Transfer):
         batch = copy.batch
         if copy.made:
             stream = accelerator.current_stream()
-            accelerator.wait(stream, copy.done)
+            stream.wait_event(copy.done)
             for tensor in copy.made:
                 accelerator.keep(tensor, stream)
             self._handed.append(accelerator.mark(stream))
@@ -385,7 +363,7 @@ class CudaPrefetcher(Transfer):
         def look(tensor: torch.Tensor) -> torch.Tensor:
             is_ready = _is_copyable(tensor)
             if is_ready and tensor.numel():
-                is_ready = self._accelerator.is_pinned(tensor)
+                is_ready = tensor.is_pinned()
             pinned.append(is_ready)
             return tensor
 
@@ -394,9 +372,9 @@ class CudaPrefetcher(Transfer):
 
     def _settle(self) -> None:
         """Lets go of the sources of copies that are done."""
-        while self._copies and self._accelerator.has_come(self._copies[0].done):
+        while self._copies and self._copies[0].done.query():
             copy = self._copies.popleft()
-            self._seconds += self._accelerator.seconds(copy.began, copy.done)
+            self._seconds += copy.began.elapsed_time(copy.done) / 1000  # by the device's clock
 
     def finish(self) -> None:
         self._await_all_but(0)  # else short epochs would pile up
@@ -404,7 +382,7 @@ class CudaPrefetcher(Transfer):
 
     def _await_copies(self) -> None:
         if self._copies:
-            self._accelerator.synchronize(self._copies[-1].done)
+            self._copies[-1].done.synchronize()
             self._settle()
 
     def __del__(self) -> None:

@@ -32,6 +32,7 @@ _ALWAYS += ["persistent_workers", "multiprocessing_context", "pin_memory", "devi
 _ALWAYS += ["drop_last", "pad", "rank", "world_size", "max_memory_usage"]
 _WIDEST = 16  # letters of a value before its reason moves to the right
 _LOOKED_AT = 32  # batches that take from everywhere
+_MANY = 1.2  # times that a block is read
 _ORDERS = {
     False: "as the samples are stored",
     True: "a permutation of all samples, which follows from seed and epoch",
@@ -187,8 +188,8 @@ def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
             )
         return
     nbytes = dataset.sample_source.block_nbytes
-    order = batches.order
-    is_laned = order.parameters()["interleave"] is not None
+    order = batches.order.parameters()
+    is_laned = order["interleave"] is not None
     if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned):
         return
     try:
@@ -198,55 +199,32 @@ def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
     if sizes is None or not len(sizes):
         return
     memory = dataset.block_memory
+    text = f"blocks: {len(sizes):,} of the storage"
     if nbytes:
-        how = f", of {format_size(nbytes)} each when they are decoded"
+        yield f"{text}, of {format_size(nbytes)} each when they are decoded"
     elif memory.prefetches_whole and memory.remote_nbytes(1) > 0:
-        how = ", each fetched as a whole"
+        yield f"{text}, each fetched as a whole"
     else:
-        yield f"blocks: {len(sizes):,} of the storage; samples are read one by one"
+        yield f"{text}; samples are read one by one"
         return
-    yield f"blocks: {len(sizes):,} of the storage{how}"
-    remedies = []
-    if is_laned or order.shuffle is False:
-        visits = estimate_visits(batches, workers, sizes)
-        count = visits.readings
-        if visits.rate > 1:
-            remedies = _remedies(batches, workers)
+    fewer = "shuffle='block' reads each about once"
+    if is_laned or order["shuffle"] is False:
+        count = estimate_visits(batches, workers, sizes).readings
     else:
         edges = np.cumsum(sizes)
         looked_at = batches.some(range(min(_LOOKED_AT, batches.steps)))
         drawn = [len(distinct(np.searchsorted(edges, batch, side="right"))) for batch in looked_at]
         count = round(sum(drawn) / len(drawn) * batches.steps * batches.world_size)
-        if order.shuffle is True:
-            remedies = ["with shuffle='block' a batch takes them one after the other"]
-    less = ", less what is cached" if dataset.loading_mode is LoadingMode.CACHED else ""
+    if is_laned:
+        fewer = (
+            f"one process reads a block where num_workers divides turns={order['turns']}, and "
+            f"world_size divides interleave={order['interleave']}"
+        )
     yield (
         f"  about {count:,} {'decodes' if nbytes else 'fetches'} an epoch over all ranks and "
-        f"workers, {count / len(sizes):.2f} a block{less}"
+        f"workers, {count / len(sizes):.2f} a block, less what is still in memory"
     )
     if memory.stays_decoded:
         yield "  all stay decoded in each process: later epochs decode fewer, and in the end none"
-    yield from (f"  {remedy}" for remedy in remedies)
-
-
-def _remedies(batches: RankBatches, workers: int) -> list[str]:
-    """How blocks are read by fewer processes."""
-    if batches.order.shuffle is False:
-        return ["batches go to ranks and workers in turn: shuffle='block' gives each its own"]
-    remedies = []
-    world = batches.world_size
-    turns, interleave = (batches.parameters()[name] for name in ("turns", "interleave"))
-    if workers > 1 and turns % workers:
-        fewer = max(w for w in range(1, workers + 1) if turns % w == 0)
-        more = max(workers, turns // workers * workers)
-        remedies.append(
-            f"turns={turns} is no multiple of num_workers={workers}: pass num_workers={fewer}, or "
-            f"turns={more} (another order of samples)"
-        )
-    if interleave % world:
-        more = max(world, interleave // world * world)
-        remedies.append(
-            f"interleave={interleave} is no multiple of world_size={world}: pass "
-            f"interleave={more} (another order of samples)"
-        )
-    return remedies
+    elif count > _MANY * len(sizes):
+        yield f"  {fewer}"

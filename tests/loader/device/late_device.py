@@ -20,7 +20,8 @@ POISON, REUSED = 0xAB, 0xCD
 
 
 class Stream:
-    def __init__(self, name: str) -> None:
+    def __init__(self, owner: LateAccelerator, name: str) -> None:
+        self.owner = owner
         self.name = name
         # with the memory that is read
         self.ops: deque[tuple[Callable[[], None], int | None]] = deque()
@@ -32,10 +33,29 @@ class Stream:
         while self.ops and not (until is not None and until.come):
             self.ops.popleft()[0]()
 
+    def wait_event(self, event: Event) -> None:
+        self.owner.log.append(("wait", self.name))
+        self.ask(lambda: event.stream.run(event))
+
 
 class Event:
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, owner: LateAccelerator, stream: Stream) -> None:
+        self.owner = owner
         self.stream, self.come, self.polls, self.tick = stream, False, 0, 0
+
+    def query(self) -> bool:
+        self.polls += 1
+        patience = self.owner.patience
+        if patience is not None and self.polls >= patience:
+            self.stream.run(self)
+        return self.come
+
+    def synchronize(self) -> None:
+        self.stream.run(self)
+
+    def elapsed_time(self, done: Event) -> float:
+        assert self.come and done.come and self.stream is done.stream is self.owner.side
+        return 1000.0 * (done.tick - self.tick)
 
 
 class LateAccelerator:
@@ -49,7 +69,7 @@ class LateAccelerator:
     def __init__(self, patience: int | None = 3) -> None:
         self.device = torch.device("cpu")
         self.patience = patience
-        self.side, self.main = Stream("side"), Stream("main")
+        self.side, self.main = Stream(self, "side"), Stream(self, "main")
         self.of_the_user = [self.main]
         self.current = self.main
         self.log: list[tuple[Any, ...]] = []
@@ -73,10 +93,6 @@ class LateAccelerator:
     def current_stream(self) -> Stream:
         return self.current
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        # as torch says of an empty one
-        return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())
-
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._is_copying
         if self.failures:
@@ -85,12 +101,12 @@ class LateAccelerator:
         made = torch.empty_like(tensor, requires_grad=False)
         made.untyped_storage().fill_(POISON)
         alias, source = made.detach(), weakref.ref(tensor)
-        if self.is_pinned(tensor):
+        if tensor.is_pinned():
             self.side.ask(lambda: self._arrive(alias, source()))
         elif tensor.numel():
             self.side.run()  # the driver waits for the stream
             self._arrive(alias, tensor)
-        self.log.append(("copy", "pinned" if self.is_pinned(tensor) else "pageable"))
+        self.log.append(("copy", "pinned" if tensor.is_pinned() else "pageable"))
         return self._counted(made, alias)
 
     def convert(
@@ -117,7 +133,7 @@ class LateAccelerator:
         return made
 
     def mark(self, stream: Stream | None = None) -> Event:
-        event = Event(stream or self.side)
+        event = Event(self, stream or self.side)
 
         def come() -> None:
             self._ticks += 1
@@ -126,31 +142,14 @@ class LateAccelerator:
         event.stream.ask(come)
         return event
 
-    def wait(self, stream: Stream, event: Event) -> None:
-        self.log.append(("wait", stream.name))
-        stream.ask(lambda: event.stream.run(event))
-
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         self.log.append(("keep", stream.name))
         self.kept.setdefault(tensor.data_ptr(), set()).add(stream.name)
 
-    def has_come(self, event: Event) -> bool:
-        event.polls += 1
-        if self.patience is not None and event.polls >= self.patience:
-            event.stream.run(event)
-        return event.come
-
-    def synchronize(self, event: Event) -> None:
-        event.stream.run(event)
-
-    def seconds(self, began: Event, done: Event) -> float:
-        assert began.come and done.come and began.stream is done.stream is self.side
-        return float(done.tick - began.tick)
-
     # -- what the user's code does
 
     def another_stream(self) -> Stream:
-        self.of_the_user.append(Stream(f"user {len(self.of_the_user)}"))
+        self.of_the_user.append(Stream(self, f"user {len(self.of_the_user)}"))
         return self.of_the_user[-1]
 
     @contextlib.contextmanager
@@ -183,6 +182,11 @@ class LateAccelerator:
                     f"memory was reused before stream {stream.name} was through with it"
                 )
                 self.side.ask(lambda: alias.untyped_storage().fill_(REUSED))
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Stands in for `Tensor.is_pinned`, which says no of an empty one too."""
+    return bool(getattr(tensor, "is_fake_pinned", False)) and bool(tensor.numel())
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:

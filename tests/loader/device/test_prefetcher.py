@@ -32,7 +32,7 @@ from headrace.loader.device import (
 )
 from headrace.memory.ring import Delivered
 from headrace.testing.contract import same
-from tests.loader.device.late_device import LateAccelerator, pin
+from tests.loader.device.late_device import LateAccelerator, is_pinned, pin
 from tests.loader.device.test_transfer import structures
 from tests.testing.test_contract import SquareDataset
 
@@ -81,6 +81,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
     accelerator = LateAccelerator()
     monkeypatch.setattr(prefetcher, "accelerator_of", lambda device: lambda: accelerator)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
     for name, value in {
         "is_available": True,
         "current_accelerator": torch.device("cuda"),
@@ -192,7 +193,7 @@ def test_the_source_is_held_until_the_copy_is_done(
 
     def settle() -> None:
         for event in list(way._handed):
-            late.synchronize(event)
+            event.synchronize()
 
     received(way, deliveries)
     settle()
