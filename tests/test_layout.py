@@ -66,7 +66,7 @@ INSIDE = {
         views splitting base batcher
     """,
     "datasets/image": """
-        claims pixels augment masks format joint matching coco boxes tables
+        claims pixels augment masks format matching coco joint tables
         labels packed opening image
     """,
     "datasets/text": """

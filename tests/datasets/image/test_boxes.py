@@ -29,7 +29,7 @@ from headrace import (
 )
 from headrace.collate import DetectionCollator
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.boxes import place_boxes
+from headrace.datasets.image.joint import place_boxes
 from headrace.datasets.image.pixels import Box
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco

@@ -189,7 +189,7 @@ class TestBadPairs:
         Image.fromarray(noise(np.random.default_rng(0), (32, 24))).save(
             made / "images" / "a" / "004.png", exif=turned(6)
         )
-        with pytest.raises(SampleError, match=r"24 x 32 .* 32 x 24; its EXIF"):
+        with pytest.raises(SampleError, match=r"24 x 32 .*EXIF.* 32 x 24"):
             opened(made)[2]
         (made / "masks" / "b" / "001.png").write_bytes(b"nothing")
         with pytest.raises(SampleError, match=r"masks/b/001\.png"):

@@ -18,7 +18,6 @@ from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
-from headrace.datasets.image.boxes import BoxFormat
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.format import (
     DEFAULT_SIZE,
@@ -27,7 +26,7 @@ from headrace.datasets.image.format import (
     check_image_options,
     image_dtype,
 )
-from headrace.datasets.image.joint import MaskFormat
+from headrace.datasets.image.joint import BoxFormat, MaskFormat
 from headrace.datasets.image.labels import (
     FOLDERS,
     TargetsArgument,
@@ -75,7 +74,7 @@ class ImageDataset(BaseDataset):
               numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
             * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32
               [N, 4]: left, top, right, bottom in pixels of the input), `labels`, `area`, `iscrowd`
-              and `image_id` (`headrace.datasets.image.boxes`);
+              and `image_id` (`headrace.datasets.image.joint`);
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable that takes the
               path;

@@ -4,24 +4,28 @@ mirrored by the same draw.
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from headrace.collate import DetectionCollator
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
+from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.image.format import ImageFormat
-from headrace.datasets.image.masks import Mask, decode_mask, mask_image, mask_spec, resize_nearest
-from headrace.datasets.image.pixels import image_shape
+from headrace.datasets.image.masks import Mask, decode_mask, mask_image, resize_nearest
+from headrace.datasets.image.pixels import Pixels, image_shape
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
+
+_LEAST = 1.0  # pixels, of what a crop leaves of a box
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,7 +44,8 @@ class JointFormat(ImageFormat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.copies, self.decodes_late = False, True
+        self.copies = False
+        self.decodes_late = True
 
     @property
     def held_as(self) -> str:
@@ -49,9 +54,20 @@ class JointFormat(ImageFormat):
     def value_spec(self) -> None:
         return None
 
+    def pixels(self, value: Any) -> Pixels:
+        return super().pixels(value[0] if isinstance(value, tuple) else value)
+
+    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
+        drawn = self.draw(value)
+        return self.shown(value, drawn), self.shown_target(self.placed(target, drawn))
+
     @abstractmethod
     def placed(self, target: Any, drawn: Drawn | None) -> Any:
         """What becomes of a target by the draws for its image."""
+
+    def shown_target(self, placed: Any) -> Any:
+        """The target that a user gets."""
+        return placed
 
     def _row(self) -> ArraySpec | None:
         """Shape and dtype of images of one size."""
@@ -75,23 +91,15 @@ class MaskFormat(JointFormat):
         if self.is_encoded:
             # no arrays: those are taken for pixels
             return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())
-        decoded = mask if self.is_stored_decoded else mask_of(image, mask, self.left)
-        return super().decode(image), decoded if self.image_size is None else resize_nearest(
-            decoded, self.image_size
-        )
-
-    def pixels(self, value: Any) -> Mask:
-        return super().pixels(value[0])
+        if not self.is_stored_decoded:
+            mask = mask_of(image, mask, self.left)
+        if self.image_size is not None:
+            mask = resize_nearest(mask, self.image_size)
+        return super().decode(image), mask
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        if not self.is_encoded:
-            return value[0], value[1]
         image, mask = value
-        return image, mask_of(image, mask, self.left)
-
-    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        drawn = self.draw(value)
-        return self.shown(value, drawn), self._shown_mask(self.placed(target, drawn))
+        return image, mask_of(image, mask, self.left) if self.is_encoded else mask
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
         row = self._row()
@@ -102,66 +110,155 @@ class MaskFormat(JointFormat):
     def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
         return cut_mask(target, drawn, self.crop_size)
 
-    def _shown_mask(self, mask: Mask) -> Any:
-        if self.is_joint and self.transformed and self.transform_input != "tensor":
-            return mask_image(mask) if self.transform_input == "pil" else np.array(mask)
-        return torch.from_numpy(mask.astype(np.int64))
+    def shown_target(self, placed: Mask) -> Any:
+        if self.is_joint and self.transformed and self.transform_input == "pil":
+            return mask_image(placed)
+        if self.is_joint and self.transformed and self.transform_input == "numpy":
+            return np.array(placed)
+        return torch.from_numpy(placed.astype(np.int64))
 
     def sample_nbytes(self) -> int | None:
-        nbytes, size = super().sample_nbytes(), self.crop_size or self.image_size
+        nbytes = super().sample_nbytes()
+        size = self.crop_size or self.image_size
         return None if nbytes is None or size is None else nbytes + 8 * size[0] * size[1]
 
 
-def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
+def mask_of(
+    image: Any, data: Any, left: Left | None = None, read: Callable[..., Any] = decode_mask
+) -> Any:
     """The mask of an encoded image, as large as that.
 
     Args:
         image: the bytes of the image.
         data: those of the mask.
         left: as for `decode_mask`.
+        read: `decode_mask`, or `mask_spec` of which the shape and dtype are enough.
 
     Raises:
         FormatError: it is of another size, or can't be decoded.
     """
-    shape = image_shape(image, left)
-    with _named():
-        mask = decode_mask(data, left)
-    _check_shape(mask.shape, shape)
-    return mask
-
-
-def check_mask_header(image: Any, data: Any, left: Left | None = None) -> None:
-    """Raises the FormatError of `mask_of` where the headers tell it."""
-    shape = image_shape(image, left)
-    with _named():
-        spec = mask_spec(data, left)
-    _check_shape(spec.shape, shape)
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
+    height, width = image_shape(image, left)
     try:
-        yield
+        mask = read(data, left)
     except FormatError as error:
         raise FormatError(f"the mask: {error}") from error
-
-
-def _check_shape(mask: tuple[int, ...], image: tuple[int, int]) -> None:
-    if mask != image:
-        turned = (
-            "; its EXIF orientation turns the image, and not the mask"
-            if mask == image[::-1]
-            else ""
-        )
+    if mask.shape != (height, width):
         raise FormatError(
-            f"the image is {image[1]:,} x {image[0]:,} pixels, and its mask {mask[1]:,} x "
-            f"{mask[0]:,}{turned}"
+            f"the image is {width:,} x {height:,} pixels (as its EXIF orientation turns it), and "
+            f"its mask {mask.shape[1]:,} x {mask.shape[0]:,}"
         )
+    return mask
 
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
     """What becomes of a mask [H, W] where its image is cropped, resized to `size`, and mirrored."""
-    box, flip = (None, False) if drawn is None else drawn
-    mask = mask if box is None else box.of(mask)
-    mask = mask if size is None else resize_nearest(mask, size)
-    return mask[:, ::-1] if flip else mask
+    if drawn is not None and drawn.box is not None:
+        mask = drawn.box.of(mask)
+    if size is not None:
+        mask = resize_nearest(mask, size)
+    return mask[:, ::-1] if drawn is not None and drawn.flip else mask
+
+
+@dataclass(kw_only=True, eq=False)
+class BoxFormat(JointFormat):
+    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored
+    image.
+
+    A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels`
+    (int64 [N]), `area` (float32 [N]), `iscrowd` (int64 [N]), `image_id` (int) and, on request,
+    `masks` (uint8 [N, H, W]).
+    """
+
+    def decode(self, record: Any) -> Any:
+        value = super().decode(record)
+        if self.is_encoded:
+            return value
+        shape = record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left)
+        return value, np.array(shape, np.int64)
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, None] | None:
+        row = self._row()
+        function = collating.function
+        if row is None or type(function) is not DetectionCollator or not function.stack:
+            return None
+        return (row, None) if collating.calls(function) else None
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        """The target: the objects, height and width that they are in pixels of, and those of the
+        image as it is stored, upright.
+        """
+        if self.is_encoded:
+            shape = image_shape(value, self.left)
+        else:
+            value, sides = value
+            shape = (int(sides[0]), int(sides[1]))
+        targets = dataset.targets
+        assert isinstance(targets, CocoTargets)
+        return value, (targets.objects(index), targets.size_of(index, shape), shape)
+
+    def placed(
+        self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
+    ) -> dict[str, Any]:
+        """The objects where they are in the input."""
+        objects, size, shape = target
+        frame = self.image_size or shape
+        before = objects.arrays["boxes"]
+        boxes, kept = place_boxes(before, size, frame, drawn, self.crop_size)
+        arrays = {name: values[kept] for name, values in objects.arrays.items()}
+        scales = _areas(boxes) / _areas(before[kept])
+        arrays["area"] = (arrays["area"] * scales).astype(np.float32)
+        arrays["boxes"] = boxes
+        made: dict[str, Any] = {name: torch.from_numpy(one) for name, one in arrays.items()}
+        made["image_id"] = objects.image_id
+        if objects.segmentations is not None:
+            wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
+            masks = np.zeros((len(wanted), *(self.crop_size or frame)), np.uint8)
+            for number, mask in enumerate(instance_masks(wanted, *size)):
+                masks[number] = cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
+            made["masks"] = torch.from_numpy(masks)
+        return made
+
+    def sample_nbytes(self) -> None:
+        return None
+
+
+def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    sides = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
+    areas: npt.NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    return areas
+
+
+def place_boxes(
+    boxes: npt.NDArray[np.float32],
+    size: tuple[int, int],
+    frame: tuple[int, int],
+    drawn: Drawn | None,
+    crop_size: tuple[int, int] | None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Boxes of an image where they are in what becomes of it.
+
+    Args:
+        boxes: [N, 4]: left, top, right, bottom, in pixels of the image.
+        size: (height, width) of the image.
+        frame: its size where it is cropped and mirrored.
+        drawn: the part that is cropped, and whether it is mirrored.
+        crop_size: to which the part is resized; None: it is not.
+
+    Returns:
+        [M, 4] float32 boxes, clipped to what is shown; and which are kept ([N] bool): those of
+        which a pixel each way is left, or all that there was.
+    """
+    part, flip = drawn or (None, False)
+    top, left, height, width = part or (0, 0, *frame)
+    shape = crop_size or (height, width)
+    moved = boxes.astype(np.float64)
+    moved[:, 0::2] = (moved[:, 0::2] * (frame[1] / size[1]) - left) * (shape[1] / width)
+    moved[:, 1::2] = (moved[:, 1::2] * (frame[0] / size[0]) - top) * (shape[0] / height)
+    least = np.minimum(moved[:, 2:] - moved[:, :2], _LEAST)  # of what was smaller before, all
+    moved[:, 0::2] = moved[:, 0::2].clip(0, shape[1])
+    moved[:, 1::2] = moved[:, 1::2].clip(0, shape[0])
+    sides = moved[:, 2:] - moved[:, :2]
+    kept = np.asarray(((sides >= least * (1 - 1e-6)) & (sides > 0)).all(axis=1))
+    if flip:
+        moved[:, [0, 2]] = shape[1] - moved[:, [2, 0]]
+    return moved[kept].astype(np.float32), kept

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.joint import MaskFormat, check_mask_header, mask_of
+from headrace.datasets.image.joint import MaskFormat, mask_of
 from headrace.datasets.image.labels import FOLDERS
-from headrace.datasets.image.masks import encode_mask, mask_spec, resize_nearest
+from headrace.datasets.image.masks import decode_mask, encode_mask, mask_spec, resize_nearest
 from headrace.datasets.image.pixels import decode_image, image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
@@ -167,10 +167,8 @@ def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> l
         image_shape(image, left)
     else:
         decode_image(image, color, left)
-    if mask is not None and check == "header":
-        check_mask_header(image, mask, left)
-    elif mask is not None:
-        mask_of(image, mask, left)
+    if mask is not None:
+        mask_of(image, mask, left, mask_spec if check == "header" else decode_mask)
     if boxes_of(dataset) is not None:
         check_size(dataset, position, image_shape(image, left))
     return [np.frombuffer(data, np.uint8) for data in (image, mask) if data is not None]
