@@ -326,7 +326,7 @@ def test_windows_are_packed_and_episodes_refused(demos: Path, tmp_path: Path) ->
         assert len(HDF5Dataset(one)) == 1
 
 
-# -- NWB
+# -- time series
 
 
 def write_session(path: Path, dtype: str = "i2", **how: Any) -> Path:
@@ -342,44 +342,6 @@ def write_session(path: Path, dtype: str = "i2", **how: Any) -> Path:
             series["channel_conversion"] = np.array([1.0, 0.5, 3.0], "f4")
             series["channel_conversion"].attrs["axis"] = 1
     return path
-
-
-def in_volts(path: Path, number: int) -> Any:
-    """The values of a series in float64, as NWB defines them."""
-    with h5py.File(path) as file:
-        series = file[f"acquisition/probe_{number}"]
-        data = series["data"]
-        scale = data.attrs["conversion"] * series["channel_conversion"][...].astype("f8")
-        return data[...].astype("f8") * scale + data.attrs["offset"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [("i2", {"chunks": (16, 2), "compression": "gzip"}), (">i2", {}), ("f8", {"chunks": (8, 3)})],
-)
-def test_units_of_nwb(tmp_path: Path, dtype: str, layout: dict[str, Any]) -> None:
-    path = write_session(tmp_path / "a.nwb.h5", dtype, **layout)
-    is_wide = dtype in ("i4", "f8")
-    how: dict[str, Any] = {"keys": ["data", "timestamps"], "groups": "acquisition/*"}
-    windows = EpisodeDataset(path, window=7, pad_before=3, direct=False, decode_nwb=True, **how)
-    with EpisodeDataset(path, decode_nwb=True, **how) as dataset:
-        for number in range(2):
-            values = in_volts(path, number)
-            found = dataset[number]["data"]
-            assert found.dtype == (torch.float64 if is_wide else torch.float32)
-            assert np.allclose(found, values, rtol=1e-15 if is_wide else 3e-7, atol=0)
-            assert np.array_equal(dataset[number]["timestamps"], np.arange(len(values)) / 30)
-        assert same(windows[0]["data"][3:], dataset[0]["data"][:4])
-        assert same(windows[-1]["data"][0], dataset[1]["data"][-1])
-        whole = np.concatenate([in_volts(path, 0), in_volts(path, 1)])
-        one = dataset.statistics("data")["data"]
-        assert one.mean.dtype == found.dtype and one.count == 80
-        assert np.allclose(one.mean, whole.mean(0), rtol=1e-6)
-        assert np.allclose(one.std, whole.std(0), rtol=1e-3)
-        with EpisodeDataset(path, **how) as plain, h5py.File(path) as file:
-            assert plain.fingerprint != dataset.fingerprint
-            assert np.array_equal(plain[0]["data"], file["acquisition/probe_0/data"][...])
-    windows.close()
 
 
 def zarr_of(session: Path, zarr_format: int = 2) -> Path:
@@ -411,27 +373,24 @@ def zarr_of(session: Path, zarr_format: int = 2) -> Path:
 @pytest.mark.parametrize(
     ("zarr_format", "direct"), [(2, True), pytest.param(3, False, marks=pytest.mark.slow)]
 )
-def test_units_of_nwb_in_zarr(
+def test_series_of_zarr_are_those_of_hdf5(
     tmp_path: Path, make_loader: Any, zarr_format: int, direct: bool
 ) -> None:
     session = write_session(tmp_path / "a.h5", chunks=(16, 3), compression="gzip")
     path = zarr_of(session, zarr_format)
-    how: dict[str, Any] = {"groups": "acquisition/*", "decode_nwb": True, "progress": False}
+    how: dict[str, Any] = {"groups": "acquisition/*", "progress": False}
     static = ["starting_time", "description", "channel_conversion"]
     with EpisodeDataset(path, ["data"], static=static, direct=direct, **how) as dataset:
         assert dataset.episode_names == ["acquisition/probe_0", "acquisition/probe_1"]
-        for number in range(2):
-            assert np.allclose(dataset[number]["data"], in_volts(session, number))
         assert dataset[1]["starting_time"] == 0.25 and dataset[1]["description"] == "probe 1"
         assert dataset[1]["channel_conversion"].tolist() == [1, 0.5, 3]
     known = EpisodeDataset(session, ["data"], window=6, **how)
     expected = torch.stack([known[index]["data"] for index in range(len(known))])
     for mode in ("lazy", "eager", "cached", "streaming"):
-        for one in (path, session):
-            options = {"window": 6, "loading_mode": mode, "direct": direct, **how}
-            with EpisodeDataset(one, ["data"], **options) as dataset:
-                batches = list(make_loader(dataset, batch_size=8, shuffle=False, num_workers=0))
-                assert same(torch.cat([batch["data"] for batch in batches]), expected), mode
+        options = {"window": 6, "loading_mode": mode, "direct": direct, **how}
+        with EpisodeDataset(path, ["data"], **options) as dataset:
+            batches = list(make_loader(dataset, batch_size=8, shuffle=False, num_workers=0))
+            assert same(torch.cat([batch["data"] for batch in batches]), expected), mode
     known.close()
 
 
@@ -482,26 +441,6 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
     for options, named in cases:
         with pytest.raises((FormatError, MissingNameError), match=named):
             EpisodeDataset(path, **options)
-    root = zarr.open_group(path, mode="r+", use_consolidated=False)
-    root["acquisition/probe_1/data"].attrs["conversion"] = "volts"
-    zarr.consolidate_metadata(root.store)
-    with pytest.raises(FormatError, match="probe_1/data': its attribute 'conversion' is 'volts'"):
-        EpisodeDataset(path, "data", decode_nwb=True, **everything)
-
-
-def test_units_of_nwb_that_are_wrong(tmp_path: Path) -> None:
-    probe, wrong = "acquisition/probe_1", "'channel_conversion' is float64 [2]"
-    path = spoil(write_session(tmp_path / "a.h5"), f"{probe}/channel_conversion", np.ones(2))
-    options: dict[str, Any] = {"groups": "acquisition/*", "decode_nwb": True}
-    with pytest.raises(FormatError, match=re.escape(f"[30, 3], and {wrong}")):
-        EpisodeDataset(path, "data", **options)
-    for attribute, value in (("conversion", "volts"), ("offset", np.nan)):
-        with h5py.File(write_session(path), "r+") as file:
-            file[f"{probe}/data"].attrs[attribute] = value
-        with pytest.raises(FormatError, match=f"probe_1/data.*'{attribute}' is .*{value}"):
-            EpisodeDataset(path, "data", **options)
-    with pytest.raises(ConfigError, match="replay buffer"):
-        EpisodeDataset(write_buffer(tmp_path / "c.h5"), decode_nwb=True)
 
 
 # -- docs/episodes.md
@@ -522,10 +461,6 @@ def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with h5py.File(tmp_path / "session.nwb.h5", "w") as file:
         file["acquisition/probe/data"] = np.zeros((900, 4))
         file["acquisition/probe/timestamps"] = np.arange(900) / 30
-        voltages = draws.integers(-999, 999, (900, 4), np.int16)
-        file["acquisition/electrodes/data"] = voltages
-        units = {"conversion": 2.5e-7, "offset": 0.0, "unit": "volts"}
-        file["acquisition/electrodes/data"].attrs.update(units)
     root = zarr.open_group(tmp_path / "pusht.zarr", mode="w", zarr_format=2)
     root.create_array("data/img", data=np.zeros((30, 96, 96, 3), "u1"))
     root.create_array("data/action", data=np.zeros((30, 2), "f4"))
@@ -655,7 +590,6 @@ def test_arguments_that_make_no_sense(demos: Path) -> None:
         ({"dtype": {"reward": "f4"}}, "'reward'"),
         ({"keys": []}, "keys"),
         ({"static": "label"}, "static"),
-        ({"decode_nwb": "yes"}, "decode_nwb"),
         ({"windows": 4}, "did you mean window"),
         ({"dataset_name": "actions"}, "'dataset_name'"),
     ]

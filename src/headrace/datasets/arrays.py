@@ -21,6 +21,18 @@ from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, joined_column
 
 
+def as_input(value: Any) -> Any:
+    """A value with tensors in place of arrays and NumPy's numbers, those in lists and dicts too."""
+    if isinstance(value, dict):
+        return {name: as_input(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [as_input(one) for one in value]
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    return as_tensor(array if array.flags.writeable else array.copy())
+
+
 class ArrayFormat(SampleFormat):
     """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length
     in plain terms; dicts of these.
@@ -71,11 +83,7 @@ class ArrayFormat(SampleFormat):
         return self._spec
 
     def to_input(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: self.to_input(one) for name, one in value.items()}
-        if isinstance(value, np.generic):
-            value = np.asarray(value)
-        return as_tensor(value) if isinstance(value, np.ndarray) else value
+        return as_input(value)
 
     def sample_nbytes(self) -> int | None:
         return None if self._spec is None else self._spec.nbytes

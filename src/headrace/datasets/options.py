@@ -81,7 +81,6 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     pad_before: int
     pad_after: int | None
     static: Sequence[str]
-    decode_nwb: bool
 
 
 class OpenOptions(FormatOptions, total=False):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.errors import FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
@@ -276,11 +276,6 @@ def keys_of(file: GroupFile) -> list[str]:
 
 
 def _look_into(file: GroupFile, path: str, options: EpisodeOptions) -> _Buffer:
-    if options.decode_nwb:
-        raise ConfigError(
-            f"{file.path}: decode_nwb is for time series of NWB, in groups of HDF5 files, and "
-            "this is a replay buffer: leave it out"
-        )
     if not is_replay(file):
         raise FormatError(
             f"{file.path} is no replay buffer: it has no array {ENDS!r} beside a group {STEPS!r}; "

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_flag, check_integer
-from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
+from headrace.arguments import check_integer
+from headrace.casting import DTypeArgument, cast, dtype_named
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
+from headrace.datasets.arrays import as_input
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.checks import check_arguments
@@ -36,6 +37,7 @@ from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
+from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import window_options
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.replay import open_source
@@ -59,42 +61,30 @@ class EpisodeFormat(SampleFormat):
     def __init__(
         self, dtypes: Mapping[str, np.dtype[Any]], encoding: str | None, sample_nbytes: int | None
     ) -> None:
-        self._dtypes, self._encoding, self._sample_nbytes = dict(dtypes), encoding, sample_nbytes
+        self._dtypes = dict(dtypes)
+        self._encoding = encoding
+        self._sample_nbytes = sample_nbytes
 
     def decode(self, record: Any) -> Any:
-        return {name: self._decoded(name, value) for name, value in record.items()}
-
-    def _decoded(self, name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [as_value(one, self._encoding) for one in value]
-        value = as_value(value, self._encoding)
-        dtype = self._dtypes.get(name)
-        return (
-            value
-            if dtype is None or not isinstance(value, (np.ndarray, np.generic))
-            else cast(value, dtype)
-        )
+        values: dict[str, Any] = {}
+        for name, value in record.items():
+            if isinstance(value, list):
+                values[name] = [as_value(one, self._encoding) for one in value]
+                continue
+            values[name] = as_value(value, self._encoding)
+            dtype = self._dtypes.get(name)
+            if dtype is not None and isinstance(values[name], (np.ndarray, np.generic)):
+                values[name] = cast(values[name], dtype)
+        return values
 
     def to_input(self, value: Any) -> Any:
-        return {name: _as_input(one) for name, one in value.items()}
+        return as_input(value)
 
     def sample_nbytes(self) -> int | None:
         return self._sample_nbytes
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         return reader_of_windows(dataset, collating, self._dtypes)
-
-
-def _as_input(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_input(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _as_input(one) for name, one in value.items()}
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
-    if not isinstance(value, np.ndarray):
-        return value
-    return as_tensor(value if value.flags.writeable else value.copy())
 
 
 class EpisodeCollator:
@@ -181,10 +171,6 @@ class EpisodeDataset(BaseDataset):
         dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16; or a dict of
             dtypes by key or pattern. None: unchanged.
         encoding: encoding of strings. None: strings are returned as bytes.
-        decode_nwb: convert arrays with the attributes ``conversion`` and ``offset``, as in NWB time
-            series, to their unit: stored * conversion * channel_conversion + offset. The result is
-            float32, or float64 for numbers wider than float32 and int16. `statistics` are those of
-            converted values, and `dtype` casts these.
         direct: False: always use h5py or zarr-python.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
@@ -218,13 +204,11 @@ class EpisodeDataset(BaseDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: DTypeArgument | Mapping[str, DTypeArgument] | None = None,
         encoding: str | None = "utf-8",
-        decode_nwb: bool = False,
         direct: bool = True,
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        check_flag("decode_nwb", decode_nwb)
         longest = _checked_window(window)
         windows = window_options(
             longest,
@@ -233,40 +217,40 @@ class EpisodeDataset(BaseDataset):
             check_integer("pad_after", pad_after, 0, optional=True),
             pad,
         )
-        chosen = None if keys is None else _names("keys", [keys] if isinstance(keys, str) else keys)
-        wanted = (
-            episodes
-            if episodes is None or isinstance(episodes, str)
-            else _names("episodes", episodes)
-        )
-        if wanted == ():
-            raise ConfigError("episodes= names none: leave it out for all, or name some")
+        if isinstance(keys, str):
+            keys = [keys]
+        chosen = None if keys is None else _names("keys", keys)
+        wanted: Any = episodes
+        if episodes is not None and not isinstance(episodes, str):
+            wanted = _names("episodes", episodes)
+        for name, names in (("keys", chosen), ("episodes", wanted)):
+            if names == ():
+                raise ConfigError(f"{name}= names none: leave it out for all, or name some")
         reach, common = split_options(options)
         how = EpisodeOptions(
-            groups,
-            chosen,
-            _names("static", static),
-            wanted,
-            window,
-            direct,
-            reach.cache_dir,
-            decode_nwb,
+            groups=groups,
+            keys=chosen,
+            static=_names("static", static),
+            episodes=wanted,
+            windows=window,
+            direct=direct,
+            cache_dir=reach.cache_dir,
         )
         is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR
         source, opened = open_source(data_path, is_zarr, reach, how, windows)
         try:
             dtypes = _dtypes_of(source, dtype)
-            size = None if longest is None else _sample_nbytes(source, longest, dtypes)
-            if longest is not None and not len(source) and len(source.windows.lengths):
+            lengths = source.windows.lengths
+            if longest is not None and not len(source) and len(lengths):
                 raise ConfigError(
-                    f"there is no window of {longest:,} steps in any of "
-                    f"{len(source.windows.lengths):,} episodes, of which the longest has "
-                    f"{int(source.windows.lengths.max()):,}: use a smaller window=, or a larger "
-                    "pad_after="
+                    f"there is no window of {longest:,} steps in any of {len(lengths):,} "
+                    f"episodes, of which the longest has {int(lengths.max()):,}: use a smaller "
+                    "window=, or a larger pad_after="
                 )
         except BaseException:
             opened.close()
             raise
+        size = None if longest is None else _sample_nbytes(source, longest, dtypes)
         super().__init__(
             source,
             sample_format=EpisodeFormat(dtypes, encoding, size),
@@ -302,11 +286,9 @@ class EpisodeDataset(BaseDataset):
         lengths.
         """
         windows = self.sample_source.windows
-        return (
-            None
-            if windows.options.window is not None
-            else windows.lengths[self.whole_indices(np.arange(len(self)))]
-        )
+        if windows.options.window is not None:
+            return None
+        return windows.lengths[self.whole_indices(np.arange(len(self)))]
 
     def statistics(self, keys: str | Sequence[str] | None = None) -> dict[str, Statistics]:
         """Computes mean, standard deviation, minimum and maximum of each key, for normalisation.
@@ -321,42 +303,30 @@ class EpisodeDataset(BaseDataset):
         Raises:
             ConfigError: there is no such key, or its values are not real numbers.
         """
-        source, patterns = (
-            self.sample_source,
-            ["*"] if keys is None else [keys] if isinstance(keys, str) else list(keys),
-        )
-        for pattern in patterns:
-            if keys is not None and not any(
-                fnmatch.fnmatchcase(key.name, pattern) for key in source.keys
-            ):
-                names = [key.name for key in source.keys]
-                raise ConfigError(
-                    f"statistics: there is no key {pattern!r}; the keys are: "
-                    f"{listed_names(names, pattern)}"
-                )
-        chosen = [
-            key
-            for key in source.keys
-            if any(fnmatch.fnmatchcase(key.name, pattern) for pattern in patterns)
-        ]
+        source = self.sample_source
         if keys is None:
-            chosen = [key for key in chosen if not key.holds_objects and key.dtype.kind in "biuf"]
+            chosen = [
+                key for key in source.keys if not key.holds_objects and key.dtype.kind in "biuf"
+            ]
+        else:
+            patterns = [keys] if isinstance(keys, str) else list(keys)
+            matches = {key.name for one in patterns for key in _matching(source, one, "statistics")}
+            chosen = [key for key in source.keys if key.name in matches]
         runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
         return {key.name: statistics_of(source, key, runs) for key in chosen}
 
     def make_value_source(self) -> ValueSource:
         """The source of the windows. If they overlap, "eager" and "cached" hold each step once."""
-        source, options = self.sample_source, self.sample_source.windows.options
-        overlaps = (
-            options.window is not None
-            and options.stride < options.window
-            and not source.holds_objects
-            and len(source) > 0
-        )
-        is_plain = (
-            overlaps and "decode" not in self._overridden and not isinstance(self._cache_size, int)
-        )
-        if not is_plain or self.loading_mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
+        source = self.sample_source
+        options = source.windows.options
+        overlaps = options.window is not None and options.stride < options.window
+        is_held = self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED)
+        if (
+            not (overlaps and is_held and len(source))
+            or source.holds_objects
+            or "decode" in self._overridden
+            or isinstance(self._cache_size, int)
+        ):
             return super().make_value_source()
         bands = source.bands()
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
@@ -396,42 +366,42 @@ def _sample_nbytes(
     """Bytes of a window of all keys and its mask; None: there are values of any size."""
     if source.holds_objects or source.static:
         return None
-    wide = ((key, dtypes.get(key.name, key.dtype).itemsize) for key in source.keys)
-    return window + sum(
-        (key.window or 0) * key.row_bytes // key.dtype.itemsize * itemsize for key, itemsize in wide
-    )
+    nbytes = window
+    for key in source.keys:
+        numbers = (key.window or 0) * key.row_bytes // key.dtype.itemsize
+        nbytes += numbers * dtypes.get(key.name, key.dtype).itemsize
+    return nbytes
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
-    found = (
-        tuple(names)
-        if isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
-        else None
-    )
-    if (
-        found is None
-        or not all(isinstance(name, str) for name in found)
-        or (argument == "keys" and not found)
-    ):
+    is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{argument} must be a list of names, not {names!r}")
-    return found
+    return tuple(names)
+
+
+def _matching(source: EpisodeSource, pattern: str, argument: str) -> list[EpisodeArrays]:
+    """The keys that a pattern names.
+
+    Raises:
+        ConfigError: there are none, though there are keys.
+    """
+    keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
+    if not keys and source.keys:
+        names = listed_names([key.name for key in source.keys], pattern)
+        raise ConfigError(f"{argument}: there is no key {pattern!r}; the keys are: {names}")
+    return keys
 
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
     """By key, the dtype that it is cast to."""
-    wanted = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {"*": dtype}
+    by_pattern = dtype if isinstance(dtype, Mapping) else {"*": dtype}
     found: dict[str, np.dtype[Any]] = {}
-    for pattern, kind in wanted.items():
+    for pattern, kind in by_pattern.items():
         named = dtype_named(kind)
-        keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
-        if not keys and source.keys and isinstance(dtype, Mapping):
-            raise ConfigError(
-                f"dtype= has {pattern!r}, which is no key; the keys are: "
-                f"{listed_names([key.name for key in source.keys], pattern)}"
-            )
-        found |= {
-            key.name: named for key in keys if named is not None and key.dtype.kind in "biufc"
-        }
+        for key in _matching(source, pattern, "dtype"):
+            if named is not None and key.dtype.kind in "biufc":
+                found[key.name] = named
     for key in source.keys:
         if long_doubles_in(key.dtype) == "" and key.name not in found:
             raise FormatError(

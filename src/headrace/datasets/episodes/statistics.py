@@ -59,60 +59,49 @@ def statistics_of(
         )
     # of images all but the channels
     axes = tuple(range(len(key.row_shape))) if len(key.row_shape) > 1 else (0,)
-    merged: _Moments | None = None
+    count = 0
+    mean: Any = 0.0
+    squares: Any = 0.0  # the sum of squared distances from the mean
+    least: Any = None
+    most: Any = None
     for rows in _parts(source, key, runs):
-        part = _moments(rows, axes)
-        merged = part if merged is None else _merged(merged, part)
-    if merged is None:
+        values = rows.astype(np.float64)
+        size = math.prod(rows.shape[axis] for axis in axes)
+        part_mean = values.mean(axes)
+        values -= part_mean
+        np.square(values, out=values)
+        apart = part_mean - mean
+        total = count + size
+        mean = mean + apart * (size / total)
+        squares = squares + values.sum(axes) + apart**2 * (count * size / total)
+        count = total
+        least = rows.min(axes) if least is None else np.minimum(least, rows.min(axes))
+        most = rows.max(axes) if most is None else np.maximum(most, rows.max(axes))
+    if not count:
         raise ConfigError(f"{key.name!r} has no statistics: there are no steps")
-    moments = (merged.mean, np.sqrt(merged.squares / merged.count), merged.min, merged.max)
     dtype = np.float64 if key.dtype == np.float64 else np.float32
-    mean, std, least, most = (
+    moments = (mean, np.sqrt(squares / count), least, most)
+    means, deviations, minima, maxima = (
         torch.from_numpy(np.asarray(value, dtype).copy()) for value in moments
     )
-    return Statistics(mean, std, least, most, merged.count)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moments:
-    count: int
-    mean: npt.NDArray[np.float64]
-    squares: npt.NDArray[np.float64]
-    """The sum of squared distances from the mean."""
-    min: npt.NDArray[Any]
-    max: npt.NDArray[Any]
+    return Statistics(means, deviations, minima, maxima, count)
 
 
 def _parts(
     source: EpisodeSource, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]
 ) -> Iterator[npt.NDArray[Any]]:
     """The steps of all runs, [steps, ...] some at a time."""
-    most, waiting, steps = max(1, _PART // max(1, key.row_bytes)), list[tuple[int, int, int]](), 0
+    most = max(1, _PART // max(1, key.row_bytes))
+    waiting = list[tuple[int, int, int]]()
+    steps = 0
     for episode, first, end in runs:
         for begin in range(first, end, most):
             stop = min(begin + most, end)
             if steps + stop - begin > most:
                 yield np.concatenate(source.read_runs(key, waiting))
-                waiting, steps = [], 0
+                waiting = []
+                steps = 0
             waiting.append((episode, begin, stop))
             steps += stop - begin
     if waiting:
         yield np.concatenate(source.read_runs(key, waiting))
-
-
-def _moments(rows: npt.NDArray[Any], axes: tuple[int, ...]) -> _Moments:
-    values = rows.astype(np.float64)
-    mean = values.mean(axes)
-    count = math.prod(rows.shape[axis] for axis in axes)
-    values -= mean
-    np.square(values, out=values)
-    return _Moments(count, mean, values.sum(axes), rows.min(axes), rows.max(axes))
-
-
-def _merged(one: _Moments, other: _Moments) -> _Moments:
-    count, apart = one.count + other.count, other.mean - one.mean
-    mean = one.mean + apart * (other.count / count)
-    squares = one.squares + other.squares + apart**2 * (one.count * other.count / count)
-    return _Moments(
-        count, mean, squares, np.minimum(one.min, other.min), np.maximum(one.max, other.max)
-    )

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.casting import as_tensor, cast
+from headrace.casting import cast
+from headrace.datasets.arrays import as_input
 from headrace.datasets.core.batch import BatchReader, Collating
 from headrace.datasets.core.format import Failed, SampleFormat, Unnormalized
 from headrace.datasets.image.augment import Drawn
@@ -149,9 +150,9 @@ class TableFormat(SampleFormat):
 
     def to_input(self, value: Any) -> Any:
         if not isinstance(value, dict):
-            return _as_input(value)
+            return as_input(value)
         made = {
-            name: _as_input(one)
+            name: as_input(one)
             for name, one in value.items()
             if self._image is None or name != self._image.column
         }
@@ -198,12 +199,3 @@ def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
     if isinstance(value, dict):
         return {name: one if name in but else _cast(one, dtype) for name, one in value.items()}
     return [_cast(one, dtype) for one in value] if isinstance(value, list) else value
-
-
-def _as_input(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        return as_tensor(array if array.flags.writeable else array.copy())
-    if isinstance(value, dict):
-        return {name: _as_input(one) for name, one in value.items()}
-    return [_as_input(one) for one in value] if isinstance(value, list) else value

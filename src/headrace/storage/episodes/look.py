@@ -46,7 +46,6 @@ class EpisodeOptions(NamedTuple):
         episodes: which ones: names, or the path of an array of names in each file; None: all.
         windows: by key or pattern, steps of a window; None: whole episodes.
         direct, cache_dir: see `EpisodeDataset`.
-        decode_nwb: values of NWB are given in their units, see `EpisodeDataset`.
     """
 
     groups: str | None = None
@@ -56,7 +55,6 @@ class EpisodeOptions(NamedTuple):
     windows: int | Mapping[str, int] | None = None
     direct: bool = True
     cache_dir: Any = None
-    decode_nwb: bool = False
 
 
 class EpisodeArray(NamedTuple):

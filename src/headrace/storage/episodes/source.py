@@ -459,19 +459,8 @@ class EpisodeSource(Locatable):
         return {"episodes": told, **{key.name: key.how(way) for key in self.keys}}
 
     def fingerprint(self) -> str:
-        """A hash of names, lengths, keys, dtypes, shapes, of what is decoded, and of how windows
-        lie.
-        """
-        keys = [
-            [
-                key.name,
-                key.row_shape,
-                key.dtype.str,
-                key.window,
-                *(["decoded"] if key.is_decoded else []),
-            ]
-            for key in self.keys
-        ]
+        """A hash of names, lengths, keys, dtypes, shapes, and of how windows lie."""
+        keys = [[key.name, key.row_shape, key.dtype.str, key.window] for key in self.keys]
         layout = [
             [name.decode() for name in self.names],
             self.windows.lengths.tolist(),

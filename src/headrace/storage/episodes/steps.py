@@ -15,7 +15,6 @@ from headrace.dtypes import IntArray
 from headrace.io.local.files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
 
@@ -93,11 +92,6 @@ class EpisodeArrays:
     def array_readers(self) -> list[ArrayReader]:
         """Those of `readers` that read numbers."""
         return [reader for reader in self.readers if isinstance(reader, ArrayReader)]
-
-    @property
-    def is_decoded(self) -> bool:
-        """True if values are others than those that are stored."""
-        return any(isinstance(reader, DecodedReader) for reader in self.readers)
 
     def how(self, way: str) -> str:
         """By which path it is read; `way`: what lies in files as it is."""

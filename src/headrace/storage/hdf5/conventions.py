@@ -1,10 +1,9 @@
 """Conventions of the libraries that write HDF5: packed numbers and named axes of netCDF-4 and CF,
-units of NWB, arrays of MATLAB 7.3.
+arrays of MATLAB 7.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import h5py
@@ -133,85 +132,6 @@ def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
     if offset_type is not None or scale_type is None or scale_type.kind != "f":
         return np.dtype("f8")
     return scale_type
-
-
-# -- NWB: https://nwb-schema.readthedocs.io, TimeSeries and ElectricalSeries
-
-
-def conversion_of(dataset: h5py.Dataset, where: str) -> Packing | None:
-    """How the stored values of a time series of NWB become those in its unit: ``stored * conversion
-    + offset``, where an array ``channel_conversion`` beside it has a further factor for each
-    channel, its second axis. They are float32, or float64 where float32 has fewer digits than what
-    is stored. None: the array has neither attribute, and its values are in the unit.
-
-    Args:
-        dataset: of values.
-        where: names it in messages.
-
-    Raises:
-        FormatError: an attribute is no finite number, or the factors of channels don't fit.
-    """
-    channels = (
-        dataset.parent.get("channel_conversion")
-        if dataset.name.rpartition("/")[2] == "data"
-        else None
-    )
-    return conversion_by(
-        dataset.dtype,
-        dataset.shape,
-        dataset.attrs,
-        (lambda: np.asarray(channels)) if isinstance(channels, h5py.Dataset) else None,
-        where,
-    )
-
-
-def conversion_by(
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    attributes: Mapping[str, Any],
-    channels: Callable[[], npt.NDArray[Any]] | None,
-    where: str,
-) -> Packing | None:
-    """`conversion_of` an array in any file.
-
-    Args:
-        dtype, shape, attributes: of the array.
-        channels: reads the array of the factors of its channels; None: there is none.
-        where: names the array in messages.
-
-    Raises:
-        FormatError: see `conversion_of`.
-    """
-    if dtype.kind not in "iuf" or not any(name in attributes for name in ("conversion", "offset")):
-        return None
-    factors = dict[str, Any]()
-    for name, default in (("conversion", 1.0), ("offset", 0.0)):
-        value = _single(attributes.get(name, default))
-        if not isinstance(value, (int, float, np.integer, np.floating)) or not np.isfinite(value):
-            raise FormatError(
-                f"{where}: its attribute {name!r} is {value!r}, and must be a finite number: fix "
-                "the file, or leave out decode_nwb"
-            )
-        factors[name] = np.float64(value)
-    scale: Any = factors["conversion"]
-    if channels is not None:
-        values = channels()
-        if (
-            len(shape) < 2
-            or values.shape != tuple(shape[1:2])
-            or values.dtype.kind not in "iuf"
-            or not np.isfinite(values).all()
-        ):
-            raise FormatError(
-                f"{where} has shape {list(shape)}, and 'channel_conversion' is {values.dtype} "
-                f"{list(values.shape)}: it must have a "
-                "finite number for each channel: fix the file, or leave out decode_nwb"
-            )
-        scale = (values.astype(np.float64) * scale).reshape(-1, *[1] * (len(shape) - 2))
-    is_wide = dtype.itemsize > (4 if dtype.kind == "f" else 2)
-    return Packing(
-        dtype, np.dtype("f8" if is_wide else "f4"), scale=scale, offset=factors["offset"]
-    )
 
 
 # -- axes with names

@@ -10,9 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import DirectChunks
-from headrace.storage.arrays.decoded import DecodedReader
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.episodes.look import (
     ARRAY,
@@ -25,7 +23,6 @@ from headrace.storage.episodes.look import (
     check_static,
 )
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
-from headrace.storage.hdf5.conventions import conversion_of
 from headrace.storage.hdf5.probe import is_as_stored, place_of
 from headrace.storage.hdf5.rows import OpenHDF5
 
@@ -98,11 +95,7 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
 
     def array(self, group: h5py.Group, path: str, name: str, key: str) -> EpisodeArray:
         opened, options = self._opened, self.options
-        if (
-            self._is_checked
-            and not options.decode_nwb
-            and (plain := self._plain_array(group, path, key)) is not None
-        ):
+        if self._is_checked and (plain := self._plain_array(group, path, key)) is not None:
             return plain
         self._is_checked = options.direct and hasattr(os, "preadv") and not group.file.swmr_mode
         dataset, place = group.get(key), f"{name}/{key}".lstrip("/")
@@ -120,14 +113,6 @@ class HDF5Look(EpisodeLook[h5py.File, h5py.Group]):
         if isinstance(rows, ObjectRows):
             return EpisodeArray(rows.shape, rows.dtype, path, -1, rows)
         grid = rows.grid
-        packing = (
-            conversion_of(dataset, f"{redact(path)}: {place!r}") if options.decode_nwb else None
-        )
-        if packing is not None:
-            reader = DecodedReader(
-                ArrayReader(rows, opened.chunks, f"{path}\0{place}"), packing.decode, packing.dtype
-            )
-            return EpisodeArray(grid.shape, reader.dtype, path, -1, reader)
         if isinstance(rows, DirectChunks) and rows.is_raw and grid.chunks == grid.shape:
             ranges = rows.raw_ranges(np.zeros(1, np.int64))
             if ranges.start[0] >= 0:

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
-from headrace.storage.arrays.decoded import DecodedReader
-from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.episodes.look import (
     GROUP,
     EpisodeArray,
@@ -21,13 +19,10 @@ from headrace.storage.episodes.look import (
     EpisodeOptions,
     check_static,
 )
-from headrace.storage.hdf5.conventions import conversion_by
 from headrace.storage.source import one_after_the_other
 from headrace.storage.zarr.library import StringRows
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
-
-_DATA, _CHANNELS = "data", "channel_conversion"
 
 
 class _Group(NamedTuple):
@@ -96,23 +91,6 @@ class ZarrLook(EpisodeLook[Store, _Group]):
         if not reader.shape:
             raise FormatError(
                 f"{where} is a single value, it has no axis of time: name it as static="
-            )
-        if self.options.decode_nwb and isinstance(reader, ArrayReader):
-            attributes = group.store.attributes(place)
-            beside = (
-                _followed(_Group(group.store, place.rpartition("/")[0]), _CHANNELS)
-                if place.rpartition("/")[2] == _DATA
-                else None
-            )
-            packing = conversion_by(
-                reader.dtype,
-                reader.shape,
-                attributes,
-                None if beside is None else lambda: self._whole(group.store, beside),
-                where,
-            )
-            reader = (
-                reader if packing is None else DecodedReader(reader, packing.decode, packing.dtype)
             )
         return EpisodeArray(tuple(reader.shape), reader.dtype, path, -1, reader)
 
