@@ -53,7 +53,7 @@ def eager(path: str, blocks: int) -> Iterator[Any]:
             cls: Any = HDF5Dataset if path.endswith(".h5") else ZarrDataset
             with cls(path, NAME, loading_mode="eager") as dataset:
                 next(iter(create_dataloader(dataset, batch_size=64, shuffle="block", seed=7)))
-                held = dataset.sample_store.stats()["held"]
+                held = dataset.held.stats()["held"]
             assert held == blocks, f"{held} of {blocks} are held"
             return blocks
 

@@ -62,7 +62,7 @@ INSIDE = {
         shards options indexing unnormalized finished open memory_efficient
     """,
     "datasets/core": """
-        batch format threads warnings reader values options checks construction budgeting
+        batch format threads warnings reader values held ahead options checks construction budgeting
         views splitting base batcher
     """,
     "datasets/image": """

@@ -183,7 +183,7 @@ def test_steps_are_held_once(tmp_path: Path, make_loader: Any) -> None:
     ):
         with EpisodeDataset(path, window=20, progress=False, **options) as dataset:
             list(make_loader(dataset, batch_size=64, num_workers=0))
-            held = dataset.sample_store.stats()
+            held = dataset.held.stats()
             assert steps <= held["held_bytes"] < 2 * steps < dataset.held_nbytes() / 5, held
             assert same(dataset[7], EpisodeDataset(path, window=20)[7])
 

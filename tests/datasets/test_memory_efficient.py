@@ -326,9 +326,7 @@ def test_a_path_is_what_open_dataset_opens(make: Any, tiny_photos: Path) -> None
             for name in ("held_nbytes", "sample_nbytes", "held_as"):
                 assert getattr(dataset, name)() == getattr(plain, name)(), name
             if mode == "cached":
-                assert same(dataset.sample_store.get([3]), plain.sample_store.get([3])), (
-                    "held in another way"
-                )
+                assert same(dataset.held.get([3]), plain.held.get([3])), "held in another way"
 
 
 def test_options_of_a_format_go_with_its_path(make: Any, rows: Path, tiny_photos: Path) -> None:
@@ -411,7 +409,7 @@ class TestOfHeadraces:
         dataset = make(inner, seed=6, on_error="raise", return_index=False, hold="decoded")
         assert [getattr(dataset, name) for name in names] == [6, "raise", False, False]
         dataset[2]
-        assert same(dataset.sample_store.get([2])[0], np.array([2, 4])) and inner.holds_encoded
+        assert same(dataset.held.get([2])[0], np.array([2, 4])) and inner.holds_encoded
 
     def test_a_view(self, make: Any) -> None:
         inner = OwnFormat(transform=RandomProbe(), return_index=True)
@@ -564,7 +562,7 @@ class TestForeign:
         dataset = make(TensorDataset(torch.zeros(1000, 256), torch.zeros(1000)))
         empty = len(pickle.dumps(dataset))
         samples_of(dataset)
-        stats = dataset.sample_store.stats()
+        stats = dataset.held.stats()
         assert stats["held"] == 1000 and 1_024_000 < stats["held_bytes"] < 2_000_000
         assert 1_024_000 < dataset.sample_reader.take_report()["bytes_read"] < 2_000_000
         assert len(pickle.dumps(dataset)) < empty + 1000, "a pickle holds samples"

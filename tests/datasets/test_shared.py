@@ -33,7 +33,7 @@ loader = create_dataloader(dataset, batch_size=2, num_workers=int(sys.argv[4]), 
 print("READY", flush=True); sys.stdin.readline()
 for _ in range(2):
     sums = [float(images.sum()) for images, _ in loader]
-print(json.dumps([sums, dataset.sample_store.stats()]), flush=True); sys.stdin.readline()
+print(json.dumps([sums, dataset.held.stats()]), flush=True); sys.stdin.readline()
 """
 
 
@@ -162,7 +162,7 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
     options: dict[str, Any] = {"loading_mode": "cached", "shared": "machine", "cache_dir": tmp_path}
     with Own(2, **options) as one, Own(2, **options) as alike, Own(3, **options) as other:
         assert (int(one[3][0]), int(alike[3][0]), int(other[3][0])) == (6, 6, 9)
-        assert alike.sample_store.stats()["held"] == 1 and len(stores(tmp_path)) == 2
+        assert alike.held.stats()["held"] == 1 and len(stores(tmp_path)) == 2
     with pytest.raises(ConfigError, match=r"factor=.*held_as\(\)"):
         Own(lambda: 2, **options)
 
@@ -179,17 +179,17 @@ def test_auto_takes_lru_for_weights_alone() -> None:
         for given, expected in (("auto", policy), ("keep", "keep"), ("lru", "lru")):
             with SquareDataset(loading_mode="cached", cache_policy=given) as dataset:
                 create_dataloader(dataset, sampler=sampler, num_workers=0)
-                assert dataset.sample_store._store.policy == expected  # type: ignore[attr-defined]
+                assert dataset.held.store.policy == expected  # type: ignore[attr-defined]
 
 
 def test_half_of_the_samples_give_half_of_the_hits(make_loader: Any) -> None:
     with SquareDataset(loading_mode="cached", cache_size=21) as dataset:
         loader = make_loader(dataset, batch_size=3, num_workers=2, shuffle=True)
         list(loader)
-        before = dataset.sample_store.stats()
+        before = dataset.held.stats()
         for _ in range(4):
             list(loader)
-        after = dataset.sample_store.stats()
+        after = dataset.held.stats()
         hits, misses = (after[name] - before[name] for name in ("hits", "misses"))
         assert hits == misses == 2 * 42
         assert after["held"] == after["admitted"] == 21  # nothing is held twice

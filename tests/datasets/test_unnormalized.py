@@ -416,4 +416,4 @@ def test_a_closed_dataset_is_opened_again_once(folder: Path, loaders: Loaders) -
     list(device)
     device.dataset.close()
     assert same(list(device), list(host))
-    assert device.dataset.sample_store.stats()["held"] == len(device.dataset)  # type: ignore[arg-type]
+    assert device.dataset.held.stats()["held"] == len(device.dataset)  # type: ignore[arg-type]

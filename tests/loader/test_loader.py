@@ -883,14 +883,14 @@ def test_a_cache_gives_way_to_the_batches(photos: Path) -> None:
     batch = 8 * (64 * 64 * 3 * 4 + 8)
     options: dict[str, Any] = {"image_size": 64, "max_memory_usage": 5 * batch}
     with ImageDataset(photos, loading_mode="cached", **options) as dataset:
-        before = dataset.sample_store.stats()["held_bytes"]
+        before = dataset.held.stats()["held_bytes"]
         loader = create_dataloader(dataset, batch_size=8, num_workers=1, prefetch_factor=1)
         assert before == 0 and dataset.budget.reserved <= 5 * batch
         assert loader.config.num_workers == 1
         lazy = create_dataloader(ImageDataset(photos, image_size=64), batch_size=8, num_workers=0)
         for _ in range(2):
             assert all(torch.equal(a, b) for (a, _), (b, _) in zip(loader, lazy, strict=True))
-        assert 0 < dataset.sample_store.stats()["held_bytes"] <= 2 * batch
+        assert 0 < dataset.held.stats()["held_bytes"] <= 2 * batch
         loader.close()
 
 

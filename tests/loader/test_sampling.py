@@ -137,7 +137,7 @@ def test_a_cache_expects_what_is_drawn_again(
         dataset = SquareDataset(loading_mode="cached", cache_size=3)
         seen: list[bool] = []
         with monkeypatch.context() as patch:
-            patch.setattr(dataset.sample_store, "expect_skew", lambda seen=seen: seen.append(True))
+            patch.setattr(dataset.held, "expect_skew", lambda seen=seen: seen.append(True))
             loader_of(dataset, **options)
         assert seen == expected, options
 

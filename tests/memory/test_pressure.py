@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from headrace.datasets.core import held as held_module
+from headrace.datasets.core.held import Held
+from headrace.datasets.core.values import Records
 from headrace.memory import limits as pressure
+from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit, PressureWatch
 from headrace.memory.store import MISSING, SampleStore
-from headrace.modes import stored as stored_module
-from headrace.modes.stored import Stored
 
 GB, MB = 10**9, 10**6
 
@@ -41,16 +45,12 @@ def test_when_memory_is_short_and_how_much_is_given_back(monkeypatch: pytest.Mon
     assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
 
 
-class Mode(Stored):
-    def __init__(self) -> None:
-        self._store = SampleStore(40, 4 << 20)
-        self._watch = PressureWatch()
-
-
 def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 20 * MB, 15 * MB)
-    monkeypatch.setattr(stored_module, "PERIOD", 0.0)
-    mode = Mode()
+    monkeypatch.setattr(held_module, "PERIOD", 0.0)
+    source: Any = None
+    reserved = MemoryBudget("10MB").reserve(0, "a store")
+    mode = Held(Records(source), SampleStore(40, 4 << 20), reserved)
     for i in range(40):
         mode.admit(i, np.full(100_000, i, np.uint8))
     everything = range(40)

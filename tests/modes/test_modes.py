@@ -16,15 +16,16 @@ import pytest
 from torch.utils.data import DataLoader
 
 from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, SampleError, Source
+from headrace.datasets.core import held as held_module
+from headrace.datasets.core.ahead import Ahead
+from headrace.datasets.core.held import SHARE, Held, cached, eager
+from headrace.datasets.core.values import Records
+from headrace.dtypes import ArraySpec
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
 from headrace.memory.store import MISSING, SampleStore
-from headrace.modes import eager as eager_module, stored as stored_module
-from headrace.modes.cached import SHARE, Cached
-from headrace.modes.eager import Eager
-from headrace.modes.streaming import Prefetcher
 
 MB = 1_000_000
 
@@ -63,6 +64,15 @@ class Load:
         with self.lock:
             self.asked.update(indices)
         return [self.make(i) for i in indices]
+
+
+def eager_of(length: int, load: Load, *given: Any, **options: Any) -> Held:
+    """Values held from the start, over nothing."""
+    return eager(Records(Numbers(length)), length, load, *given, **options)
+
+
+def cached_of(length: int, *given: Any, **options: Any) -> Held:
+    return cached(Records(Numbers(length)), length, *given, **options)
 
 
 def values(dataset: Any, indices: Sequence[int]) -> list[int]:
@@ -112,7 +122,7 @@ class TestEager:
         for n in (0, 1, 33, 200):
             for nbytes in (n * 1000, None):
                 load = Load()
-                mode = Eager(n, load, budget_of(10 * MB), nbytes)
+                mode = eager_of(n, load, budget_of(10 * MB), nbytes)
                 assert load.asked == Counter(range(n))
                 assert [int(value[0]) for value in mode.get(range(n))] == list(range(n))
                 assert mode.stats()["held"] == n
@@ -120,12 +130,12 @@ class TestEager:
 
     def test_the_store_fits_in_what_was_reserved(self) -> None:
         budget = budget_of(10 * MB)
-        mode = Eager(100, Load(), budget, 100 * 1000)
-        most = 100 * 1000 + 100 * eager_module.OVERHEAD + (1 << 20)
+        mode = eager_of(100, Load(), budget, 100 * 1000)
+        most = 100 * 1000 + 100 * held_module.OVERHEAD + (1 << 20)
         assert mode.stats()["held_bytes"] <= budget.reserved <= most
         mode.close()
         assert budget.reserved == 0 and mode.get([1]) == [MISSING]
-        unknown = Eager(100, Load(), budget)
+        unknown = eager_of(100, Load(), budget)
         assert budget.reserved == unknown.stats()["held_bytes"]
         del unknown
         gc.collect()
@@ -134,7 +144,9 @@ class TestEager:
     def test_small_rows_reserve_little_more_than_themselves(self) -> None:
         budget = budget_of(100 * MB)
         load = Load(lambda i: np.full(4, i, np.float32))
-        mode = Eager(20_000, load, budget, 20_000 * 16, spec=((4,), np.dtype(np.float32)))
+        mode = eager_of(
+            20_000, load, budget, 20_000 * 16, spec=ArraySpec((4,), np.dtype(np.float32))
+        )
         assert budget.reserved <= 20_000 * 40 + (1 << 20) and load.asked == Counter(range(20_000))
         assert [int(value[0]) for value in mode.get([0, 19_999])] == [0, 19_999]
         mode.close()
@@ -142,8 +154,9 @@ class TestEager:
     def test_rows_that_are_not_as_they_were_said_are_held_too(self) -> None:
         samples: dict[int, Any] = {i: np.full(4, i, np.float32) for i in range(1000)}
         samples |= {7: SampleError("sample 7"), 999: np.full(3, 999, np.float32)}
-        load, spec = Load(samples.__getitem__), ((4,), np.dtype(np.float32))
-        mode = Eager(1000, load, budget_of(10 * MB), 16_000, spec=spec)
+        load = Load(samples.__getitem__)
+        spec = ArraySpec((4,), np.dtype(np.float32))
+        mode = eager_of(1000, load, budget_of(10 * MB), 16_000, spec=spec)
         assert mode.stats()["held"] == 999 and isinstance(mode.get([7])[0], SampleError)
         assert [value.tolist() for value in mode.get([899, 999])] == [[899] * 4, [999] * 3]
         mode.close()
@@ -152,12 +165,12 @@ class TestEager:
         for nbytes in (0, 1, 511, 512, 5000):
             for sample in (bytes(nbytes), np.zeros(nbytes, np.uint8)):
                 load = Load(dict.fromkeys(range(999), sample).__getitem__)
-                mode = Eager(999, load, budget_of(100 * MB), 999 * nbytes)
+                mode = eager_of(999, load, budget_of(100 * MB), 999 * nbytes)
                 assert mode.stats()["held"] == 999, nbytes
                 mode.close()
 
     def test_several_threads_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(eager_module, "usable_cpus", lambda: 2)
+        monkeypatch.setattr(held_module, "usable_cpus", lambda: 2)
         both = threading.Barrier(2, timeout=30)
         load = Load()
 
@@ -165,8 +178,8 @@ class TestEager:
             both.wait()  # breaks if nobody else comes
             return load(indices)
 
-        Eager(4 * eager_module._GROUP, together, budget_of(10 * MB), 130_000).close()
-        assert load.asked == Counter(range(4 * eager_module._GROUP))
+        eager_of(4 * held_module._GROUP, together, budget_of(10 * MB), 130_000).close()
+        assert load.asked == Counter(range(4 * held_module._GROUP))
 
     @pytest.mark.parametrize(
         ("n", "sample_nbytes", "nbytes", "asked"),
@@ -181,7 +194,7 @@ class TestEager:
     ) -> None:
         load, budget = Load(lambda i: np.zeros(sample_nbytes, np.uint8)), budget_of(3 * MB)
         with pytest.raises(BudgetError, match=rf"{n:,} samples, and 3\.0 MB "):
-            Eager(n, load, budget, nbytes)
+            eager_of(n, load, budget, nbytes)
         assert len(load.asked) in asked and budget.reserved == 0
         assert not load.asked or max(load.asked) == n - 1 or sample_nbytes == MB
 
@@ -189,11 +202,11 @@ class TestEager:
         measured = set(np.linspace(0, 319, 32).astype(int).tolist())
         load = Load(lambda i: np.zeros(10 if i in measured else 50_000, np.uint8))
         budget, small = budget_of(30 * MB), budget_of(5 * MB)
-        mode = Eager(320, load, budget)
+        mode = eager_of(320, load, budget)
         assert budget.reserved == mode.stats()["held_bytes"] > 14 * MB
         mode.close()
         with pytest.raises(BudgetError, match=r"\d+ of 320 fill \d\.\d MB"):
-            Eager(320, load, small)
+            eager_of(320, load, small)
         assert small.reserved == 0
 
     def test_an_error_while_it_fills_comes_through(self) -> None:
@@ -201,15 +214,17 @@ class TestEager:
         for nbytes in (80_000, None):
             budget = budget_of(10 * MB)
             with pytest.raises(KeyError, match="700"):
-                Eager(1000, Load(samples.__getitem__), budget, nbytes)
+                eager_of(1000, Load(samples.__getitem__), budget, nbytes)
             assert budget.reserved == 0
 
     def test_samples_that_cannot_be_read_are_held_as_such(self) -> None:
         errors = {i: SampleError(f"sample {i}") for i in range(100)}
-        mode = Eager(100, Load(lambda i: errors[i] if i in (0, 5, 99) else i), budget_of(10 * MB))
+        mode = eager_of(
+            100, Load(lambda i: errors[i] if i in (0, 5, 99) else i), budget_of(10 * MB)
+        )
         assert mode.get([0, 1, 5, 99]) == [errors[0], 1, errors[5], errors[99]]
         mode.close()
-        none = Eager(100, Load(errors.__getitem__), budget_of(10 * MB))
+        none = eager_of(100, Load(errors.__getitem__), budget_of(10 * MB))
         assert none.get(range(100)) == list(errors.values()) and none.stats()["held"] == 0
         none.close()
 
@@ -217,9 +232,9 @@ class TestEager:
         """So that an `on_error` callable is given the same error everywhere."""
         errors = {i: SampleError(f"sample {i}") for i in range(2)}
         errors[0].__cause__, errors[1].__cause__ = OSError("of 0"), Unpicklable()
-        mode = Eager(2, Load(errors.__getitem__), budget_of(10 * MB))
+        mode = eager_of(2, Load(errors.__getitem__), budget_of(10 * MB))
         mode.close()
-        monkeypatch.setattr(stored_module, "is_spawning", lambda: True)
+        monkeypatch.setattr(held_module, "is_spawning", lambda: True)
         there = pickle.loads(pickle.dumps(mode)).get([0, 1])
         assert [str(error) for error in there] == ["sample 0", "sample 1"]
         assert [repr(error.__cause__) for error in there] == ["OSError('of 0')", "None"]
@@ -253,7 +268,7 @@ class TestCached:
             dataset = dataset_of("cached", cache_size=size, cache_policy=policy)
             for _ in range(2):
                 assert values(dataset, range(40)) == list(range(40))
-            stats = dataset.sample_store.stats()
+            stats = dataset.held.stats()
             assert min(most_items, most_bytes // 1500) <= stats["held"] <= most_items, size
             assert stats["held_bytes"] <= most_bytes, size
 
@@ -264,42 +279,42 @@ class TestCached:
 
     def test_the_budget_bounds_it(self) -> None:
         budget = budget_of(100_000)
-        cached = Cached(1000, budget)
+        first = cached_of(1000, budget)
         assert int(100_000 * SHARE) - 64 <= budget.reserved <= int(100_000 * SHARE)
         for i in range(1000):
-            cached.admit(i, np.zeros(100))
-        stats = cached.stats()
+            first.admit(i, np.zeros(100))
+        stats = first.stats()
         assert stats["held"] > 40 and stats["held_bytes"] + 9 * 1000 <= budget.reserved
-        second = Cached(1000, budget)  # has what is left
+        second = cached_of(1000, budget)  # has what is left
         assert budget.reserved <= 100_000
-        third = Cached(10**9, budget_of(MB))  # not even the table fits: holds nothing, and works
+        third = cached_of(10**9, budget_of(MB))  # not even the table fits: holds nothing, and works
         third.admit(3, b"x")
         assert third.get([3]) == [MISSING]
-        for mode in (cached, second, third):
+        for mode in (first, second, third):
             mode.close()
-        assert budget.reserved == 0 and cached.get([1]) == [MISSING] and cached.stats() == {}
-        cached.admit(1, b"late")  # a worker that is slow to hear of it
+        assert budget.reserved == 0 and first.get([1]) == [MISSING] and first.stats() == {}
+        first.admit(1, b"late")  # a worker that is slow to hear of it
 
     def test_no_more_is_reserved_than_all_samples_take(self) -> None:
         budget = budget_of(100 * MB)
-        cached = Cached(100, budget, nbytes=100 * 1000)
+        first = cached_of(100, budget, nbytes=100 * 1000)
         assert budget.reserved < 2 * MB
         for i in range(100):
-            cached.admit(i, bytes(1000))
-        assert cached.stats()["held"] == 100
-        cached.close()
+            first.admit(i, bytes(1000))
+        assert first.stats()["held"] == 100
+        first.close()
 
     def test_keep_admits_until_it_is_full_and_lru_what_came_last(self) -> None:
         room = 10 * SampleStore.nbytes_of(np.zeros(100))
         for policy, held in {"auto": range(10), "keep": range(10), "lru": range(90, 100)}.items():
-            mode = Cached(100, budget_of(10 * MB), f"{room + 63} B", policy)
+            mode = cached_of(100, budget_of(10 * MB), f"{room + 63} B", policy)
             for i in range(100):
                 mode.admit(i, np.zeros(100))
             assert [i for i in range(100) if mode.get([i])[0] is not MISSING] == list(held), policy
             mode.close()
 
 
-class Blocking:
+class Blocking(Source):
     """A read that answers only when it is told to, and knows what it was asked for."""
 
     def __init__(self, nbytes: int = 10, blocked: bool = False) -> None:
@@ -308,13 +323,22 @@ class Blocking:
         if not blocked:
             self.go.set()
 
-    def __call__(self, indices: Sequence[int]) -> list[bytes]:
+    def read(self, indices: Sequence[int]) -> list[bytes]:
         with self.lock:
             self.asked.append(tuple(indices))
         assert self.go.wait(30)
         if -1 in indices:
             raise OSError("broken")
         return [self.record(i) for i in indices]
+
+    def __len__(self) -> int:
+        return 20
+
+    def fingerprint(self) -> str:
+        return "blocking"
+
+    def __reduce__(self) -> Any:
+        return Blocking, (self.nbytes,)
 
     def record(self, index: int) -> bytes:
         return bytes([index]) * self.nbytes
@@ -331,42 +355,45 @@ BATCHES = [[2 * i, 2 * i + 1] for i in range(10)]
 
 class TestStreaming:
     @pytest.fixture
-    def mode(self) -> Iterator[Prefetcher]:
-        mode = Prefetcher(window=1000)
-        yield mode
-        mode.close()
+    def read(self) -> Blocking:
+        return Blocking()
 
-    def test_what_comes_is_read_before_it_is_asked_for(self, mode: Prefetcher) -> None:
-        read = Blocking()
-        assert mode.read([19, 18], read) == [read.record(19), read.record(18)]
+    @pytest.fixture
+    def ahead(self, read: Blocking) -> Iterator[Ahead]:
+        ahead = Ahead(read, window=1000)
+        yield ahead
+        ahead.close()
+
+    def test_what_comes_is_read_before_it_is_asked_for(self, ahead: Ahead, read: Blocking) -> None:
+        assert ahead.read_records([19, 18]) == [read.record(19), read.record(18)]
         read.asked.clear()
         for number in range(8):
-            mode.prefetch_records(BATCHES[number : number + 3], read)
+            ahead.read_ahead(BATCHES[number : number + 3])
             if number:
                 read.wait_for(*BATCHES[number : number + 3])
-            assert mode.read(BATCHES[number], read) == [read.record(i) for i in BATCHES[number]]
+            assert ahead.read_records(BATCHES[number]) == [read.record(i) for i in BATCHES[number]]
         assert Counter(read.asked) == Counter(map(tuple, BATCHES))  # and each of them once
         # another order is another batch
-        assert mode.read([19, 18], read) == [read.record(19), read.record(18)]
+        assert ahead.read_records([19, 18]) == [read.record(19), read.record(18)]
 
-    def test_threads_read_at_the_same_time(self, mode: Prefetcher) -> None:
-        first, read = Blocking(), Blocking(blocked=True)
-        mode.prefetch_records(BATCHES[:1], first)
-        mode.read(BATCHES[0], first)
-        mode.prefetch_records(BATCHES[1:4], read)
+    def test_threads_read_at_the_same_time(self, ahead: Ahead, read: Blocking) -> None:
+        ahead.read_ahead(BATCHES[:1])
+        ahead.read_records(BATCHES[0])
+        read.go.clear()
+        ahead.read_ahead(BATCHES[1:4])
         read.wait_for(*BATCHES[1:4])  # while none has been answered
         read.go.set()
-        assert mode.read(BATCHES[2], read) == [read.record(4), read.record(5)]
+        assert ahead.read_records(BATCHES[2]) == [read.record(4), read.record(5)]
 
     def test_the_window_bounds_the_bytes(self) -> None:
-        for nbytes, ahead in [(10, 8), (100, 5), (200, 2), (10_000, 1)]:
-            mode, read = Prefetcher(window=1000), Blocking(nbytes)
-            mode.prefetch_records(BATCHES[:8], read)
-            assert mode.stats() == {"ahead": 1}  # nobody knows yet how large records are
-            mode.read(BATCHES[0], read)
-            mode.prefetch_records(BATCHES[1:9], read)
-            assert mode.stats() == {"ahead": ahead}, nbytes
-            mode.close()
+        for nbytes, count in [(10, 8), (100, 5), (200, 2), (10_000, 1)]:
+            ahead = Ahead(Blocking(nbytes), window=1000)
+            ahead.read_ahead(BATCHES[:8])
+            assert ahead.stats() == {"ahead": 1}  # nobody knows yet how large records are
+            ahead.read_records(BATCHES[0])
+            ahead.read_ahead(BATCHES[1:9])
+            assert ahead.stats() == {"ahead": count}, nbytes
+            ahead.close()
 
     def test_the_size_of_a_record(self) -> None:
         for record, nbytes in [
@@ -380,33 +407,36 @@ class TestStreaming:
         ]:
             assert size_of(record) == nbytes
 
-    def test_a_failing_read_ahead_fails_where_it_is_asked_for(self, mode: Prefetcher) -> None:
-        read = Blocking()
-        mode.prefetch_records([[0, 1], [2, -1], [4, 5]], read)
-        assert len(mode.read([0, 1], read)) == 2
-        mode.prefetch_records([[2, -1], [4, 5]], read)
+    def test_a_failing_read_ahead_fails_where_it_is_asked_for(
+        self, ahead: Ahead, read: Blocking
+    ) -> None:
+        ahead.read_ahead([[0, 1], [2, -1], [4, 5]])
+        assert len(ahead.read_records([0, 1])) == 2
+        ahead.read_ahead([[2, -1], [4, 5]])
         read.wait_for([2, -1], [4, 5])
         with pytest.raises(OSError, match="broken"):
-            mode.read([2, -1], read)
-        assert len(mode.read([4, 5], read)) == 2
+            ahead.read_records([2, -1])
+        assert len(ahead.read_records([4, 5])) == 2
 
-    def test_an_epoch_left_early_drops_what_was_on_its_way(self, mode: Prefetcher) -> None:
-        read = Blocking()
-        mode.prefetch_records(BATCHES[:1], read)
-        mode.read(BATCHES[0], read)
+    def test_an_epoch_left_early_drops_what_was_on_its_way(
+        self, ahead: Ahead, read: Blocking
+    ) -> None:
+        ahead.read_ahead(BATCHES[:1])
+        ahead.read_records(BATCHES[0])
         for coming in (BATCHES[1:4], BATCHES[3:6]):
-            mode.prefetch_records(coming, read)
-            assert mode.stats() == {"ahead": 3}
+            ahead.read_ahead(coming)
+            assert ahead.stats() == {"ahead": 3}
 
-    def test_a_closed_one_and_a_pickle_have_nothing_ahead(self, mode: Prefetcher) -> None:
-        read = Blocking()
-        mode.prefetch_records(BATCHES[:2], read)
-        copy = pickle.loads(pickle.dumps(mode))
+    def test_a_closed_one_and_a_pickle_have_nothing_ahead(
+        self, ahead: Ahead, read: Blocking
+    ) -> None:
+        ahead.read_ahead(BATCHES[:2])
+        copy = pickle.loads(pickle.dumps(ahead))
         assert copy.window == 1000 and copy.stats() == {"ahead": 0}
-        mode.close()
-        assert mode.stats() == {"ahead": 0}
-        mode.prefetch_records(BATCHES[:1], read)
-        assert len(mode.read(BATCHES[0], read)) == 2
+        ahead.close()
+        assert ahead.stats() == {"ahead": 0}
+        ahead.read_ahead(BATCHES[:1])
+        assert len(ahead.read_records(BATCHES[0])) == 2
 
     def test_a_dataset_left_early_goes_on_in_the_next_epoch(self, dataset_of: Any) -> None:
         dataset = dataset_of("streaming", Numbers(500))
@@ -431,7 +461,7 @@ class TestPickles:
             assert copy.sample_source.reads.value - before == reads
         assert dataset.sample_source.reads.value == 40
         with pytest.raises(TypeError, match="stay behind"):
-            pickle.dumps(dataset.sample_store)
+            pickle.dumps(dataset.held)
 
     @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     def test_workers_share_what_is_held(self, dataset_of: Any, method: str) -> None:
@@ -442,7 +472,7 @@ class TestPickles:
         assert [pair for batch in loader for pair in batch] == [(i, i) for i in range(40)]
         assert held.sample_source.reads.value == 40  # read by the parent, before
         # three by the parent, the rest by one worker or the other
-        assert fills.sample_store.stats()["admitted"] == 40
+        assert fills.held.stats()["admitted"] == 40
         before = fills.sample_source.reads.value
         assert values(fills, range(40)) == list(range(40))
         assert fills.sample_source.reads.value == before

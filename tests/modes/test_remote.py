@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset
-from headrace.datasets.core.values import Ahead
+from headrace.datasets.core.ahead import Ahead
 from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -159,7 +159,7 @@ def test_four_ranks_of_two_workers(
 
 def test_what_is_ahead_stays_in_its_window(dataset_of: Any, make_loader: Any) -> None:
     dataset = dataset_of(max_memory_usage="60MB")
-    dataset.value_source.find(Ahead).prefetcher.window = 40_000
+    dataset.value_source.find(Ahead).window = 40_000
     loader = make_loader(dataset, batch_size=16, num_workers=0, interleave=2, turns=1)
     far = dataset.sample_source.files
     most = max(ROW * size for size in BLOCKS)
@@ -173,7 +173,7 @@ def test_without_room_for_blocks_each_batch_fetches_its_own(
 ) -> None:
     dataset = dataset_of()
     dataset.left_of_budget._max_memory_usage = "300kB"
-    dataset.value_source.find(Ahead).prefetcher.window = 0
+    dataset.value_source.find(Ahead).window = 0
     with pytest.warns(HeadraceWarning, match="one by one"):
         loader = make_loader(dataset, batch_size=4, num_workers=0, interleave=10, turns=1)
     server.counts()

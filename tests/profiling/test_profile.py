@@ -166,7 +166,7 @@ def test_the_loader_is_left_as_it_is() -> None:
     profile_dataloader(loader, rest, SECONDS)
     assert loader.state_dict() == state and loader.get_stats()["batches"] == 1
     assert torch.equal(torch.get_rng_state(), drawn) and threading.active_count() <= threads
-    assert len(list(iterator)) == 23 and first.shape == (4, 8) and dataset.sample_store is None
+    assert len(list(iterator)) == 23 and first.shape == (4, 8) and dataset.held is None
 
 
 def test_generators_of_a_torch_loader_are_restored() -> None:
@@ -182,7 +182,7 @@ def test_generators_of_a_torch_loader_are_restored() -> None:
 def test_a_cache_is_filled_as_in_a_training() -> None:
     with Slow(loading_mode="cached") as dataset:
         profile_dataloader(loader_of(dataset), seconds=1)
-        assert dataset.sample_store.stats()["held"] == 96
+        assert dataset.held.stats()["held"] == 96
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_a_dataset_is_measured_and_left_as_it_was(photos: Path) -> None:
             with ImageDataset(photos, image_size=32, loading_mode="cached") as dataset:
                 found = suggest_num_workers(dataset, **{**QUICK, "most": 1})
                 assert set(found.rates) == {0, 1} and min(found.rates.values()) > 0
-                assert dataset.sample_store.stats()["held"] == 0, "its cache is not filled"
+                assert dataset.held.stats()["held"] == 0, "its cache is not filled"
         drawn.append((torch.rand(1), random.random(), np.random.rand()))
     assert drawn[0] == drawn[1] and not living_children()
 

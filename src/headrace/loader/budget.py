@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.datasets.core.ahead import Ahead
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
 from headrace.datasets.core.batcher import Batcher
 from headrace.datasets.core.budgeting import CHUNK_BYTES
-from headrace.datasets.core.values import Ahead, Held
+from headrace.datasets.core.held import Held
 from headrace.datasets.unnormalized import PixelBatches
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
@@ -82,7 +83,7 @@ class LoaderMemory:
         for dataset in self._datasets:
             ahead = dataset.value_source.find(Ahead)
             if ahead is not None:
-                beside += ahead.prefetcher.window
+                beside += ahead.window
         return (batch + pinned) * slots + max(1, workers) * beside
 
     def _shrink_caches(self, needed: int, datasets: list[BaseDataset]) -> None:
@@ -91,7 +92,7 @@ class LoaderMemory:
             short = needed - self.budget.available
             held = dataset.value_source.find(Held)
             if short > 0 and held is not None:
-                held.store.shrink(short)
+                held.shrink(short)
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """The config with as many batches on their way as fit; unchanged where the size of a

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from headrace.arguments import missing_attribute
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.values import Held
+from headrace.datasets.core.held import Held
 from headrace.display import short_call
 from headrace.errors import StateError, warn
 from headrace.loader.agreement import Agreement
@@ -110,7 +110,7 @@ class Loader(DataLoader[B]):
             for inner in inner_datasets(dataset):
                 held = inner.value_source.find(Held)
                 if held is not None:
-                    held.store.expect_skew()
+                    held.expect_skew()
         workers_need = {
             "dataset": dataset,
             "collate_fn": collate,
@@ -573,7 +573,7 @@ class Loader(DataLoader[B]):
             **self._stats.as_dict(),
         )
         # views share one
-        stores = [inner.sample_store for inner in inner_datasets(self.dataset)]
+        stores = [inner.held for inner in inner_datasets(self.dataset)]
         cached: Counter[str] = Counter()
         for store in {id(store): store for store in stores if store is not None}.values():
             cached.update(store.stats())

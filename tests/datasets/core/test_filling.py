@@ -113,7 +113,7 @@ class TestFromMemory:
         copy_to = Rows.copy_to
 
         def torn(rows: Rows, out: torch.Tensor) -> None:
-            dataset.sample_store._store.release(1 << 20)
+            dataset.held.store.release(1 << 20)
             copy_to(rows, out)
 
         monkeypatch.setattr(Rows, "copy_to", torn)

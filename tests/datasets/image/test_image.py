@@ -167,7 +167,7 @@ def test_what_is_held(tiny_photos: Path) -> None:
     ):
         with ImageDataset(tiny_photos, loading_mode="eager", progress=False, **options) as dataset:
             assert same([*dataset], [*ImageDataset(tiny_photos, **options)])
-            held = [dataset.sample_store.get([index])[0] for index in range(4)]
+            held = [dataset.held.get([index])[0] for index in range(4)]
             assert type(held[0]) is kind
             assert dataset.held_nbytes() in (None, sum(len(bytes(one)) for one in held))
 

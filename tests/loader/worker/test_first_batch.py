@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from headrace.datasets.core import ahead
+from headrace.datasets.core.values import Coming
 from headrace.errors import HeadraceError
 from headrace.io.ranges import ByteRanges
-from headrace.modes import streaming
-from headrace.modes.streaming import Coming
 from tests.testing.test_contract import SquareDataset
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"}
@@ -104,9 +104,9 @@ def coming(start: int) -> Coming:
 def test_the_first_batch_is_fetched_alone(
     monkeypatch: pytest.MonkeyPatch, is_worker: bool, first: Any, then: Any
 ) -> None:
-    monkeypatch.setattr(streaming, "parent_process", lambda: object() if is_worker else None)
+    monkeypatch.setattr(ahead, "parent_process", lambda: object() if is_worker else None)
     source: Any = Asked()
-    scan = streaming._Scan(coming(1), source)
+    scan = ahead._Scan(coming(1), source)
     for _ in range(2):  # by itself, and when it is asked for
         scan.fetch(coming(1), 24)
         assert source.asked == first

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer, missing_attribute
 from headrace.datasets.core import construction
+from headrace.datasets.core.ahead import WINDOW, Ahead
 from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
 from headrace.datasets.core.checks import (
     as_targets,
@@ -29,14 +30,14 @@ from headrace.datasets.core.checks import (
     check_source,
 )
 from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
+from headrace.datasets.core.held import Held, MachineShare, cached, eager
 from headrace.datasets.core.reader import OnError, SampleReader, nothing_readable
 from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
 from headrace.datasets.core.threads import WorkerThreads
 from headrace.datasets.core.values import (
     Access,
-    Ahead,
+    Coming,
     Decoded,
-    Held,
     Records,
     Subset,
     ValueSource,
@@ -56,10 +57,6 @@ from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode, ModeName
-from headrace.modes.cached import Cached
-from headrace.modes.eager import Eager
-from headrace.modes.stored import MachineShare, Stored
-from headrace.modes.streaming import WINDOW, Coming, Prefetcher
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
@@ -667,44 +664,42 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """The source of the decoded values of the whole dataset, in its loading mode."""
         if self.loading_mode is LoadingMode.STREAMING:
             window = min(WINDOW, self.budget.available // 32)  # of each worker
-            return Decoded(Ahead(self.sample_source, Prefetcher(window)))
+            return Decoded(Ahead(self.sample_source, window))
         records = Records(self.sample_source)
         if self.loading_mode is LoadingMode.LAZY:
             return Decoded(records)
         values: ValueSource = records if self.holds_encoded else Decoded(records)
         reader = self.sample_reader.another()
         access = Access(reader, self.sample_format)
+        load = functools.partial(read_many, values, access=access)
         spec = None if self.holds_encoded else access.decoder.value_spec()
-        store = self.make_store(
-            len(self.sample_source),
-            functools.partial(read_many, values, access=access),
-            self.held_nbytes(),
-            spec,
-        )
+        held = self.hold(values, len(self.sample_source), load, self.held_nbytes(), spec)
         self.sample_reader.counts["errors"] += reader.counts["errors"]
-        held = Held(values, store)
         return Decoded(held) if self.holds_encoded else held
 
-    def make_store(
+    def hold(
         self,
+        values: ValueSource,
         length: int,
         load: Callable[[Sequence[int]], list[Any]],
         nbytes: int | None,
         spec: ArraySpec | None = None,
-    ) -> Stored:
-        """What holds samples in modes "eager", which calls `load` for all of them now, and
-        "cached".
+    ) -> Held:
+        """Has values held as the mode says, "eager" or "cached".
 
         Args:
-            length: number of samples.
-            load: reads values by index.
+            values: gives them.
+            length: their number.
+            load: reads values by index, in "eager" now and all of them.
             nbytes: bytes of all values. None: not known.
             spec: shape and dtype of all values, if they are arrays of one kind.
         """
         share = self.machine_share()
         if self.loading_mode is LoadingMode.CACHED:
-            return Cached(length, self.budget, self._cache_size, self._cache_policy, nbytes, share)
-        return Eager(
+            size, policy = self._cache_size, self._cache_policy
+            return cached(values, length, self.budget, size, policy, nbytes, share)
+        return eager(
+            values,
             length,
             load,
             self.budget,
@@ -716,10 +711,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         )
 
     @property
-    def sample_store(self) -> Stored | None:
-        """What holds the samples; None: nothing does."""
-        held = None if self._value_source is None else self._value_source.find(Held)
-        return None if held is None else held.store
+    def held(self) -> Held | None:
+        """What holds samples; None: nothing does now."""
+        return None if self._value_source is None else self._value_source.find(Held)
 
     def machine_share(self) -> MachineShare | None:
         """Where the samples lie that all ranks of a machine share. None: each rank has its own."""

@@ -23,8 +23,9 @@ from headrace.datasets.core.batch import (
     with_targets,
 )
 from headrace.datasets.core.format import SampleFormat
+from headrace.datasets.core.held import Held
 from headrace.datasets.core.reader import nothing_readable
-from headrace.datasets.core.values import Held, as_rows
+from headrace.datasets.core.values import as_rows
 from headrace.datasets.core.warnings import naming
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError

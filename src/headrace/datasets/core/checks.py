@@ -13,13 +13,13 @@ import torch
 
 from headrace.arguments import check_callable, check_names, described, synonyms
 from headrace.datasets.core.format import chained
+from headrace.datasets.core.held import check_cache_size
 from headrace.datasets.core.options import REMOTE
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
-from headrace.modes.cached import check_cache_size
 from headrace.storage.source import Source
 from headrace.synonyms import LOADER_OPTIONS
 

@@ -26,9 +26,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import SampleError
 from headrace.memory.budget import size_of
 from headrace.memory.recycled import RecycledBuffers
-from headrace.memory.store import MISSING, Rows
-from headrace.modes.stored import Stored
-from headrace.modes.streaming import Coming, Prefetcher
+from headrace.memory.store import Rows
 from headrace.storage.source import Rows as WritableRows, RowSource, Source, row_at
 
 T = TypeVar("T")
@@ -43,6 +41,23 @@ class Access(NamedTuple):
     decoder: SampleFormat
     earlier: Exception | None = None
     """Why the samples could not be read in another way before."""
+
+
+class Coming(NamedTuple):
+    """The batches of an epoch that a process has not yet read, the next one first."""
+
+    key: Any
+    """Identifies the epoch; equal keys mean the same epoch."""
+    steps: range
+    """Steps of the batches."""
+    batches: Callable[[Sequence[int]], list[IntArray]]
+    """From steps to the indices of each batch."""
+    segments: Callable[[], IntArray | None] | None
+    """The edges of runs of stored samples that are all used soon after their first one (see
+    `EpochOrder.segments`). None: there is no memory for the open runs.
+    """
+    whole: Callable[[IntArray], IntArray] = np.asarray
+    """From indices in the batches to numbers of records."""
 
 
 class ValueSource(ABC):
@@ -129,7 +144,7 @@ class Records(ValueSource):
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
         start = time.perf_counter()
-        records = reader.records(list(indices), self._read, access.earlier)
+        records = reader.records(list(indices), self.read_records, access.earlier)
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(records)
         reader.counts["bytes_read"] += sum(
@@ -137,7 +152,8 @@ class Records(ValueSource):
         )
         return used(records, use)
 
-    def _read(self, indices: Sequence[int]) -> list[Any]:
+    def read_records(self, indices: Sequence[int]) -> list[Any]:
+        """Returns records; raises if one of them can't be read."""
         return self.source.read(indices)
 
     def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
@@ -169,37 +185,6 @@ class Records(ValueSource):
 
     def close(self) -> None:
         pass
-
-
-class Ahead(Records):
-    """Records, those of the next batches read ahead.
-
-    Args:
-        source: the storage source.
-        prefetcher: reads or requests what was announced.
-    """
-
-    def __init__(self, source: Source, prefetcher: Prefetcher) -> None:
-        super().__init__(source)
-        self.prefetcher = prefetcher
-
-    @property
-    def is_direct(self) -> bool:
-        return not self.prefetcher.reads_records_of(self.source)
-
-    def _read(self, indices: Sequence[int]) -> list[Any]:
-        if self.is_direct:
-            return self.source.read(indices)
-        return self.prefetcher.read(indices, self.source.read)
-
-    def announce(self, coming: Coming) -> None:
-        self.prefetcher.prefetch(coming, self.source)
-
-    def stats(self) -> dict[str, int]:
-        return self.prefetcher.stats()
-
-    def close(self) -> None:
-        self.prefetcher.close()
 
 
 class Decoded(ValueSource):
@@ -250,82 +235,6 @@ class Decoded(ValueSource):
             cast_into(records[number, ...], row_at(rows, number))
 
         access.reader.threads.copy(cast_row, count, nbytes)
-
-
-class Held(ValueSource):
-    """Values held in memory that all workers share; those that are not yet held are read, and
-    offered to the store.
-
-    Args:
-        parent: gives the values.
-        store: holds them.
-    """
-
-    def __init__(self, parent: ValueSource, store: Stored) -> None:
-        super().__init__(parent)
-        self.store = store
-
-    @property
-    def is_direct(self) -> bool:
-        return False
-
-    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        held = self.store.get(indices)
-        missing = [position for position, value in enumerate(held) if value is MISSING]
-        access.reader.counts["cache_hits"] += len(held) - len(missing)
-        if missing:
-            self._read_missing(held, missing, indices, access)
-        if use is as_it_is:
-            return held
-
-        def one(position: int) -> Any:
-            value = held[position]
-            return value if isinstance(value, SampleError) else use(position, value)
-
-        return access.reader.timed("decode", one, len(held))
-
-    def _read_missing(
-        self, values: list[Any], missing: list[int], indices: Sequence[int], access: Access
-    ) -> None:
-        """Reads and admits the values at some positions."""
-        wanted = [indices[position] for position in missing]
-
-        def admit(number: int, value: Any) -> Any:
-            self.store.admit(wanted[number], value)
-            return value
-
-        found = self.parent.each(wanted, admit, access)
-        for position, value in zip(missing, found, strict=True):
-            values[position] = value
-
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
-        return self.parent.row_spec(decoder)
-
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
-        held = self.store.get(indices)
-        missing = [position for position, value in enumerate(held) if value is MISSING]
-        if missing:
-            wanted = [indices[position] for position in missing]
-            some = rows
-            if len(missing) < len(held) or not isinstance(rows, np.ndarray):
-                some = [row_at(rows, position) for position in missing]
-            self.parent.read_into(wanted, some, access)
-        for position, value in enumerate(held):
-            row = row_at(rows, position)
-            if value is MISSING:
-                self.store.admit(indices[position], row)
-            else:
-                row[...] = value
-        access.reader.counts["cache_hits"] += len(held) - len(missing)
-
-    def rows(self, indices: IntArray) -> Rows | None:
-        return self.store.rows(indices)
-
-    def stats(self) -> dict[str, int]:
-        return self.store.stats()
-
-    def close(self) -> None:
-        self.store.close()
 
 
 class Subset(ValueSource):

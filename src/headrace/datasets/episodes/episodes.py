@@ -330,8 +330,8 @@ class EpisodeDataset(BaseDataset):
             return super().make_value_source()
         bands = source.bands()
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
-        store = self.make_store(len(bands), partial(load_bands, source, bands), nbytes)
-        return HeldSteps(Records(source), store, source, bands)
+        load = partial(load_bands, source, bands)
+        return HeldSteps(self.hold(Records(source), len(bands), load, nbytes), source, bands)
 
     def explain(self) -> str:
         text = super().explain()

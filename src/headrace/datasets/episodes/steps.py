@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.values import Access, Held, Records, Use, used
+from headrace.datasets.core.held import Held
+from headrace.datasets.core.values import Access, Use, ValueSource, used
 from headrace.dtypes import IntArray
 from headrace.errors import HeadraceError, SampleError
 from headrace.memory.store import MISSING
-from headrace.modes.stored import Stored
 from headrace.sorting import distinct
 from headrace.storage.episodes.source import EpisodeSource
 from headrace.storage.episodes.windows import Bands
 
 
-class HeldSteps(Held):
-    """Windows cut out of bands of steps that a store holds; see `Bands`.
+class HeldSteps(ValueSource):
+    """Windows cut out of bands of steps that are held; see `Bands`.
 
     Args:
-        parent: the records of the windows.
-        store: holds the bands, by their numbers.
+        parent: holds the bands, by their numbers; over the records of the windows.
         source: of the windows.
         bands: of its episodes.
     """
 
-    def __init__(self, parent: Records, store: Stored, source: EpisodeSource, bands: Bands) -> None:
-        super().__init__(parent, store)
+    def __init__(self, parent: Held, source: EpisodeSource, bands: Bands) -> None:
+        super().__init__(parent)
+        self._bands_held = parent
         self._source = source
         self._bands = bands
 
@@ -58,7 +58,7 @@ class HeldSteps(Held):
     def _held(self, needed: list[IntArray]) -> dict[int, Any]:
         """Those bands that are held, by their numbers."""
         numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed])).tolist()
-        bands = zip(numbers, self.store.get(numbers), strict=True)
+        bands = zip(numbers, self._bands_held.get(numbers), strict=True)
         return {
             number: band
             for number, band in bands
@@ -69,21 +69,15 @@ class HeldSteps(Held):
         """Windows, whose bands are read and offered to the store."""
         wanted = np.asarray(indices, np.int64)
         numbers = distinct(np.concatenate(self._source.bands_of(wanted, self._bands))).tolist()
-        held = dict(zip(numbers, self.store.get(numbers), strict=True))
+        held = dict(zip(numbers, self._bands_held.get(numbers), strict=True))
         if any(isinstance(band, SampleError) for band in held.values()):
             return self._source.read(indices)  # which says what is wrong, and with which sample
         missing = [number for number, band in held.items() if band is MISSING]
         bands = self._source.read_bands(missing, self._bands)
         for number, band in zip(missing, bands, strict=True):
-            self.store.admit(number, band)
+            self._bands_held.admit(number, band)
             held[number] = band
         return self._source.cut(wanted, self._bands, held)
-
-    def row_spec(self, decoder: object) -> None:
-        return None
-
-    def rows(self, indices: IntArray) -> None:
-        return None
 
 
 def load_bands(source: EpisodeSource, bands: Bands, numbers: Sequence[int]) -> list[Any]:

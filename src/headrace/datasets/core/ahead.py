@@ -16,13 +16,14 @@ which blocks their samples are.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import parent_process
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from headrace.datasets.core.values import Coming, Records
 from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges, with_between
 from headrace.io.remote.concurrency import FIRST
@@ -41,35 +42,16 @@ AHEAD = 2
 """Batches, beside the next one, whose records are prefetched."""
 
 
-Read = Callable[[Sequence[int]], list[Any]]
-"""Reads the records of some indices. Raises if one of them can't be read."""
-
-
-class Coming(NamedTuple):
-    """The batches of an epoch that a process has not yet read, the next one first."""
-
-    key: Any
-    """Identifies the epoch; equal keys mean the same epoch."""
-    steps: range
-    """Steps of the batches."""
-    batches: Callable[[Sequence[int]], list[IntArray]]
-    """From steps to the indices of each batch."""
-    segments: Callable[[], IntArray | None] | None
-    """The edges of runs of stored samples that are all used soon after their first one (see
-    `EpochOrder.segments`). None: there is no memory for the open runs.
-    """
-    whole: Callable[[IntArray], IntArray] = np.asarray
-    """From indices in the batches to numbers of records."""
-
-
-class Prefetcher:
-    """Prefetches the next batches.
+class Ahead(Records):
+    """Records, those of the next batches read ahead.
 
     Args:
+        source: the storage source.
         window: maximum bytes to prefetch. One batch is always prefetched, whatever its size.
     """
 
-    def __init__(self, window: int = WINDOW) -> None:
+    def __init__(self, source: Source, window: int = WINDOW) -> None:
+        super().__init__(source)
         self.window = window
         self.after_fork()
         renew_after_fork(self)
@@ -81,65 +63,56 @@ class Prefetcher:
         self._record_nbytes = 0.0  # mean, by the last batches
         self._scan: _Scan | None = None
 
-    def reads_records_of(self, source: Source) -> bool:
-        """True if threads read the records; those of remote files are requested by their bytes."""
-        return self.window > 0 and not is_prefetched(source)
+    @property
+    def is_direct(self) -> bool:
+        return not self.window or is_prefetched(self.source)
 
-    def prefetch(self, coming: Coming, source: Source) -> None:
-        """Starts to read the next batches."""
+    def announce(self, coming: Coming) -> None:
+        source = self.source
         if is_prefetched(source):
             if self._scan is None or not self._scan.continues_with(coming):
                 source.files.drop_prefetched()
                 self._scan = _Scan(coming, source)
             self._scan.fetch(coming, self.window)
         elif source.thread_safe:
-            self.prefetch_records(
-                [
-                    coming.whole(batch).tolist()
-                    for batch in coming.batches(coming.steps[: AHEAD + 1])
-                ],
-                source.read,
-            )
+            batches = coming.batches(coming.steps[: AHEAD + 1])
+            self.read_ahead([coming.whole(batch).tolist() for batch in batches])
 
-    def prefetch_records(self, batches: Sequence[Sequence[int]], read: Read) -> None:
+    def read_ahead(self, batches: Sequence[Sequence[int]]) -> None:
         """Begins to read the records of batches that come next, in threads."""
         keys = [tuple(batch) for batch in batches]
         for stale in self._pending.keys() - set(keys):  # an epoch that was left early
             self._pending.pop(stale).cancel()
         for key in keys:
             ahead = sum(map(len, self._pending)) + len(key)
-            if self._pending and (
-                not self._record_nbytes or ahead * self._record_nbytes > self.window
-            ):
+            fits = self._record_nbytes and ahead * self._record_nbytes <= self.window
+            if self._pending and not fits:
                 break  # before the first batch is there, nobody knows how much another one takes
             if key not in self._pending:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(THREADS, "headrace-read-ahead")
-                self._pending[key] = self._pool.submit(read, key)
+                self._pending[key] = self._pool.submit(self.source.read, key)
 
-    def read(self, indices: Sequence[int], read: Read) -> list[Any]:
-        """Returns records, which may be there already."""
+    def read_records(self, indices: Sequence[int]) -> list[Any]:
         future = self._pending.pop(tuple(indices), None)
-        records = read(indices) if future is None else future.result()
+        records = self.source.read(indices) if future is None else future.result()
         if records and self._pool is not None:
             mean = sum(map(size_of, records)) / len(records)
-            self._record_nbytes = (
-                mean if not self._record_nbytes else 0.8 * self._record_nbytes + 0.2 * mean
-            )
+            if self._record_nbytes:
+                mean = 0.8 * self._record_nbytes + 0.2 * mean
+            self._record_nbytes = mean
         return records
 
+    def stats(self) -> dict[str, int]:
+        return {"ahead": len(self._pending)}
+
     def close(self) -> None:
-        """Drops what was read ahead."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.after_fork()
 
-    def stats(self) -> dict[str, int]:
-        """The number of batches that are read ahead, for `explain()`."""
-        return {"ahead": len(self._pending)}
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.window,)
+        return type(self), (self.source, self.window)
 
 
 class _Scan:
