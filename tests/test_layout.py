@@ -66,8 +66,8 @@ INSIDE = {
         views splitting base batcher
     """,
     "datasets/image": """
-        claims pixels augment masks format matching coco joint tables
-        labels packed opening image
+        claims pixels augment masks format matching coco joint
+        labels opening image
     """,
     "datasets/text": """
         options tokenizing passes marked ways units chats opening documents

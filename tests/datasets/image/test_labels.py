@@ -234,7 +234,7 @@ class TestGiven:
             with pytest.raises(DataNotFoundError, match=message):
                 given_targets(targets, files)
             with pytest.warns(HeadraceWarning, match=message):
-                assert len(given_targets(targets, files, skips_unused=True).targets) == 5
+                assert len(given_targets(targets, files, unused_targets="skip").targets) == 5
         save(tmp_path / "own" / "1.png")
         for wrong, how in ((None, "skip"), (len, "skip"), ("folders", "skip"), ({}, "warn")):
             with pytest.raises(ConfigError, match="unused_targets"):

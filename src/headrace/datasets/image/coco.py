@@ -26,8 +26,6 @@ from headrace.storage.arrays.packed import (
     BOXES,
     IMAGE_ID,
     IMAGE_SIZE,
-    OBJECT,
-    RAGGED,
     SEGMENTATIONS,
     offsets_named,
 )
@@ -69,6 +67,15 @@ class FlatTargets(TargetSequence):
     @abstractmethod
     def _target(self, index: int) -> Any:
         """The target of a sample."""
+
+
+ARRAYS: dict[str, tuple[type, tuple[int, ...]]] = {
+    BOXES: (np.float32, (4,)),
+    "labels": (np.int64, ()),
+    "area": (np.float32, ()),
+    "iscrowd": (np.int64, ()),
+}
+"""The arrays of objects, and dtype and shape of an item."""
 
 
 class Objects(NamedTuple):
@@ -155,7 +162,7 @@ class CocoTargets(FlatTargets):
         return self.file_sizes[self._chosen]
 
     def columns(self, sizes: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that a pack has of them, beside its samples: `RAGGED` with their offsets,
+        """The arrays that a pack has of them, beside its samples: `ARRAYS` with their offsets,
         `IMAGE_ID`, and `sizes` as `IMAGE_SIZE`.
         """
         counts = np.diff(self._ends)[self._chosen]
@@ -180,17 +187,15 @@ class CocoTargets(FlatTargets):
         """
         where = redact(sources[0].path)
         counts = np.concatenate([np.diff(source.ragged(BOXES)[1]) for source in sources])
-        arrays = dict[str, npt.NDArray[Any]]()
-        for name in (name for name, edges in RAGGED.items() if edges == OBJECT):
-            values = np.concatenate([source.ragged(name)[0] for source in sources])
-            wanted = np.float32 if name in (BOXES, "area") else np.int64
-            shape = (counts.sum(), 4) if name == BOXES else (counts.sum(),)
-            if values.dtype != wanted or values.shape != shape:
+        arrays = {
+            name: np.concatenate([source.ragged(name)[0] for source in sources]) for name in ARRAYS
+        }
+        for name, (dtype, shape) in ARRAYS.items():
+            if arrays[name].dtype != dtype or arrays[name].shape != (counts.sum(), *shape):
                 raise FormatError(
-                    f"{where}: {name!r} has shape {values.shape} of {values.dtype}: the file is "
-                    "damaged: pack it again"
+                    f"{where}: {name!r} has shape {arrays[name].shape} of {arrays[name].dtype}: "
+                    "the file is damaged: pack it again"
                 )
-            arrays[name] = values
         segmentations = None
         if sources[0].has_column(SEGMENTATIONS):
             segmentations = PackedNames.joined(
@@ -294,10 +299,8 @@ def read_coco(
     return CocoTargets(
         [len(each[number]) for number in order],
         {
-            BOXES: np.array([one[0] for one in flat], np.float32).reshape(-1, 4),
-            "labels": np.array([one[1] for one in flat], np.int64),
-            "area": np.array([one[2] for one in flat], np.float32),
-            "iscrowd": np.array([one[3] for one in flat], np.int64),
+            name: np.array([one[place] for one in flat], dtype).reshape(-1, *shape)
+            for place, (name, (dtype, shape)) in enumerate(ARRAYS.items())
         },
         np.array([ids[number] for number in order], np.int64),
         np.array([sizes[number] for number in order], np.int64).reshape(-1, 2),

@@ -161,7 +161,7 @@ class ImageDataset(BaseDataset):
             label_separator,
             delimiter,
             masks,
-            unused_targets == "skip",
+            unused_targets,
             is_outright,
         )
         check_image_options(color, transform_input, decode, normalize)

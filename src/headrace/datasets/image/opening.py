@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.datasets.image.coco import import_pycocotools
+from headrace.datasets.core.views import ColumnTargets
+from headrace.datasets.image.coco import CocoTargets, import_pycocotools
 from headrace.datasets.image.labels import (
     Labels,
     Wanted,
@@ -15,12 +19,13 @@ from headrace.datasets.image.labels import (
     names_masks,
 )
 from headrace.datasets.image.matching import mask_numbers
-from headrace.errors import ConfigError, warn
+from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
+from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
 from headrace.storage.class_folders import (
     folder_targets,
     mask_folders,
@@ -54,10 +59,7 @@ def open_images(
     else:
         kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
     if kind in (HDF5, ZARR):
-        # imported here: files of images need no reader of arrays
-        from headrace.datasets.image.packed import open_packed
-
-        return open_packed(data_path, kind, wanted, reach)
+        return _open_packed(data_path, kind, wanted, reach)
     if wanted.masks:
         import_pycocotools()
     source = FilesSource(data_path, EXTENSIONS, reach)
@@ -118,6 +120,106 @@ def _with_targets(
             "meant)"
         )
     return source, Labels(numbers, classes)
+
+
+def _open_packed(
+    data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions
+) -> tuple[PackedSource | ConcatSource[PackedSource], Labels]:
+    """The images in packed files, and their targets.
+
+    Raises:
+        ConfigError: targets are wanted that the files don't have.
+        FormatError: a file is no pack of images; or they can't be one dataset.
+    """
+    if not (wanted.targets is None or wanted.are_folders):
+        raise ConfigError(
+            "targets= can't be changed for a packed file: give it when you pack, or use "
+            "target_transform"
+        )
+    wanted.refuse_options("those of a packed file", "masks")
+    # imported here: files of images need no reader of arrays
+    if kind is HDF5:
+        from headrace.storage.hdf5.rows import HDF5Source, open_files
+
+        paths, hdf5 = open_files(data_path, reach)
+        source_of = functools.partial(HDF5Source, opened=hdf5)
+        opened = hdf5.hdf5.read_each(
+            paths, lambda path: _opened(path, source_of, "HDF5Dataset", wanted)
+        )
+    else:
+        from headrace.storage.zarr.packed import PackedGroup, packed_groups
+
+        paths, zarr = packed_groups(data_path, reach)
+        group_of = functools.partial(PackedGroup, opened=zarr)
+        opened = [_opened(path, group_of, "ZarrDataset", wanted) for path in paths]
+    sources = [source for source, _ in opened]
+    columns = [column for _, column in opened if column is not None]
+    first = sources[0]
+    info = first.info
+    assert info is not None
+    if any(_common(source) != _common(first) for source in sources) or (
+        len(columns) not in (0, len(sources))
+    ):
+        raise FormatError(
+            f"{first.path} and the files beside it can't be one dataset: they were packed with "
+            "other classes, sizes or colours, or only some hold targets: pack them from one "
+            "dataset, or pass targets=None"
+        )
+    whole: PackedSource | ConcatSource[PackedSource] = first
+    if len(sources) > 1:
+        whole = ConcatSource(sources)
+    kept = info.image.get("targets")
+    has_outlines = kept == BOXES and first.has_column(SEGMENTATIONS)
+    if wanted.masks and not (has_outlines and wanted.targets is not None):
+        raise ConfigError(
+            f"masks=True: {first.path} holds no outlines of objects: pack a dataset that was "
+            "opened with masks=True"
+        )
+    if kept == MASKS:
+        for source in sources:
+            source.give_pairs(images_alone=wanted.targets is None)
+    if wanted.targets is None or kept == MASKS:
+        return whole, Labels(None, [])
+    classes = list(info.classes or [])
+    if kept == BOXES:
+        if has_outlines:
+            import_pycocotools()
+        numbers = dict(zip(classes, info.image["class_ids"], strict=True))
+        boxes = CocoTargets.of_packs(sources, numbers)
+        return whole, Labels(boxes, classes, class_to_idx=numbers)
+    if not columns:
+        return whole, Labels(None, classes)
+    rows = np.concatenate(columns)
+    if info.target_columns is None:
+        return whole, Labels(rows, classes)
+    dicts = ColumnTargets.of_rows(rows)
+    named = {name: list(found) for name, found in info.target_columns if found}
+    return whole, Labels(dicts, [], dicts.columns, named)
+
+
+def _opened(
+    path: str, source_of: Callable[[str], PackedSource], dataset: str, wanted: Wanted
+) -> tuple[PackedSource, npt.NDArray[Any] | None]:
+    """A packed file, and its targets where they are wanted. `dataset`: what opens other files."""
+    foreign = FormatError(
+        f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, "
+        "dataset_name)"
+    )
+    try:
+        source = source_of(path)
+    except MissingNameError:
+        raise foreign from None
+    if source.info is None or source.info.kind != "image":
+        raise foreign
+    has_targets = wanted.targets is not None and source.has_column(TARGETS)
+    return source, source.column(TARGETS) if has_targets else None
+
+
+def _common(source: PackedSource) -> tuple[Any, ...]:
+    """What the files of one dataset have in common."""
+    info = source.info
+    assert info is not None
+    return info.store, info.image, info.classes, info.target_columns, source.rows_are
 
 
 def first_packed(source: ImageSource) -> PackedSource | None:
