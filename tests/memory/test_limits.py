@@ -202,7 +202,7 @@ def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
         (machine.sys_fs / path).write_text(f"{text}\n")
 
     def quota() -> Cores | None:
-        return cpu_quota(machine.proc, machine.sys_fs)
+        return cpu_quota.__wrapped__(machine.proc, machine.sys_fs)
 
     machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c").mount(
         "cgroup", "cpu", options="rw,cpu,cpuacct"

@@ -47,10 +47,7 @@ class Limit:
         return max(0, self.total - self.used)
 
 
-class _Mount(NamedTuple):
-    root: str  # the cgroup that stands at `point`; not "/" where a container sees only its own part
-    point: Path
-
+_PROC, _SYS_FS = Path("/proc"), Path("/sys/fs/cgroup")  # where they usually are
 
 # version -> limits, usage, and the row of memory.stat that counts page cache which the kernel
 # reclaims first
@@ -60,16 +57,10 @@ _FILES = {
 }
 
 
-def memory_limits(
-    proc: str | os.PathLike[str] = "/proc",
-    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
-    notes: list[str] | None = None,
-) -> list[Limit]:
+def memory_limits(notes: list[str] | None = None) -> list[Limit]:
     """List every limit on the memory of this process, the machine's own memory first.
 
     Args:
-        proc: where procfs is mounted; its `self/cgroup` and `self/mountinfo` are read.
-        sys_fs: where cgroups usually are, for the case that `mountinfo` does not say.
         notes: gets a line for everything that could not be read or made no sense, and was therefore
             left out.
 
@@ -77,20 +68,26 @@ def memory_limits(
         At least one limit. Without cgroups (macOS, Windows) it is psutil's, and RLIMIT's where
         there is one.
     """
-    return [*common_limits(proc, sys_fs, notes), *process_limits()]
+    limits = common_limits(notes)
+    if sys.platform == "win32":
+        return limits
+    memory = psutil.Process().memory_info()
+    for name, field in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
+        if not hasattr(resource, name) or not hasattr(memory, field):
+            continue  # "data" is Linux's; elsewhere RLIMIT_DATA does not count what malloc maps
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY and 0 <= soft < _UNLIMITED:
+            limits.append(Limit(name, soft, getattr(memory, field)))
+    return limits
 
 
-def common_limits(
-    proc: str | os.PathLike[str] = "/proc",
-    sys_fs: str | os.PathLike[str] = "/sys/fs/cgroup",
-    notes: list[str] | None = None,
-) -> list[Limit]:
+def common_limits(notes: list[str] | None = None) -> list[Limit]:
     """List the limits that this process shares with others: `memory_limits` without its own."""
     memory = psutil.virtual_memory()
     machine = Limit(
         "the machine's available memory (psutil)", memory.total, memory.total - memory.available
     )
-    return [machine, *cgroup_limits(Path(proc), Path(sys_fs), [] if notes is None else notes)]
+    return [machine, *cgroup_limits(_PROC, _SYS_FS, [] if notes is None else notes)]
 
 
 def tightest(limits: Iterable[Limit]) -> Limit:
@@ -102,28 +99,42 @@ def tightest(limits: Iterable[Limit]) -> Limit:
     return min(limits, key=lambda limit: limit.headroom)
 
 
-def process_limits() -> list[Limit]:
-    """List the soft RLIMIT_AS and RLIMIT_DATA of this process, where they are set."""
-    if sys.platform == "win32":
-        return []
-    memory = psutil.Process().memory_info()
-    limits = []
-    for name, field in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
-        if not hasattr(resource, name) or not hasattr(memory, field):
-            continue  # "data" is Linux's; elsewhere RLIMIT_DATA does not count what malloc maps
-        soft, _ = resource.getrlimit(getattr(resource, name))
-        if soft != resource.RLIM_INFINITY and 0 <= soft < _UNLIMITED:
-            limits.append(Limit(name, soft, getattr(memory, field)))
-    return limits
-
-
 def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
-    """List the limits of each memory cgroup from this process up to the root, v1 and v2; see
-    `memory_limits`.
+    """List the limits of each memory cgroup from this process up to the root, v1 and v2.
+
+    Args:
+        proc: where procfs is mounted; its `self/cgroup` and `self/mountinfo` are read.
+        sys_fs: where cgroups usually are, for the case that `mountinfo` does not say.
+        notes: as for `memory_limits`.
     """
     limits = []
     for version, name, folder in _levels("memory", proc, sys_fs, notes):
-        limits += _limits_of(version, name, folder, notes)
+        files, usage, cache_row = _FILES[version]
+        totals = {}
+        for file in files:
+            text = _read(folder / file, notes)
+            if not text or text == "max":
+                continue  # a root cgroup of v2, or one without the controller, has no such file
+            total = _number(text)
+            if total is None:
+                notes.append(f"{name} {file} is ignored: it holds {text[:40]!r}, which is no size")
+            elif total < _UNLIMITED:
+                totals[file] = total
+        if not totals:
+            continue
+        current = _number(_read(folder / usage, notes))
+        if current is None:
+            notes.append(f"{name} {' and '.join(totals)} is ignored: {usage} says nothing usable")
+            continue
+        stat = _read(folder / "memory.stat", notes)
+        row = re.search(rf"^{cache_row} (\d{{1,20}})$", stat, re.MULTILINE | re.ASCII)
+        if row is not None:
+            current = max(0, current - int(row[1]))
+        else:
+            # The limit itself is certain, and so is an upper bound of what is used: leaving it out
+            # would risk being killed.
+            notes.append(f"{name}: no {cache_row} in memory.stat, so page cache counts as used")
+        limits += [Limit(f"{name} {file}", total, current) for file, total in totals.items()]
     return limits
 
 
@@ -133,48 +144,47 @@ def _levels(
     """Yield version, name and folder of each cgroup from this process up to the root, of v1's
     controller and of v2.
     """
+    mounts = _mounts(controller, proc)
     for version, path in _own_cgroups(controller, proc, sys_fs, notes).items():
-        mount = _find_mount(controller, version, path, proc, sys_fs)
-        if not os.path.isdir(mount.point):
-            notes.append(
-                f"cgroup v{version} {path} is not mounted at {mount.point}: its limits can't be "
-                "seen"
-            )
-            continue
-        inside = _inside(path, mount)
-        if inside is None:
-            notes.append(
-                f"cgroup v{version} {path} is not visible under {mount.point}: only the limits at "
-                "its root are known"
-            )
+        usual = sys_fs / {1: controller, 2: "unified"}[version]
+        if version == 2 and not os.path.isdir(usual):
+            usual = sys_fs
+        places = mounts[version] or {usual: "/"}
+        for point, root in places.items():
+            inside = _inside(path, root, point)
+            if inside is not None:
+                break
+        else:
             inside = PurePosixPath()
-        for level in (inside, *inside.parents):
-            yield (
-                version,
-                f"cgroup v{version} {PurePosixPath(mount.root) / level}",
-                mount.point / level,
+            point, root = next(iter(places.items()))
+            if not os.path.isdir(point):
+                notes.append(f"cgroup v{version} {path}: its limits can't be seen at {point}")
+                continue
+            notes.append(
+                f"cgroup v{version} {path} is not visible under {point}: only the limits at its "
+                "root are known"
             )
+        for level in (inside, *inside.parents):
+            yield version, f"cgroup v{version} {PurePosixPath(root) / level}", point / level
 
 
 def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
     """Return {version: path} of the cgroups that may limit this process: in a hybrid system both
     versions.
     """
-    text = _read(proc / "self" / "cgroup", notes)
-    if text is None:
+    file = proc / "self" / "cgroup"
+    text = _read(file, notes)
+    if not text:
         if not sys_fs.is_dir():
             return {}  # no cgroups here: macOS, Windows
-        notes.append(
-            f"{proc / 'self' / 'cgroup'} can't be read: only the limits at the root of {sys_fs} "
-            "are known"
-        )
+        notes.append(f"{file} can't be read: only the limits at the root of {sys_fs} are known")
         return {1: "/", 2: "/"} if (sys_fs / controller).is_dir() else {2: "/"}
     paths = {}
     for line in text.splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, separator, path = rest.partition(":")
         if not separator:
-            notes.append(f"{proc / 'self' / 'cgroup'} has a line that is not understood: {line!r}")
+            notes.append(f"{file} has a line that is not understood: {line!r}")
         elif controller in controllers.split(","):
             paths[1] = path
         elif hierarchy == "0" and not controllers:
@@ -182,71 +192,42 @@ def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) ->
     return paths
 
 
-def _find_mount(controller: str, version: int, path: str, proc: Path, sys_fs: Path) -> _Mount:
-    """Return the mount that shows `path`; else any of that version; else the usual place."""
-    mounts: dict[str, _Mount] = {}
+def _mounts(controller: str, proc: Path) -> dict[int, dict[Path, str]]:
+    """Return by version where its hierarchy is mounted, and the cgroup that stands there: not "/"
+    where a container sees only its own part.
+    """
+    mounts: dict[int, dict[Path, str]] = {1: {}, 2: {}}
     # What can't be read here has a fallback, so it is not worth a note.
-    for line in (_read(proc / "self" / "mountinfo", []) or "").splitlines():
+    for line in _read(proc / "self" / "mountinfo", []).splitlines():
         fields, _, tail = (part.split() for part in line.partition(" - "))
         if len(fields) < 5 or len(tail) < 3:
             continue
-        root, point = _unescape(fields[3]), _unescape(fields[4])
-        mounts.pop(point, None)  # a later mount hides an earlier one at the same point
-        kind = controller if tail[0] == "cgroup" and controller in tail[2].split(",") else tail[0]
-        if kind == {1: controller, 2: "cgroup2"}[version]:
-            mounts[point] = _Mount(root, Path(point))
-    for mount in mounts.values():
-        if _inside(path, mount) is not None:
-            return mount
-    if mounts:
-        return next(iter(mounts.values()))
-    if version == 1:
-        return _Mount("/", sys_fs / controller)
-    unified = sys_fs / "unified"
-    return _Mount("/", unified if os.path.isdir(unified) else sys_fs)
+        # octal escapes of space, tab, newline and backslash
+        root, place = (
+            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+            for field in fields[3:5]
+        )
+        point = Path(place)
+        for hidden in mounts.values():  # by a later mount at the same point
+            hidden.pop(point, None)
+        if tail[0] == "cgroup2":
+            mounts[2][point] = root
+        elif tail[0] == "cgroup" and controller in tail[2].split(","):
+            mounts[1][point] = root
+    return mounts
 
 
-def _inside(path: str, mount: _Mount) -> PurePosixPath | None:
-    """Return `path` relative to the mount's root; None where the mount does not show it."""
+def _inside(path: str, root: str, point: Path) -> PurePosixPath | None:
+    """Return `path` relative to a mount's root; None where the mount does not show it."""
     try:
-        inside = PurePosixPath(path).relative_to(mount.root)
+        inside = PurePosixPath(path).relative_to(root)
     except ValueError:
         return None
     # A cgroup outside our cgroup namespace is written with "..": following it would leave the
     # mount.
-    return inside if ".." not in inside.parts and os.path.isdir(mount.point / inside) else None
-
-
-def _limits_of(version: int, name: str, folder: Path, notes: list[str]) -> list[Limit]:
-    """Read the limits of one cgroup."""
-    files, usage, cache_row = _FILES[version]
-    totals = {}
-    for file in files:
-        text = _read(folder / file, notes)
-        if text is None or text in ("", "max"):
-            continue  # a root cgroup of v2, or one without the memory controller, has no such file
-        total = _number(text)
-        if total is None:
-            notes.append(f"{name} {file} is ignored: it holds {text[:40]!r} instead of a number")
-        elif total < _UNLIMITED:
-            totals[file] = total
-    if not totals:
-        return []
-    current = _number(_read(folder / usage, notes) or "")
-    if current is None:
-        notes.append(f"{name} {' and '.join(totals)} is ignored: {usage} says nothing usable")
-        return []
-    row = re.search(
-        rf"^{cache_row} (\d+)$", _read(folder / "memory.stat", notes) or "", re.MULTILINE | re.ASCII
-    )
-    if row is None:
-        # The limit itself is certain, and so is an upper bound of what is used: leaving it out
-        # would risk being killed.
-        notes.append(f"{name}: no {cache_row} in memory.stat, so page cache counts as used")
-    inactive = _number(row[1]) or 0 if row else 0
-    return [
-        Limit(f"{name} {file}", total, max(0, current - inactive)) for file, total in totals.items()
-    ]
+    if ".." in inside.parts or not os.path.isdir(point / inside):
+        return None
+    return inside
 
 
 def _number(text: str) -> int | None:
@@ -256,22 +237,17 @@ def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,20}", text, re.ASCII) else None
 
 
-def _read(path: Path, notes: list[str]) -> str | None:
-    """Return the stripped text of a small file; None where it is missing or, with a note, can't
-    be read.
+def _read(path: Path, notes: list[str]) -> str:
+    """Return the stripped text of a small file; "" where it is missing or, with a note, can't be
+    read.
     """
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
-        return None
+        return ""
     except OSError as error:
         notes.append(f"{path} can't be read ({error.strerror or error})")
-        return None
-
-
-def _unescape(field: str) -> str:
-    """Undo mountinfo's octal escapes (space, tab, newline and backslash)."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+        return ""
 
 
 class Cores(NamedTuple):
@@ -290,35 +266,27 @@ def cores() -> Cores:
     """The cores that this process may use: those that it may run on, or fewer where a cgroup has
     a quota of CPU time.
     """
-    quota = _own_quota()
-    allowed = Cores(os.cpu_count() or 1)
+    allowed = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        allowed = Cores(len(os.sched_getaffinity(0)))
-    if quota is not None and quota.number < allowed.number:
+        allowed = len(os.sched_getaffinity(0))
+    quota = cpu_quota(_PROC, _SYS_FS)
+    if quota is not None and quota.number < allowed:
         return quota
-    return allowed
+    return Cores(allowed)
 
 
 @functools.cache
-def _own_quota() -> Cores | None:
-    return cpu_quota(Path("/proc"), Path("/sys/fs/cgroup"))
-
-
 def cpu_quota(proc: Path, sys_fs: Path) -> Cores | None:
     """The tightest quota of CPU time of the cgroups from this process up to the root, v1 and v2,
     in cores (rounded up).
     """
     quotas = []
     for version, name, folder in _levels("cpu", proc, sys_fs, []):
-        if version == 2:
-            file = "cpu.max"
-            words = (_read(folder / file, []) or "").split()
-        else:
-            file = "cpu.cfs_quota_us"
-            words = [_read(folder / file, []) or "", _read(folder / "cpu.cfs_period_us", []) or ""]
+        files = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}[version]
+        words = " ".join(_read(folder / file, []) for file in files).split()
         numbers = [_number(word) for word in words]
         if len(numbers) == 2 and numbers[0] and numbers[1]:  # no quota is "max" or -1
-            quotas.append(Cores(math.ceil(numbers[0] / numbers[1]), f"{name} {file}"))
+            quotas.append(Cores(math.ceil(numbers[0] / numbers[1]), f"{name} {files[0]}"))
     return min(quotas, default=None)
 
 

@@ -19,9 +19,7 @@ Positions in the log only grow; position p is at byte p % size of the log. The e
 * While all samples so far are arrays of numbers of one shape and dtype, entries are rows: an index
   and the bytes of the array, all of one size. A batch is copied at once then (`rows`), and checked
   in the same way. The first sample that is another drops the rows (a few are written again), and
-  from then on an entry is a header of eight integers (index, bytes of the entry, of the pickle,
-  number of buffers, bytes of each), the pickle, and the buffers that it left out, each at a
-  multiple of 64 bytes.
+  from then on an entry is its index, its bytes, a pickle, and the buffers that it left out.
 * Under memory pressure the oldest samples are evicted in the same way, and the pages outside of
   `tail` to `head` return to the system (`release`). The store stays below its capacity until the
   pressure ends.
@@ -66,7 +64,7 @@ _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(7, 13)
 _UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
 _CELLS_AT, _CELLS = 128, 64  # hits and misses, by process
 _SPEC_AT, _TABLE_AT = 2048, 4096  # of the rows, pickled; the table
-_HEADER, _BUFFERS = 64, 4  # bytes of a general entry's header, buffers outside of its pickle
+_HEADER = 16  # bytes of a general entry before its pickle
 _INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array
 _INDEX, _ALIGNED = 8, 2048  # bytes of a row's index; of a row that begins at a cache line
 # bytes that are written before pages are given back again, while the store is reduced
@@ -83,6 +81,47 @@ class _Entry(NamedTuple):
     """Its index."""
     nbytes: int
     pieces: list[tuple[int, memoryview]]
+
+
+class _General:
+    """Entries of samples of any kind."""
+
+    entry = 64
+    """Entries take multiples of so many bytes."""
+
+    def encode(self, index: int, value: Any) -> _Entry:
+        buffers: list[memoryview] = []
+        least = 1 if type(value) is np.ndarray else _INLINE
+
+        def take(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes >= least:
+                buffers.append(raw)
+                return False
+            return True
+
+        pickled = encode(value, take)
+        pickled = pickle.dumps((pickled, [buffer.nbytes for buffer in buffers]))
+        pieces = [(_HEADER, memoryview(pickled))]
+        at = up(_HEADER + len(pickled))
+        for buffer in buffers:
+            pieces.append((at, buffer))
+            at += up(buffer.nbytes)
+        header = np.array([index, at], np.int64)
+        return _Entry(index, at, [*pieces, (0, header.data.cast("B"))])
+
+    def nbytes_at(self, log: memoryview, start: int) -> int:
+        return int(np.frombuffer(log, np.int64, 1, start + 8)[0])
+
+    def decode(self, entry: bytearray) -> Any:
+        data = memoryview(entry)
+        pickled, sizes = pickle.loads(data[_HEADER:])
+        at = len(data) - sum(map(up, sizes))
+        buffers = []
+        for nbytes in sizes:
+            buffers.append(data[at : at + nbytes])
+            at += up(nbytes)
+        return pickle.loads(pickled, buffers=buffers)
 
 
 class Layout(NamedTuple):
@@ -102,51 +141,39 @@ class Layout(NamedTuple):
         at = 64 if spec.nbytes >= _ALIGNED else _INDEX
         return cls(spec, at, up(at + spec.nbytes, at))
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A whole entry as NumPy sees it."""
+        names = ["index", "row"]
+        formats: Any = ["<i8", (self.spec.dtype, self.spec.shape)]
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": [0, self.at], "itemsize": self.entry}
+        )
+
     def encode(self, index: int, row: npt.NDArray[Any]) -> _Entry:
         number = memoryview(index.to_bytes(_INDEX, "little"))
         data = np.ascontiguousarray(row).reshape(-1).view(np.uint8).data
         return _Entry(index, self.entry, [(0, number), (self.at, data)])
 
-    def decode(self, log: memoryview, start: int) -> npt.NDArray[Any]:
-        start += self.at
-        data = bytearray(log[start : start + self.spec.nbytes])
-        return np.frombuffer(data, self.spec.dtype).reshape(self.spec.shape)
+    def nbytes_at(self, log: memoryview, start: int) -> int:
+        return self.entry
+
+    def decode(self, entry: bytearray) -> npt.NDArray[Any]:
+        return np.ndarray(self.spec.shape, self.spec.dtype, entry, self.at)
+
+
+_GENERAL = _General()
+_Codec = _General | Layout
 
 
 def _layout_of(values: Sequence[Any]) -> Layout | None:
     """The layout of samples that are all rows of one kind."""
-    first = values[0]
-    for value in values:
-        if type(value) is not np.ndarray:
-            return None
-        if value.shape != first.shape or value.dtype != first.dtype:
-            return None
-    return Layout.of(ArraySpec(first.shape, first.dtype))
-
-
-def _encode(index: int, value: Any) -> _Entry:
-    """A general entry."""
-    buffers: list[memoryview] = []
-    least = 1 if type(value) is np.ndarray else _INLINE
-
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if len(buffers) == _BUFFERS or raw.nbytes < least:
-            return True
-        buffers.append(raw)
-        return False
-
-    pickled = memoryview(encode(value, take))
-    sizes = [buffer.nbytes for buffer in buffers]
-    header = np.zeros(8, np.int64)
-    header[2 : 4 + len(sizes)] = [len(pickled), len(sizes), *sizes]
-    pieces = [(0, header.data.cast("B"))]
-    at = _HEADER
-    for piece in (pickled, *buffers):
-        pieces.append((at, piece))
-        at += up(piece.nbytes)
-    header[:2] = index, at
-    return _Entry(index, at, pieces)
+    if any(type(value) is not np.ndarray for value in values):
+        return None
+    specs = {(value.shape, value.dtype) for value in values}
+    if len(specs) > 1:
+        return None
+    return Layout.of(ArraySpec(*specs.pop()))
 
 
 class SampleStore:
@@ -280,53 +307,40 @@ class SampleStore:
             self._layout = Layout.of(ArraySpec(*pickle.loads(data)))
         return self._layout
 
-    def _size(self, layout: Layout | None) -> int:
+    def _size(self, codec: _Codec) -> int:
         """Bytes of the log that are used: rows never straddle its end."""
-        if layout is None:
-            return self.capacity
-        return self.capacity // layout.entry * layout.entry
+        return self.capacity // codec.entry * codec.entry
 
-    def _entry_at(self, position: int, layout: Layout | None) -> tuple[int, int, int]:
-        """Where in the log an entry begins, its index (-1: none) and its bytes."""
-        start = position % self._size(layout)
-        index, nbytes = np.frombuffer(self._log, np.int64, 2, start).tolist()
-        if layout is not None:
-            nbytes = layout.entry
-        return start, index, nbytes
+    def _copied(self, start: int, nbytes: int) -> bytearray:
+        entry = bytearray(self._log[start : start + nbytes])
+        if len(entry) < nbytes:
+            entry += self._log[: nbytes - len(entry)]
+        return entry
 
     # -- reading
 
     def get(self, index: int) -> Any:
         """The sample (a copy), or MISSING."""
-        layout = self.layout
+        codec = self.layout or _GENERAL
         position = int(self._table[index]) - 1
         if position < 0:
             return MISSING
-        start = position % self._size(layout)
-        if layout is not None:
-            row = layout.decode(self._log, start)
-        else:
-            header = np.frombuffer(self._log, np.int64, 8, start).tolist()
-            if not self._is_held(index, position, layout):
-                return MISSING
-            start += _HEADER
-            pieces = []
-            for nbytes in (header[2], *header[4 : 4 + header[3]]):
-                pieces.append(bytearray(self._log[start : start + nbytes]))
-                start += up(nbytes)
-        if not self._is_held(index, position, layout):
+        start = position % self._size(codec)
+        nbytes = codec.nbytes_at(self._log, start)
+        if codec is _GENERAL and not self._is_held(index, position, codec):
+            return MISSING
+        entry = self._copied(start, nbytes)
+        if not self._is_held(index, position, codec):
             return MISSING
         if self._header[_LRU]:
             self._touched[index] = 1
-        if layout is not None:
-            return row
-        return pickle.loads(pieces[0], buffers=pieces[1:])
+        return codec.decode(entry)
 
-    def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
+    def _is_held(self, index: int, position: int, codec: _Codec) -> bool:
         self._fence()
         if int(self._table[index]) != position + 1 or int(self._header[_TAIL]) > position:
             return False
-        return self.is_mixed is (layout is None)
+        return self.is_mixed is (codec is _GENERAL)
 
     def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
         """Samples as they lie here, where all of them are held and rows."""
@@ -370,22 +384,22 @@ class SampleStore:
         layout = _layout_of(values)
         entries: list[_Entry] = []
         if layout is None:  # outside of the lock, since a pickle may run anybody's code
-            entries = list(map(_encode, indices, values))
+            entries = list(map(_GENERAL.encode, indices, values))
         with self._lock.held() as locked:
             if not locked:
                 return False
             try:
-                layout = self._decide(layout)
-                if layout is None and not entries:
-                    entries = list(map(_encode, indices, values))
+                codec = self._decide(layout)
+                if not entries and codec is _GENERAL:
+                    entries = list(map(_GENERAL.encode, indices, values))
                 # of the others another worker was faster
-                missing = [n for n, index in enumerate(indices) if not self._table[index]]
-                if layout is not None:
-                    written = self._append_rows(missing, indices, values, layout)
-                    entries = [layout.encode(indices[n], values[n]) for n in missing[written:]]
+                missing = np.flatnonzero(self._table[list(indices)] == 0).tolist()
+                if isinstance(codec, Layout):
+                    written = self._append_rows(missing, indices, values, codec)
+                    entries = [codec.encode(indices[n], values[n]) for n in missing[written:]]
                 else:
                     entries = [entries[n] for n in missing]
-                return all(self._append(entry, layout) for entry in entries)
+                return all(self._append(entry, codec) for entry in entries)
             except OSError as error:  # the disk of a shared file is full
                 self._header[_FULL] = 1
                 self.write_error = error
@@ -394,28 +408,27 @@ class SampleStore:
                 if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
                     self._give_pages_back()
 
-    def _decide(self, layout: Layout | None) -> Layout | None:
-        """The layout in which samples are written, which have one themselves."""
+    def _decide(self, layout: Layout | None) -> _Codec:
+        """How samples are written that have a layout themselves."""
         header = self._header
-        if header[_LAYOUT] == _UNDECIDED:
-            if layout is not None:
-                self._memory.write(_SPEC_AT, memoryview(pickle.dumps(tuple(layout.spec))))
-                header[_LAYOUT] = _ROWS
-                return layout
+        if header[_LAYOUT] == _UNDECIDED and layout is not None:
+            self._memory.write(_SPEC_AT, memoryview(pickle.dumps(tuple(layout.spec))))
+            header[_LAYOUT] = _ROWS
+        elif header[_LAYOUT] == _UNDECIDED:
             header[_LAYOUT] = _MIXED
         known = self.layout
         if known is not None and known != layout:
             self._convert(known)
-        return self.layout
+        return self.layout or _GENERAL
 
     def _convert(self, layout: Layout) -> None:
         """Makes rows general entries: the first ones, all others have to go."""
         header = self._header
-        indices = np.flatnonzero(self._table)[:_CONVERTED]
         entries = []
-        for index, position in zip(indices.tolist(), self._table[indices].tolist(), strict=True):
-            start = (position - 1) % self._size(layout)
-            entries.append(_encode(index, layout.decode(self._log, start)))
+        for index in np.flatnonzero(self._table)[:_CONVERTED].tolist():
+            start = (int(self._table[index]) - 1) % self._size(layout)
+            row = layout.decode(self._copied(start, layout.entry))
+            entries.append(_GENERAL.encode(index, row))
         # a writer killed on the way leaves the count too low, never too high
         header[_EVICTED] += header[_COUNT]
         header[_COUNT] = 0
@@ -425,56 +438,52 @@ class SampleStore:
         header[_HEAD] = header[_TAIL]
         header[_LAYOUT] = _MIXED
         for entry in entries:
-            if self._append(entry, None):
+            if self._append(entry, _GENERAL):
                 header[_ADMITTED] -= 1
                 header[_EVICTED] -= 1
 
     @staticmethod
     def nbytes_of(value: Any) -> int:
         """Bytes that a sample takes when it is held."""
-        layout = _layout_of([value])
-        return _encode(0, value).nbytes if layout is None else layout.entry
+        codec = _layout_of([value]) or _GENERAL
+        return codec.encode(0, value).nbytes
 
     def _append_rows(
         self, missing: list[int], indices: Sequence[int], values: Sequence[Any], layout: Layout
     ) -> int:
-        """Writes as many small rows as there is room for by one or two calls, which a second copy
-        is worth; returns their number.
+        """Writes small rows by one call, which a second copy is worth, as many as there is room for
+        before the end of the log; returns their number.
         """
-        size = self._size(layout)
-        count = max(0, min(size, self.limit) - self.nbytes) // layout.entry
+        head = int(self._header[_HEAD])
+        start = head % max(1, self._size(layout))
+        room = min(self._size(layout) - start, self.limit - self.nbytes)
+        count = min(len(missing), room // layout.entry)
         if self.max_items is not None:
             count = min(count, self.max_items - len(self))
-        count = min(count, len(missing))
         if count < 2 or layout.at != _INDEX:
             return 0
-        wanted = np.array([indices[n] for n in missing[:count]], np.int64)
-        entries = np.zeros((count, layout.entry), np.uint8)
-        entries[:, :_INDEX] = wanted[:, None].view(np.uint8)
-        rows = np.stack([values[n] for n in missing[:count]]).reshape(count, -1)
-        entries[:, _INDEX : _INDEX + layout.spec.nbytes] = rows.view(np.uint8)
-        head = int(self._header[_HEAD])
-        start = head % size
-        before = (size - start) // layout.entry  # entries until the end of the log
-        for at, part in ((start, entries[:before]), (0, entries[before:])):
-            if len(part):
-                self._memory.write(self._log_at + at, part.reshape(-1).data)
-        self._header[_HEAD] = head + count * layout.entry
-        self._table[wanted] = head + layout.entry * np.arange(count) + 1
-        self._touched[wanted] = 0
+        entries = np.zeros(count, layout.dtype)
+        entries["index"] = [indices[n] for n in missing[:count]]
+        rows = np.concatenate([values[n] for n in missing[:count]], axis=None)
+        entries["row"] = rows.reshape(count, *layout.spec.shape)
+        self._memory.write(self._log_at + start, entries.view(np.uint8).data)
+        self._header[_HEAD] = head + entries.nbytes
+        self._table[entries["index"]] = head + layout.entry * np.arange(count) + 1
+        self._touched[entries["index"]] = 0
         self._header[_COUNT] += count
         self._header[_ADMITTED] += count
         return count
 
-    def _append(self, entry: _Entry, layout: Layout | None) -> bool:
-        if entry.nbytes > min(self.limit, self._size(layout)):
+    def _append(self, entry: _Entry, codec: _Codec) -> bool:
+        size = self._size(codec)
+        if entry.nbytes > min(self.limit, size):
             return False
         waiting = deque([entry])
         spared = 0
         newest = None
         while waiting:
             entry = waiting.popleft()
-            while not self._has_room(entry.nbytes, layout):
+            while not self._has_room(entry.nbytes):
                 if not self._header[_LRU]:
                     self._header[_FULL] = 1
                     return False
@@ -484,35 +493,28 @@ class SampleStore:
                     self._header[_ADMITTED] += dropped
                     self._header[_EVICTED] += dropped
                     return True
-                survivor = self._evict(spared < _SPARED, layout)
+                survivor = self._evict(spared < _SPARED, codec)
                 if survivor is not None:
                     waiting.append(survivor)
                     spared += 1
-            position = self._write(entry, layout)
+            position = self._write(entry, size)
             if newest is None:
                 newest = position
         return True
 
-    def _has_room(self, nbytes: int, layout: Layout | None) -> bool:
+    def _has_room(self, nbytes: int) -> bool:
         if self.max_items is not None and len(self) >= self.max_items:
             return False
-        needed = self._filler(nbytes, layout) + nbytes
-        return self.nbytes + needed <= min(self.limit, self._size(layout))
+        return self.nbytes + nbytes <= self.limit
 
-    def _filler(self, nbytes: int, layout: Layout | None) -> int:
-        """Bytes to leave at the end of the log, since no entry straddles it."""
-        size = self._size(layout)
-        rest = size - int(self._header[_HEAD]) % size
-        if rest < nbytes:
-            return rest
-        return 0
-
-    def _write(self, entry: _Entry, layout: Layout | None) -> int:
-        self._fill(self._filler(entry.nbytes, layout))
+    def _write(self, entry: _Entry, size: int) -> int:
         head = int(self._header[_HEAD])
-        start = self._log_at + head % self._size(layout)
         for offset, piece in entry.pieces:
-            self._memory.write(start + offset, piece)
+            start = (head + offset) % size
+            rest = size - start  # until the end of the log
+            self._memory.write(self._log_at + start, piece[:rest])
+            if rest < len(piece):
+                self._memory.write(self._log_at, piece[rest:])
         self._header[_HEAD] = head + entry.nbytes
         self._table[entry.number] = head + 1
         self._touched[entry.number] = 0
@@ -520,31 +522,22 @@ class SampleStore:
         self._header[_ADMITTED] += 1
         return head
 
-    def _fill(self, nbytes: int) -> None:
-        """Passes over the rest of the log, which holds nothing."""
-        if nbytes:
-            head = int(self._header[_HEAD])
-            filler = np.array([-1, nbytes], np.int64)
-            self._memory.write(self._log_at + head % self.capacity, filler.data)
-            self._header[_HEAD] = head + nbytes
-
-    def _evict(self, spare: bool, layout: Layout | None) -> _Entry | None:
+    def _evict(self, spare: bool, codec: _Codec) -> _Entry | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read
         since and is to be spared.
         """
         header = self._header
         tail = int(header[_TAIL])
-        if tail == header[_HEAD]:
+        if tail == header[_HEAD]:  # a writer was killed who had counted what is not there
             header[_COUNT] = 0
-            if layout is not None:
-                return None
-            # the sample would straddle the end of the log: go on at its start
-            self._fill(self.capacity - tail % self.capacity)
-        start, index, nbytes = self._entry_at(tail, layout)
+            return None
+        start = tail % self._size(codec)
+        index = int(np.frombuffer(self._log, np.int64, 1, start)[0])
+        nbytes = codec.nbytes_at(self._log, start)
         survivor = None
         if index >= 0 and int(self._table[index]) == tail + 1:
             if spare and self._touched[index]:
-                copy = memoryview(bytes(self._log[start : start + nbytes]))
+                copy = memoryview(self._copied(start, nbytes))
                 survivor = _Entry(index, nbytes, [(0, copy)])
                 header[_ADMITTED] -= 1
             else:
@@ -597,10 +590,10 @@ class SampleStore:
         return int(self.capacity - self._header[_CAPPED])
 
     def _shrink_to(self, nbytes: int) -> None:
-        layout = self.layout
+        codec = self.layout or _GENERAL
         self._header[_REDUCED] = self.capacity - nbytes
         while self.nbytes > nbytes:
-            self._evict(False, layout)
+            self._evict(False, codec)
         self._give_pages_back()
 
     def grow(self, nbytes: int) -> None:
@@ -613,7 +606,7 @@ class SampleStore:
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
-        size = self._size(self.layout)
+        size = self._size(self.layout or _GENERAL)
         head = int(self._header[_HEAD])
         if size:
             begin = head % size
@@ -658,12 +651,7 @@ class Rows:
     def __getitem__(self, number: int) -> npt.NDArray[Any]:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
         if self._table is None:  # not where all are copied by one call
-            _, at, entry = self._layout
-            shape, dtype = self.spec
-            strides = (entry, *np.empty(shape, dtype).strides)
-            rows = len(self._log) // entry
-            self._table = np.ndarray((rows, *shape), dtype, self._log, at, strides)
-            self._table.flags.writeable = False
+            self._table = np.frombuffer(self._log.toreadonly(), self._layout.dtype)["row"]
         sample: npt.NDArray[Any] = self._table[self._numbers[number], ...]
         return sample
 
