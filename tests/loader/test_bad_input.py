@@ -413,9 +413,6 @@ def test_a_function_of_a_notebook_is_refused_beforehand(monkeypatch: pytest.Monk
             make(num_workers=1, multiprocessing_context=start)
     make(num_workers=0)
     make(num_workers=1, multiprocessing_context="fork")
-    monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)
-    with pytest.raises(ConfigError, match="<stdin>"):
-        create_dataloader(SquareDataset(), num_workers=1, multiprocessing_context="spawn")
 
 
 class Ended(SimpleNamespace):
@@ -436,7 +433,6 @@ def test_a_dead_worker_s_remedy_follows_from_its_end() -> None:
     torch_s = RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
     for start, code, remedy in (
         ("spawn", 1, "__main__"),
-        ("forkserver", 1, "forkserver"),
         ("fork", 3, "sys.exit"),
         ("fork", 0, "sys.exit"),
         ("fork", -9, "memory"),

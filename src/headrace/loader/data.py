@@ -66,7 +66,7 @@ def _why_not(dataset: Any, has_sampler: bool) -> str | None:
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         return f"not a table ({what}): pass its rows, table.to_dict('records')"
     if isinstance(dataset, bytes):
-        return f"not {what}: pass the path as text, os.fsdecode(path)"
+        return f"not {what}"
     samples: list[Any] = []
     if isinstance(dataset, Mapping):
         samples = list(itertools.islice(dataset.values(), 1))

@@ -18,15 +18,10 @@ from headrace.memory.ring import Delivered
 
 _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 _PATIENCE = 0.5  # seconds
-_STARTED_ANEW = (
-    "Its own error stands above this one. Workers started by {start} import the program again: "
-    "begin it with `if __name__ == '__main__':`, and keep what workers need (functions, classes, "
-    "transforms) in a module or outside of that block; or pass multiprocessing_context='fork', or "
-    "num_workers=0"
-)
 _EXITED = (
-    "Its own code ended the process (sys.exit, os._exit): check what it printed, or use "
-    "num_workers=0 to see where"
+    "Its own code ended the process (sys.exit, os._exit), or the error that stands above. Workers "
+    "that are not forked import the program again: begin it with `if __name__ == '__main__':`, and "
+    "keep what workers need in a module or outside of that block; num_workers=0 shows where"
 )
 _CRASHED = (
     "A library that it calls has crashed: `python -X faulthandler` shows where, and so does "
@@ -137,9 +132,6 @@ def death_of(
         elif code >= 0:
             how = f"exited with status {code}"
             remedy = _EXITED
-            start = getattr(worker, "_start_method", None)
-            if code > 0 and start in ("spawn", "forkserver"):
-                remedy = _STARTED_ANEW.format(start=start)
         else:
             how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
             if -code not in (signal.SIGKILL, signal.SIGTERM):

@@ -401,23 +401,19 @@ def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
 
 
 def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery | Delivered:
-    if arena is None:
-        return Delivered(batch, report)
-    if get_worker_info() is None:
-        return Delivered(batch, report, arena.nbytes)
+    nbytes = 0 if arena is None else arena.nbytes
+    if arena is None or get_worker_info() is None:
+        return Delivered(batch, report, nbytes)
     with arena:
         return arena.pack(batch, report)
 
 
 def _failed(arena: Arena | None, error: Exception, report: dict[str, Any]) -> Delivery | Delivered:
     """The delivery of an error in place of a batch."""
-    nbytes = 0
     if arena is not None:
         arena.abandon()
-        nbytes = arena.nbytes
-    if arena is None or get_worker_info() is None:
-        return Delivered(None, {**report, "failure": error}, nbytes)
-    return arena.pack(None, {**report, "failure": pickled(error)})
+    failure = error if get_worker_info() is None else pickled(error)
+    return _delivery(arena, None, {**report, "failure": failure})
 
 
 def as_delivered(delivery: Any) -> Any:

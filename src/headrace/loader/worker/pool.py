@@ -24,7 +24,7 @@ from headrace.loader.config import DataLoaderConfig
 from headrace.loader.device import Deliveries
 from headrace.loader.worker.fetch import Fetch, WorkerInit, as_delivered
 from headrace.loader.worker.processes import WorkerIterator, context_of, has_ended
-from headrace.loader.worker.start import forkserver_context, listed, obstacle, other_threads
+from headrace.loader.worker.start import choose_context
 from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import BatchRequest
@@ -125,12 +125,19 @@ class WorkerPool:
                 self._iterator = iterator
                 return iterator
             del iterator
-            context = self._context_instead(hung)
+            parts = [self._config.worker_init_fn]
+            context, how = choose_context(None, self._fetch, parts)
+            warn(
+                f"a worker (pid {hung.pid}) hung as soon as it was forked: most likely another "
+                "thread held a lock at that moment. All workers are killed and started again by "
+                f"{how}. To avoid this, start such threads later, or pass "
+                "multiprocessing_context='forkserver'"
+            )
             self._fetch.ring = Ring(self.ring.planned)
             self.dispatch.begin_again(self._fetch.ring)
         raise WorkerError(
-            f"workers hung {_BIRTHS} times as soon as they were forked. Pass "
-            f"multiprocessing_context='forkserver', or end other threads first ({_threads()})"
+            f"workers hung {_BIRTHS} times as soon as they were forked: end other threads of this "
+            "process first, or pass multiprocessing_context='forkserver'"
         )
 
     def _torch_loader(self, context: Any, begins: tuple[int, int]) -> DataLoader[Any]:
@@ -152,26 +159,6 @@ class WorkerPool:
             worker_init_fn=WorkerInit(config.worker_init_fn, flags, begins),
             timeout=config.timeout,
         )
-
-    def _context_instead(self, hung: Any) -> Any:
-        """How other workers are started, where one hung as soon as it was forked; says so."""
-        why_not = obstacle([self._fetch, self._config.worker_init_fn])
-        if why_not is None:
-            context = forkserver_context()
-            how = "forkserver; to avoid the wait, pass multiprocessing_context='forkserver'"
-        else:
-            context = self._config.multiprocessing_context
-            how = f"fork, since {why_not}"
-        warn(
-            f"a worker (pid {hung.pid}) hung as soon as it was forked, before it did anything: "
-            "most likely another thread of this process held a lock at that moment (threads now: "
-            f"{_threads()}). All workers were killed and started again by {how}"
-        )
-        return context
-
-
-def _threads() -> str:
-    return listed(other_threads()) or "none that is known"
 
 
 @contextlib.contextmanager

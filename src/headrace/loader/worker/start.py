@@ -286,12 +286,7 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
     start = context.get_start_method()
     main = sys.modules["__main__"]
     is_module = getattr(main, "__spec__", None) is not None
-    path = getattr(main, "__file__", None)
-    if path is not None and not is_module and not os.path.isfile(path):
-        raise ConfigError(
-            f"workers started by {start} import the program again, and this one was not read from "
-            f"a file ({path}): save it as one, or {_INSTEAD}"
-        )
+    is_interactive = not is_module and not hasattr(main, "__file__")
     for name, part in parts.items():
         trial = _Trial()
         try:
@@ -302,7 +297,7 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
                 f"Use functions and classes of a module instead of lambdas and local ones, or "
                 f"{_INSTEAD}"
             ) from error
-        if trial.of_main and path is None and not is_module:
+        if trial.of_main and is_interactive:
             raise ConfigError(
                 f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an "
                 f"interactive session, and workers started by {start} can't import it from there: "
