@@ -34,27 +34,15 @@ _OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")
 _SHUFFLES = (False, True, "block", *_OWN)
 _ADOPTED = ("shuffle", "seed", "interleave", "turns")
 _FIXED = ("workers", "num_samples", "weights", "classes", "replacement", "lengths")
-# the types of a state's values, and the least of its integers
-_FORM: dict[str, tuple[tuple[type, ...], int | None]] = {
-    "version": ((int,), 1),
-    "fingerprint": ((str,), None),
-    "length": ((int, _NONE), 0),
-    "epoch": ((int,), 0),
-    "batches": ((int,), 0),
-    "samples": ((int, _NONE), 0),
-    "shuffle": ((bool, str), None),
-    "seed": ((int,), None),
-    "global_batch": ((int,), 1),
-    "interleave": ((int, _NONE), 1),
-    "turns": ((int, _NONE), 1),
-    "num_samples": ((int, _NONE), None),
-    "weights": ((str, _NONE), None),
-    "classes": ((str, _NONE), None),
-    "lengths": ((str, _NONE), None),
-    "replacement": ((bool, _NONE), None),
-    "skipped": ((int, _NONE), 0),
-    "skipped_samples": ((list, _NONE), None),
-    "ended": ((bool, _NONE), None),
+# integers of a state, and the least that each may be; the second ones may be None
+_INTEGERS = {"version": 1, "epoch": 0, "batches": 0, "global_batch": 1}
+_OPTIONAL = {"length": 0, "samples": 0, "skipped": 0, "interleave": 1, "turns": 1}
+_OTHERS: dict[str, tuple[type, ...]] = {
+    "fingerprint": (str,),
+    "seed": (int,),
+    "shuffle": (bool, str),
+    "skipped_samples": (list, _NONE),
+    "ended": (bool, _NONE),
 }
 
 
@@ -154,13 +142,20 @@ def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -
             fingerprints.
     """
     check_version(state, VERSION, "batches", "a headrace loader")
-    for name, (types, least) in _FORM.items():
+    damaged = [name for name, types in _OTHERS.items() if type(state.get(name)) not in types]
+    for name, least in (*_INTEGERS.items(), *_OPTIONAL.items()):
         value = state.get(name)
-        is_right = type(value) in types
-        if least is not None and type(value) is int:
-            is_right = value >= least
-        if not is_right or (name == "shuffle" and value not in _SHUFFLES):
-            raise StateError(f"load_state_dict: the state is damaged: its {name} is {value!r}")
+        if value is None and name in _OPTIONAL:
+            continue
+        if type(value) is not int or value < least:
+            damaged.append(name)
+    if not damaged and state["shuffle"] not in _SHUFFLES:
+        damaged.append("shuffle")
+    if damaged:
+        name = damaged[0]
+        raise StateError(
+            f"load_state_dict: the state is damaged: its {name} is {state.get(name)!r}"
+        )
     for entry in state.get("skipped_samples") or []:
         if not (isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys()):
             raise StateError(
