@@ -37,65 +37,61 @@ def resolve(
     check_device(config.device)
     is_own = isinstance(dataset, BaseDataset)
     is_stream = isinstance(dataset, IterableDataset) and not is_own
-    if is_stream:
-        _check_stream(config)
-    changes: dict[str, Any] = {"rank": world.rank, "world_size": world.world_size}
-    reasons: Reasons = {"rank": world.source, "world_size": world.source}
-    if config.rank is not None:
-        reasons["rank"] = reasons["world_size"] = "given"
+    chosen: dict[str, Any] = {}
+    reasons: Reasons = {}
+
+    def choose(name: str, value: Any, reason: str) -> None:
+        chosen[name] = value
+        reasons[name] = reason
+
+    source = world.source if config.rank is None else "given"
+    choose("rank", world.rank, source)
+    choose("world_size", world.world_size, source)
+    orders = config.orders
+    if config.num_samples is not None:
+        orders.append("num_samples")
+    if is_stream and (orders or config.shuffle):
+        raise ConfigError(
+            f"{' and '.join(orders) or 'shuffle'} can't be given for an IterableDataset, which has "
+            "its own order"
+        )
     if config.shuffle is None:
-        changes["shuffle"], reasons["shuffle"] = _auto_shuffle(config, dataset, is_stream)
+        choose("shuffle", *_auto_shuffle(config, dataset, is_stream))
     if config.generator is not None:
-        changes["seed"] = config.generator.initial_seed() & ((1 << 63) - 1)
-        reasons["seed"] = "the generator's seed"
+        choose("seed", config.generator.initial_seed() & ((1 << 63) - 1), "the generator's seed")
     collate, reasons["collate_fn"] = _collate(config, dataset)
     if config.max_memory_usage is None:
         default = "the default: 0.8 of what is free at first use"
         reasons["max_memory_usage"] = "the dataset's" if is_own else default
-    workers = config.num_workers
-    if workers is None:
-        turns = None
-        if changes.get("shuffle", config.shuffle) == "block":
-            turns = _turns(config, dataset)
-        workers, reasons["num_workers"] = _auto_workers(dataset, world, turns, is_stream)
-        changes["num_workers"] = workers
-    elif workers:
-        check_may_start(f"num_workers={workers}")
-    if workers:
+    if config.num_workers is None:
+        turns = 0
+        if chosen.get("shuffle", config.shuffle) == "block":
+            turns = config.turns or DEFAULT_TURNS
+            blocks = dataset.blocks() if is_own and config.turns is None else None
+            if blocks is not None:
+                turns = dataset.lanes(len(blocks))[1]
+        choose("num_workers", *_auto_workers(dataset, world, turns, is_stream))
+    elif config.num_workers:
+        check_may_start(f"num_workers={config.num_workers}")
+    if chosen.get("num_workers", config.num_workers):
         for name, value in (("prefetch_factor", 2), ("persistent_workers", True)):
             if getattr(config, name) is None:
-                changes[name] = value
-                reasons[name] = "the default with workers"
-        changes["multiprocessing_context"], reasons["multiprocessing_context"] = start_of(
-            config, dataset, collate
-        )
+                choose(name, value, "the default with workers")
+        choose("multiprocessing_context", *start_of(config, dataset, collate))
     else:
-        for name in NO_WORKERS:
+        for name, value in NO_WORKERS.items():
             if getattr(config, name):
                 warn(f"{name} has no effect with num_workers=0 and is ignored")
-            reasons[name] = "no workers"
-        changes |= NO_WORKERS
-    changes["pin_memory"], reasons["pin_memory"] = _auto_pin(config)
-    return config.with_(**changes), collate, reasons
-
-
-def _check_stream(config: DataLoaderConfig) -> None:
-    given = [name for name in ("shuffle", "num_samples") if getattr(config, name)]
-    if config.is_bucketed:
-        given.append("bucket_by_length")
-    given += config.order_of_its_own
-    if given:
-        raise ConfigError(
-            f"{' and '.join(given)} can't be given for an IterableDataset, which has its own order"
-        )
+            choose(name, value, "no workers")
+    choose("pin_memory", *_auto_pin(config))
+    return config.with_(**chosen), collate, reasons
 
 
 def _auto_shuffle(config: DataLoaderConfig, dataset: Any, is_stream: bool) -> tuple[Shuffle, str]:
-    own = config.order_of_its_own
-    if own:
-        return False, f"{own[0]} is the order"
     if config.is_bucketed:
         return True, "bucket_by_length is a shuffle"
+    if config.orders:
+        return False, f"{config.orders[0]} is the order"
     if is_stream:
         return False, "an IterableDataset has an order of its own"
     if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.STREAMING:
@@ -103,21 +99,13 @@ def _auto_shuffle(config: DataLoaderConfig, dataset: Any, is_stream: bool) -> tu
     return True, "the default of map-style datasets"
 
 
-def _is_in_memory(dataset: Any) -> bool:
-    """True if nothing is left to be done with the samples that costs more than a copy."""
-    if isinstance(dataset, BaseDataset):
-        return dataset.loading_mode is LoadingMode.EAGER and not (
-            dataset.holds_encoded or dataset.is_random
-        )
-    return isinstance(dataset, TensorDataset)
-
-
-def _auto_workers(
-    dataset: Any, world: World, turns: int | None, is_stream: bool
-) -> tuple[int, str]:
+def _auto_workers(dataset: Any, world: World, turns: int, is_stream: bool) -> tuple[int, str]:
     if is_stream:
         return 0, "an IterableDataset may not divide its samples: each worker would yield them all"
-    if _is_in_memory(dataset):
+    is_held = isinstance(dataset, TensorDataset)
+    if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.EAGER:
+        is_held = not (dataset.holds_encoded or dataset.is_random)
+    if is_held:  # nothing is left to be done with the samples that costs more than a copy
         return 0, "the dataset is in memory already"
     if is_daemonic():
         return 0, "this process is daemonic, and may start no workers"
@@ -129,17 +117,10 @@ def _auto_workers(
     if number > 2 and MemoryBudget(1.0).available < _SCARCE:
         reason += f" = {number}, but less than {format_size(_SCARCE)} of memory are free"
         number = 2
-    if turns is not None and turns % number:
+    if turns % number:
         number = max(w for w in range(1, number + 1) if turns % w == 0)
         reason += f", lowered to a divisor of turns={turns}, so that each worker has its own blocks"
     return number, reason
-
-
-def _turns(config: DataLoaderConfig, dataset: Any) -> int:
-    if config.turns is not None:
-        return config.turns
-    blocks = dataset.blocks() if isinstance(dataset, BaseDataset) else None
-    return DEFAULT_TURNS if blocks is None else int(dataset.lanes(len(blocks))[1])
 
 
 def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:

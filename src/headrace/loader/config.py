@@ -257,9 +257,7 @@ class DataLoaderConfig:
         self._check_order()
 
     def _check_order(self) -> None:
-        orders = self.order_of_its_own
-        if self.is_bucketed:
-            orders.append("bucket_by_length")
+        orders = self.orders
         # lengths are a shuffle already; the others exclude one
         is_other = self.shuffle in (False, "block") if self.is_bucketed else bool(self.shuffle)
         if is_other and orders:
@@ -297,12 +295,14 @@ class DataLoaderConfig:
         return self.batch_size is None and self.batch_sampler is None
 
     @property
-    def order_of_its_own(self) -> list[str]:
+    def orders(self) -> list[str]:
         """Names of the given options that define an order, instead of `shuffle`."""
         names = ("sampler", "batch_sampler", "weights")
         given = [name for name in names if getattr(self, name) is not None]
         if self.balanced:
             given.append("balanced")
+        if self.is_bucketed:
+            given.append("bucket_by_length")
         return given
 
     def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
@@ -318,19 +318,18 @@ class DataLoaderConfig:
         """Returns a config for training: shuffled, and without the incomplete last batch, unless
         a given sampler or order decides this.
         """
-        ordered: dict[str, Any] = {**options, "shuffle": None}
-        own = cls(**ordered).order_of_its_own
-        chosen: dict[str, Any] = {
-            "shuffle": None if own else True,
-            "drop_last": "batch_sampler" not in own,
-        }
-        return cls(**{**chosen, **options})
+        if "shuffle" not in options and not cls(**options).orders:
+            options["shuffle"] = True
+        if options.get("batch_sampler") is None:
+            options.setdefault("drop_last", True)
+        return cls(**options)
 
     @classmethod
     def eval(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
         """Returns a config for evaluation: in order, without dropping or padding samples."""
-        chosen: dict[str, Any] = {"shuffle": False, "drop_last": False, "pad": False}
-        return cls(**{**chosen, **options})
+        for name in ("shuffle", "drop_last", "pad"):
+            options.setdefault(name, False)  # type: ignore[misc]
+        return cls(**options)
 
 
 def _refuse_change(config: DataLoaderConfig, name: str, value: object = None) -> None:

@@ -219,12 +219,7 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
             f"val_split needs random access and a length, which {type(dataset).__name__} has not: "
             "pass val= instead"
         )
-    try:
-        val, train = split_parts(n, [fraction, 1 - fraction], seed)
-    except ConfigError:
-        raise ConfigError(
-            f"val_split={fraction} of {n} samples leaves a part without any"
-        ) from None
+    val, train = split_parts(n, [fraction, 1 - fraction], seed)
     if is_own:
         return dataset.subset(train), dataset.subset(val)
     if _is_huggingface(dataset):

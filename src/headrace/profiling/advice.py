@@ -168,7 +168,7 @@ class Adviser:
         if not loader.dataset.sample_source.block_nbytes:  # samples are read one by one
             return
         sizes, stats = loader.dataset.blocks(), found.alone
-        if sizes is None or not len(sizes) or loader.config.order_of_its_own:
+        if sizes is None or not len(sizes) or loader.config.orders:
             return
         together = len(loader.dataset) / len(sizes)
         if together < 2:
