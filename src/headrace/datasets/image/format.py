@@ -19,6 +19,7 @@ from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import (
     IMAGENET,
+    Pixels,
     decode_image,
     image_shape,
     load_image,
@@ -60,13 +61,9 @@ def image_dtype(
     """
     named = normalized_dtype(dtype)
     if dtype is not None and (transformed or not normalize):
-        what = (
-            "the transform gives images their dtype"
-            if transformed
-            else "normalize=False gives uint8"
-        )
         raise ConfigError(
-            f"dtype={dtype!r} is for images that are normalised, and {what}: leave one of both out"
+            f"dtype={dtype!r} is for images that are normalised, and here a transform or "
+            "normalize=False gives them their dtype: leave one of both out"
         )
     return named
 
@@ -123,7 +120,8 @@ class ImageFormat(SampleFormat):
             is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         )
         """True if values are encoded images."""
-        self.draws, self.decodes_late = any(self.random_steps()), self.is_encoded
+        self.draws = any(self.random_steps())
+        self.decodes_late = self.is_encoded
         self.copies: bool = (
             self.augment is None
             and self.channels_first
@@ -153,10 +151,9 @@ class ImageFormat(SampleFormat):
     @property
     def held_as(self) -> str:
         """What decides the value of a record."""
-        exact = " exact" if self.exact else ""
         return (
             f"ImageDataset {self.color} {self.image_size} {self.channels_first} "
-            f"{self.is_stored_decoded}{exact}"
+            f"{self.is_stored_decoded}{' exact' if self.exact else ''}"
         )
 
     def decode(self, record: Any) -> Any:
@@ -164,13 +161,9 @@ class ImageFormat(SampleFormat):
             # no array: those are taken for pixels
             return record.tobytes() if isinstance(record, np.ndarray) else record
         if self.image_size is not None and not self.is_stored_decoded:
+            first = bool(self.channels_first)
             return load_image(
-                record,
-                self.color,
-                self.image_size,
-                bool(self.channels_first),
-                exact=self.exact,
-                left=self.left,
+                record, self.color, self.image_size, first, exact=self.exact, left=self.left
             )
         pixels = record if self.is_stored_decoded else decode_image(record, self.color, self.left)
         if self.image_size is not None:
@@ -181,12 +174,10 @@ class ImageFormat(SampleFormat):
         size = self.crop_size if self.is_encoded else self.image_size
         if size is None:
             return None
-        return ArraySpec(
-            (self.channels, *size) if self.channels_first else (*size, self.channels),
-            np.dtype(np.uint8),
-        )
+        shape = (self.channels, *size) if self.channels_first else (*size, self.channels)
+        return ArraySpec(shape, np.dtype(np.uint8))
 
-    def pixels(self, value: Any) -> np.ndarray[Any, Any]:
+    def pixels(self, value: Any) -> Pixels:
         """The decoded image, uint8 [H, W, C]."""
         if self.is_encoded:
             return decode_image(value, self.color, self.left)
@@ -195,39 +186,31 @@ class ImageFormat(SampleFormat):
     def draw(self, value: Any) -> Drawn | None:
         if self.augment is None or not self.draws:
             return None
-        first = 1 if self.channels_first else 0
-        height, width = self.image_size or (
-            image_shape(value, self.left) if self.is_encoded else value.shape[first : first + 2]
-        )
-        return self.augment.draw(height, width)
+        if self.image_size is not None:
+            return self.augment.draw(*self.image_size)
+        if self.is_encoded:
+            return self.augment.draw(*image_shape(value, self.left))
+        return self.augment.draw(*(value.shape[1:] if self.channels_first else value.shape[:2]))
 
-    def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> np.ndarray[Any, Any]:
+    def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> Pixels:
         """What a value becomes by its draws: uint8 in the layout of inputs."""
         if self.augment is None and self.channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
-        box, flip = (None, False) if drawn is None else drawn
+        box, flip = drawn or (None, False)
         size = self.crop_size
-        if self.is_encoded:
-            assert size is not None
-            return load_image(
-                value,
-                self.color,
-                size,
-                self._shows_channels_first,
-                box,
-                flip,
-                self.exact,
-                self.left,
-            )
-        value = value.transpose(1, 2, 0) if self.channels_first else value
+        if self.is_encoded and size is not None:
+            first = self._shows_channels_first
+            return load_image(value, self.color, size, first, box, flip, self.exact, self.left)
+        pixels = value.transpose(1, 2, 0) if self.channels_first else value
         if size is not None:
-            value = resize_image(
-                np.ascontiguousarray(value if box is None else box.of(value)), size
-            )
-        value = value[:, ::-1] if flip else value
-        return (
-            to_channels_first(value) if self._shows_channels_first else np.ascontiguousarray(value)
-        )
+            if box is not None:
+                pixels = box.of(pixels)
+            pixels = resize_image(np.ascontiguousarray(pixels), size)
+        if flip:
+            pixels = pixels[:, ::-1]
+        if self._shows_channels_first:
+            return to_channels_first(pixels)
+        return np.ascontiguousarray(pixels)
 
     def to_input(self, value: Any) -> Any:
         return self.shown(value, self.draw(value))
@@ -271,11 +254,9 @@ class ImageFormat(SampleFormat):
         return "normalize='host'" if self.normalize else None
 
     def random_steps(self) -> list[Any]:
-        return (
-            []
-            if self.augment is None
-            else [step for step in (self.augment.crop, self.augment.flip) if step is not None]
-        )
+        if self.augment is None:
+            return []
+        return [step for step in (self.augment.crop, self.augment.flip) if step is not None]
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
