@@ -76,7 +76,7 @@ INSIDE = {
     "datasets/sparse": "batches ways format sparse",
     "datasets/table": "ways texts format table",
     "datasets/episodes": "statistics steps ways episodes",
-    "datasets/shards": "members shards streaming",
+    "datasets/shards": "members streaming",
     "packing": """
         part options beside plan values destination own_source samples zarr parts status
         verify formats jpeg texts run zarr_parts jobs dry_run api

@@ -1,4 +1,6 @@
-"""Decodes the members of tar samples by their extension."""
+"""What the samples of shards are: members of tar samples, decoded by their extension; lines, and
+objects of JSON Lines.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,28 @@ from headrace.datasets.image.pixels import decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.kinds import EXTENSIONS
 from headrace.storage.tar.index import RESERVED
+from headrace.storage.text.records import json_record
+from headrace.storage.text.source import LinesSource
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None]
 
 
-def image_tensor(data: bytes, left: Left | None = None) -> torch.Tensor:
+def _image(data: bytes, left: Left | None = None) -> torch.Tensor:
     """An encoded image as uint8 [3, H, W]; see `decode_image`."""
     return torch.from_numpy(to_channels_first(decode_image(data, left=left)))
 
 
 def _array(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-def _arrays(data: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        return dict(file)
+    array = np.load(io.BytesIO(data), allow_pickle=False)
+    return array if isinstance(array, np.ndarray) else dict(array)
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys((ending[1:] for ending in EXTENSIONS), image_tensor),
+    **dict.fromkeys((ending[1:] for ending in EXTENSIONS), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _array,
-    "npz": _arrays,
+    **dict.fromkeys(("npy", "npz"), _array),
 }
 """By the last part of an extension. Pickles are not among them: whoever writes one says what the
 reader runs.
@@ -63,23 +62,20 @@ class TarFormat(SampleFormat):
     names_warnings = True
 
     def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
-        given: dict[str, Callable[[bytes], Any] | None] = {}
-        if isinstance(decode, Mapping):
-            given = {
-                str(extension).lower().removeprefix("."): function
-                for extension, function in decode.items()
-            }
-        elif not isinstance(decode, bool):
+        if not isinstance(decode, (bool, Mapping)):
             raise ConfigError(
                 f"decode must be True, False or a dict from extension to a callable, not {decode!r}"
             )
-        for extension, function in given.items():
+        self._decodes = decode is not False
+        self._left = left
+        self._decoders: dict[str, Callable[[bytes], Any] | None] = dict(DECODERS)
+        for extension, function in decode.items() if isinstance(decode, Mapping) else ():
             if function is not None and not callable(function):
                 raise ConfigError(
                     f"decode[{extension!r}] must be a callable that takes bytes, or None, not "
                     f"{function!r}"
                 )
-        self._decoders, self._decodes, self._left = given, decode is not False, left
+            self._decoders[str(extension).lower().removeprefix(".")] = function
 
     def decode(self, record: dict[str, Any]) -> dict[str, Any]:
         """The members decoded; key and shard as they are.
@@ -89,32 +85,35 @@ class TarFormat(SampleFormat):
         """
         if not self._decodes:
             return record
-        return {extension: self._member(extension, data) for extension, data in record.items()}
-
-    def _member(self, extension: str, data: Any) -> Any:
-        function = None if extension in RESERVED else self._decoder(extension)
-        if function is None:
-            return data
-        try:
-            return image_tensor(data, self._left) if function is image_tensor else function(data)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise FormatError(
-                f"member {extension!r}: {str(error) or type(error).__name__}"
-            ) from error
-
-    def _decoder(self, extension: str) -> Callable[[bytes], Any] | None:
-        last = extension.rpartition(".")[2]
-        for name in (extension, last):
-            if name in self._decoders:
-                return self._decoders[name]
-        return DECODERS.get(last)
+        sample = dict(record)
+        for extension, data in record.items():
+            last = extension.rpartition(".")[2]
+            function = self._decoders.get(extension, self._decoders.get(last))
+            if function is None or extension in RESERVED:
+                continue
+            try:
+                if function is _image:
+                    sample[extension] = _image(data, self._left)
+                else:
+                    sample[extension] = function(data)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise FormatError(
+                    f"member {extension!r}: {str(error) or type(error).__name__}"
+                ) from error
+        return sample
 
 
-def describe_decoders(decode: bool | Decoders) -> str:
-    """In words."""
-    if decode is False:
-        return "members are bytes"
-    own = ", ".join(map(repr, decode)) if isinstance(decode, Mapping) and decode else ""
-    return "members are decoded by their extension" + (f"; by your callables: {own}" if own else "")
+class LineFormat(SampleFormat):
+    """The lines of texts as str, or the objects of JSON Lines."""
+
+    stores_values = False
+
+    def __init__(self, source: LinesSource) -> None:
+        self._codec = source.codec
+        self._is_json = source.has_records
+
+    def decode(self, record: bytes) -> Any:
+        text = record.decode(*self._codec)
+        return json_record(text, False) if self._is_json else text

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
-
+from headrace.arguments import check_integer
+from headrace.datasets.core.base import BaseDataset
+from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.delegating import DelegatingDataset
-from headrace.datasets.shards.members import Decoders, describe_decoders
-from headrace.datasets.shards.shards import open_shards
+from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.shards.members import Decoders, LineFormat, TarFormat
+from headrace.datasets.text.text import TextDataset
+from headrace.datasets.zarr import ZarrDataset
 from headrace.display import Lines
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
+from headrace.io.paths import cache_folder, redact
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
+from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.resolver import resolve
+from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
+from headrace.order import detect_world
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
+from headrace.storage.class_folders import warn_of_splits
+from headrace.storage.hdf5.rows import packed_kind
+from headrace.storage.tar.source import TARS, TarSource
+from headrace.storage.text.files import local_texts, remote_texts
+from headrace.storage.text.plain import COMPRESSED, Room
+from headrace.storage.text.records import JSON_LINES
+from headrace.storage.text.source import LinesSource
+from headrace.storage.zarr.kind import ZARR, is_zarr
+from headrace.storage.zarr.packed import packed_zarr_kind
 
-_OF_HOLDING = ("cache_size", "cache_policy", "hold", "shared")
+_OF_HOLDING = ("loading_mode", "cache_size", "cache_policy", "hold", "shared")
+_OF_READING = ("cache_dir", "progress", "max_memory_usage")
+_TRANSFORMS = ("transform", "target_transform", "transforms")
+_ENDINGS: dict[str, tuple[str, ...]] = {
+    "tar": TARS.endings,
+    "jsonl": tuple(ending + packed for ending in JSON_LINES for packed in ("", *COMPRESSED)),
+    "txt": tuple(".txt" + packed for packed in ("", *COMPRESSED)),
+    "h5": (".h5", ".hdf5", ".he5"),
+    "zarr": ZARR.stores,
+}
+"""The endings of shards."""
+_SHARDS = Kind(
+    "shards",
+    tuple(ending for kind, endings in _ENDINGS.items() if kind != "zarr" for ending in endings),
+    stores=ZARR.stores,
+    recognizes=ZARR.recognizes,
+)
 
 
 class StreamingDataset(DelegatingDataset):
@@ -80,48 +116,27 @@ class StreamingDataset(DelegatingDataset):
         target_name: str | None = None,
         **options: Unpack[PathOptions],
     ) -> None:
-        if (
-            isinstance(buffer_size, bool)
-            or not isinstance(buffer_size, (int, np.integer))
-            or buffer_size < 1
-        ):
-            raise ConfigError(
-                f"buffer_size must be a number of samples of at least 1, not {buffer_size!r}"
-            )
-        for name in ("loading_mode", *_OF_HOLDING):
+        for name in _OF_HOLDING:
             if name in options and self._in_mode is LoadingMode.STREAMING:
                 raise ConfigError(
                     f"{name} has no meaning for a StreamingDataset, which holds nothing but what "
                     "it reads ahead: leave it out"
                 )
+        self.buffer_size = check_integer("buffer_size", buffer_size, 1)
         check_arguments(
             self, urls, options, "urls", transform=transform, loading_mode=self._in_mode
         )
         self.data_path = urls
-        self.buffer_size = int(buffer_size)
-        transforms: dict[str, Any] = {
-            "transform": transform,
-            "target_transform": options.get("target_transform"),
-        }
-        transforms["transforms"] = options.get("transforms")
-        of_loading = {
-            name: value
-            for name, value in options.items()
-            if name in ("cache_dir", "progress", "max_memory_usage")
-        }
+        self._decode = decode
         reach, common = split_options(options)
-        self.kind, inner = open_shards(
-            urls, decode, dataset_name, target_name, {**transforms, **of_loading}, reach
-        )
+        rest: dict[str, Any] = {"transform": transform, **common}
+        passed = {name: rest[name] for name in (*_TRANSFORMS, *_OF_READING) if name in rest}
+        self.kind, inner = _open(urls, decode, dataset_name, target_name, passed, reach)
         if inner.sample_source.block_nbytes:
             inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
-        self._decode = decode
-        rest: dict[str, Any] = {
-            name: value for name, value in common.items() if name not in transforms
-        }
         # without what the dataset inside does itself
-        given = {name: getattr(inner, name) for name in transforms}
-        super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **given, **rest)
+        rest.update({name: getattr(inner, name) for name in _TRANSFORMS})
+        super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **rest)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """Returns (interleave, turns): as many lanes as hold about `buffer_size` samples in
@@ -131,17 +146,127 @@ class StreamingDataset(DelegatingDataset):
         return lanes_for(blocks, self._layout_nbytes(), interleave)
 
     def explain(self) -> str:
-        first, *rest = super().explain().split("\n")
+        lines = super().explain().split("\n")
         blocks = self.blocks()
-        lines = [first]
-        if self.kind == "tar":
-            lines.append(describe_decoders(self._decode))
         if blocks is not None and len(blocks):
             interleave, turns = self.lanes(len(blocks))
-            lines.append(
+            lines.insert(
+                1,
                 f"buffer_size {self.buffer_size:,}: of {len(blocks):,} blocks of "
-                f"{len(self) / len(blocks):,.1f} samples (mean) a global "
-                f"batch draws from {interleave} (interleave), and the next one from others, in "
-                f"{turns} turns"
+                f"{len(self) / len(blocks):,.1f} samples (mean) a global batch draws from "
+                f"{interleave} (interleave), and the next one from others, in {turns} turns",
             )
-        return Lines("\n".join([*lines, *rest]))
+        if self.kind == "tar":
+            how = "are decoded by their extension"
+            if self._decode is False:
+                how = "are bytes"
+            elif isinstance(self._decode, Mapping) and self._decode:
+                how += f"; by your callables: {', '.join(map(repr, self._decode))}"
+            lines.insert(1, f"members {how}")
+        return Lines("\n".join(lines))
+
+
+def _open(
+    urls: DataPath,
+    decode: bool | Decoders,
+    dataset_name: Any,
+    target_name: str | None,
+    passed: Mapping[str, Any],
+    reach: RemoteOptions,
+) -> tuple[str, BaseDataset]:
+    """The kind of some shards, and a lazy dataset over them.
+
+    Args:
+        urls: of shards, all of one kind.
+        decode: of members of .tar, see `TarFormat`.
+        dataset_name, target_name: of .h5 and .zarr.
+        passed: transforms, and options of `BaseDataset` that concern reading.
+        reach: how URLs are reached.
+
+    Raises:
+        ConfigError: shards of several kinds, or an option that these shards don't know.
+        DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
+    """
+    files = resolve(urls, _SHARDS, reach, name="urls")
+    warn_of_splits(files)
+    kind = _kind_of(files)
+    of_arrays = kind in ("h5", "zarr")
+    for name, is_needless in (
+        ("decode", decode is not True and kind != "tar"),
+        ("dataset_name", dataset_name is not None and not of_arrays),
+        ("target_name", target_name is not None and not of_arrays),
+    ):
+        if is_needless:
+            raise ConfigError(
+                f"{name} is for {'.tar' if name == 'decode' else '.h5 and .zarr'} shards, and "
+                f"these are .{kind}: leave it out"
+            )
+    is_named = dataset_name is not None or target_name is not None
+    cache_dir = passed.get("cache_dir")
+    progress = passed.get("progress")
+    usage = passed.get("max_memory_usage", 0.8)
+    if kind == "tar":
+        members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
+        of_members = TarFormat(decode, DatasetBudget(usage))
+        return kind, BaseDataset(members, sample_format=of_members, **passed)
+    if not of_arrays:
+        budget = MemoryBudget(usage, local_world_size=detect_world().local_world_size)
+        is_remote = files.is_remote
+        lines = LinesSource(
+            remote_texts(files, _ENDINGS[kind], reach) if is_remote else local_texts(files),
+            "record" if kind == "jsonl" else "line",
+            None,
+            "utf-8",
+            "strict",
+            cache_folder(cache_dir),
+            is_kept=cache_dir is not None or is_remote,
+            room=Room(budget),
+            progress=progress,
+        )
+        return kind, BaseDataset(lines, sample_format=LineFormat(lines), **passed)
+    options: dict[str, Any] = {**passed, **reach.keywords()}
+    shards: Any = files
+    packed = ""  # what was packed of images or texts comes as it was packed
+    if kind == "zarr":
+        shards = resolve(urls, ZARR, reach, name="urls", server=files.server)
+        if not is_named and ZARR.fits(os.fsdecode(shards.names[0])):
+            packed = packed_zarr_kind(shards, reach)
+    elif not is_named:
+        packed = packed_kind(files, reach)
+    if packed == "image":
+        return kind, ImageDataset(shards, **options)
+    if packed == "text" and kind == "h5":
+        return kind, TextDataset(shards, **options)
+    of_rows = HDF5Dataset if kind == "h5" else ZarrDataset
+    return kind, of_rows(shards, dataset_name, target_name=target_name, **options)
+
+
+def _kind_of(files: FileSet) -> str:
+    """The kind of all shards.
+
+    Raises:
+        ConfigError: they are of several.
+        FormatError: a name does not say.
+    """
+    first: dict[str, str] = {}
+    for number, name in enumerate(map(os.fsdecode, files.names)):
+        kinds = [kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)]
+        kind = kinds[0] if kinds else "zarr"
+        if not kinds:
+            path = files.url(number)
+            if files.is_remote or not is_zarr(path):
+                known = ", ".join(endings[0] for endings in _ENDINGS.values())
+                raise FormatError(
+                    f"{redact(path)}: its name does not say which kind of shard it is; known are "
+                    f"{known}"
+                )
+        if kind not in first:
+            first[kind] = files.url(number)
+    if len(first) > 1:
+        listed = ", ".join(map(redact, first.values()))
+        raise ConfigError(
+            f"urls name shards of several kinds ({listed}): make one dataset of each, and join "
+            "them by MultiDataLoader; of a folder that "
+            "holds other files too, name the shards by a glob, such as 'folder/*.tar'"
+        )
+    return next(iter(first))

@@ -60,7 +60,8 @@ class SlotArrays:
 
     def __call__(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         tensor = empty((count,), torch_dtype(dtype))
-        self._made.append((array := tensor.numpy(), tensor))
+        array: npt.NDArray[Any] = tensor.numpy()
+        self._made.append((array, tensor))
         return array
 
     def tensor_of(
@@ -95,7 +96,8 @@ def to_batch(
         rows.scatter(out.numpy())
         return out
     in_slot = (arrays or SlotArrays()).tensor_of
-    indices, values = in_slot(rows.indices, np.dtype(np.int64)), in_slot(rows.values)
+    indices = in_slot(rows.indices, np.dtype(np.int64))
+    values = in_slot(rows.values)
     if layout == "pairs":
         return SparseRows(indices, values, in_slot(rows.indptr[:-1]))
     return rebuild_sparse(
@@ -143,35 +145,27 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
     is_csr = isinstance(first, torch.Tensor) and first.layout is torch.sparse_csr
     if not (is_csr or isinstance(first, SparseRow)):
         return USUAL
-    columns = first.shape[1] if is_csr else 0
-    for number, value in enumerate(values):
-        is_alike = (
-            isinstance(value, torch.Tensor)
-            and value.layout is torch.sparse_csr
-            and value.shape[1:] == first.shape[1:]
-        )
-        if (
-            not (is_alike if is_csr else isinstance(value, SparseRow))
-            or _values_of(value).dtype != _values_of(first).dtype
-        ):
+    kinds = [_kind_of(value) for value in values]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
             raise CollateError(
                 "samples of one batch can't be joined: ",
                 number,
                 f"{at_path(path)} is of another kind, shape or dtype than ",
                 0,
             )
-    if is_csr:
-        sizes = np.concatenate([np.diff(value.crow_indices().numpy()) for value in values])
-        parts = [(value.col_indices().numpy(), value.values().numpy()) for value in values]
-        rows = CSRRows.joined(parts)
-        return to_batch(CSRRows.of(sizes, rows.indices, rows.values), columns, "csr")
-    return to_batch(
-        CSRRows.joined([(value.indices.numpy(), value.values.numpy()) for value in values]),
-        columns,
-        "pairs",
-    )
+    if not is_csr:
+        pairs = [(value.indices.numpy(), value.values.numpy()) for value in values]
+        return to_batch(CSRRows.joined(pairs), 0, "pairs")
+    sizes = np.concatenate([np.diff(value.crow_indices().numpy()) for value in values])
+    rows = CSRRows.joined([(one.col_indices().numpy(), one.values().numpy()) for one in values])
+    return to_batch(CSRRows.of(sizes, rows.indices, rows.values), first.shape[1], "csr")
 
 
-def _values_of(value: Any) -> torch.Tensor:
-    values: torch.Tensor = value.values if isinstance(value, SparseRow) else value.values()
-    return values
+def _kind_of(value: Any) -> tuple[Any, ...]:
+    """What the samples of a batch must have in common."""
+    if isinstance(value, SparseRow):
+        return (value.values.dtype,)
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr:
+        return value.shape[1:], value.values().dtype
+    return ()

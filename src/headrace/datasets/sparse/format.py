@@ -29,7 +29,9 @@ class SparseFormat(SampleFormat):
     copies = False
 
     def __init__(self, columns: int, dtype: np.dtype[Any], layout: SparseLayout) -> None:
-        self.columns, self.dtype, self.layout = columns, dtype, layout
+        self.columns = columns
+        self.dtype = dtype
+        self.layout = layout
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         targets = dataset.targets
@@ -51,8 +53,7 @@ class SparseFormat(SampleFormat):
         if self.layout != "dense":
             raise ConfigError(
                 f"layout={self.layout!r}: sparse rows can't be packed. Leave the file as it is: "
-                "SparseDataset reads it in place. Or pass "
-                "layout='dense' to pack dense rows, of "
+                "SparseDataset reads it in place. Or pass layout='dense' to pack dense rows, of "
                 f"{format_size(self.columns * self.dtype.itemsize)} each"
             )
         return to_sample(value, self.columns, "dense").numpy()

@@ -18,8 +18,7 @@ from headrace.dtypes import BFLOAT16
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
-from headrace.storage.sparse.frames import Column
-from headrace.storage.sparse.opening import OpenedRows, open_rows
+from headrace.storage.sparse.opening import open_rows
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 
 
@@ -102,28 +101,55 @@ class SparseDataset(BaseDataset):
             raise ConfigError(
                 f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}"
             )
-        cast_to, names = _numbers_of(dtype), _names_in(targets)
+        cast_to = dtype_named(dtype)
+        if cast_to == BFLOAT16:
+            raise ConfigError(
+                f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or "
+                "'float16', or cast batches"
+            )
+        names: list[str] = []  # the columns of `obs` that are named
+        if isinstance(targets, str):
+            names = [targets]
+        elif isinstance(targets, (list, tuple)) and all(isinstance(one, str) for one in targets):
+            names = list(targets)
+        if len(set(names)) < len(names):
+            raise ConfigError(f"targets={names!r} names a column more than once")
         reach, common = split_options(options)
         opened = open_rows(
             data_path,
             reach,
             group,
-            targets=names or (),
+            targets=names,
             columns=columns,
             join=join,
             dtype=cast_to,
             direct=direct,
         )
         source = opened.source
-        rows = SparseFormat(opened.columns.width, _each(source)[0].dtype, layout)
-        self.columns, self.classes = opened.columns.names, _classes(opened, targets)
+        self.columns = opened.columns.names
         self.label_columns = opened.table
+        classes = {
+            name: column.categories
+            for name, column in opened.targets.items()
+            if column.categories is not None
+        }
+        self.classes: list[str] | dict[str, list[str]] | None = classes or None
+        given: Any = targets
+        if isinstance(targets, str):
+            self.classes = classes.get(targets)
+            given = opened.targets[targets].values
+            if given.dtype == object:
+                given = given.tolist()
+        elif names:  # an array of compounds
+            values = {name: column.values for name, column in opened.targets.items()}
+            given = np.empty(len(source), [(name, each.dtype) for name, each in values.items()])
+            for name, each in values.items():
+                given[name] = each
         if layout != "dense":
             self.collate = sparse_collate
-        given: Any = targets if names is None else _targets(opened, isinstance(targets, str))
         super().__init__(
             source,
-            sample_format=rows,
+            sample_format=SparseFormat(opened.columns.width, _each(source)[0].dtype, layout),
             targets=given,
             transform=transform,
             loading_mode=loading_mode,
@@ -156,56 +182,3 @@ class SparseDataset(BaseDataset):
 
 def _each(source: Any) -> list[SparseSource]:
     return list(source.sources) if isinstance(source, JoinedRows) else [source]
-
-
-def _numbers_of(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
-    """The dtype that a user asks for; a ConfigError where it is no dtype of numbers that torch
-    has.
-    """
-    cast_to = dtype_named(dtype)
-    if cast_to == BFLOAT16:
-        raise ConfigError(
-            f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or "
-            "'float16', or cast batches"
-        )
-    return cast_to
-
-
-def _names_in(targets: Any) -> list[str] | None:
-    """The columns of `obs` that are named; None: there are no targets, or they are there."""
-    if isinstance(targets, str):
-        return [targets]
-    if (
-        isinstance(targets, (list, tuple))
-        and targets
-        and all(isinstance(name, str) for name in targets)
-    ):
-        if len(set(targets)) < len(targets):
-            raise ConfigError(f"targets={list(targets)!r} names a column more than once")
-        return list(targets)
-    return None
-
-
-def _classes(opened: OpenedRows, targets: Any) -> list[str] | dict[str, list[str]] | None:
-    classes = {
-        name: column.categories
-        for name, column in opened.targets.items()
-        if column.categories is not None
-    }
-    if isinstance(targets, str):
-        return classes.get(targets)
-    return classes or None
-
-
-def _targets(opened: OpenedRows, is_one: bool) -> Any:
-    """One target a row: an array, or a list of str; of several columns an array of compounds."""
-    if is_one:
-        (column,) = opened.targets.values()
-        return column.values.tolist() if column.values.dtype == object else column.values
-    columns: dict[str, Column] = opened.targets
-    table = np.empty(
-        len(opened.source), [(name, column.values.dtype) for name, column in columns.items()]
-    )
-    for name, column in columns.items():
-        table[name] = column.values
-    return table
