@@ -25,7 +25,9 @@ def explain_missing(name: str, known: Collection[str]) -> str:
     if name in NAMES:
         return f"headrace has no {name!r}: use {NAMES[name]}"
     meant = nearest(name, known)
-    return f"headrace has no {name!r}" + (f": did you mean {meant}?" if meant else "")
+    if meant is None:
+        return f"headrace has no {name!r}"
+    return f"headrace has no {name!r}: did you mean {meant}?"
 
 
 def missing_attribute(instance: object, name: str) -> Any:
@@ -43,13 +45,11 @@ def missing_attribute(instance: object, name: str) -> Any:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was most likely meant, whatever its case and underscores."""
-    by_letters = {_letters(word): word for word in known}
-    matches = difflib.get_close_matches(_letters(name), by_letters, 1, 0.75)
-    return by_letters[matches[0]] if matches else None
-
-
-def _letters(name: str) -> str:
-    return name.lower().replace("_", "")
+    by_letters = {word.lower().replace("_", ""): word for word in known}
+    letters = name.lower().replace("_", "")
+    for match in difflib.get_close_matches(letters, by_letters, 1, 0.75):
+        return by_letters[match]
+    return None
 
 
 def check_names(
@@ -66,37 +66,33 @@ def check_names(
         known: the keywords that the function has.
         elsewhere: by keyword of other functions: where to pass it.
     """
+    elsewhere = elsewhere or {}
     for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"{function} has no {name!r}: {_remedy(name, known, elsewhere or {})}"
-            )
+        if name in known:
+            continue
+        # a known meaning comes before the likeness of names
+        meant = nearest(name, known)
+        others = [r for r in ARGUMENTS.get(name, ()) if _argument_of(r) in elsewhere]
+        if synonyms(name, known):
+            remedy = f"use {synonyms(name, known)}"
+        elif name in elsewhere:
+            remedy = f"use it {elsewhere[name]}, whose option it is"
+        elif others:
+            remedy = f"use {others[0]} {elsewhere[_argument_of(others[0])]}"
+        elif name in WITHOUT_ARGUMENT:
+            remedy = f"use {WITHOUT_ARGUMENT[name]}"
+        elif meant and name not in ARGUMENTS:
+            remedy = f"did you mean {meant}?"
+        else:
+            remedy = f"it has {', '.join(sorted(known))}"
+        raise ConfigError(f"{function} has no {name!r}: {remedy}")
 
 
-def synonyms(name: str, known: Collection[str]) -> str | None:
-    """What to write for a word of another library, in a call that has the known keywords. None:
-    it is no such word.
+def synonyms(name: str, known: Collection[str]) -> str:
+    """What to write for a word of another library, in a call that has the known keywords; nothing
+    where it is no such word.
     """
-    return (
-        " or ".join(remedy for remedy in ARGUMENTS.get(name, ()) if _argument_of(remedy) in known)
-        or None
-    )
-
-
-def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
-    """A known meaning comes before the likeness of names."""
-    remedy = synonyms(name, known)
-    if remedy is not None:
-        return f"use {remedy}"
-    if name in elsewhere:
-        return f"use it {elsewhere[name]}, whose option it is"
-    for remedy in ARGUMENTS.get(name, ()):
-        if _argument_of(remedy) in elsewhere:
-            return f"use {remedy} {elsewhere[_argument_of(remedy)]}"
-    if name in WITHOUT_ARGUMENT:
-        return f"use {WITHOUT_ARGUMENT[name]}"
-    meant = None if name in ARGUMENTS else nearest(name, known)
-    return f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
+    return " or ".join(r for r in ARGUMENTS.get(name, ()) if _argument_of(r) in known)
 
 
 def _argument_of(remedy: str) -> str:
@@ -119,14 +115,14 @@ def check_integer(
     """
     if value is None and optional:
         return None
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    number = operator.index(value) if is_integer else None  # type: ignore[arg-type]
-    if number is None or (least is not None and not least <= number < 2**63):
-        at_least = "" if least is None else f" of at least {least}"
-        raise ConfigError(
-            f"{name} must be an integer{at_least}{' or None' if optional else ''}, not "
-            f"{described(value)}"
-        )
+    must = "must be an integer"
+    if least is not None:
+        must = f"{must} of at least {least}"
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise ConfigError(f"{name} {must}, not {described(value)}")
+    number = operator.index(value)
+    if least is not None and not least <= number < 2**63:
+        raise ConfigError(f"{name} {must}, not {number}")
     return number
 
 
@@ -136,23 +132,18 @@ def check_seconds(name: str, value: object, least: float = 0.0) -> float:
     Raises:
         ConfigError: it is none, is below `least`, or is not finite.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not least <= value < math.inf
-    ):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:  # type: ignore[operator]
         raise ConfigError(
             f"{name} must be a number of seconds, at least {least:g}, not {described(value)}"
         )
-    return float(value)
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:
     """Raises a ConfigError for what is neither True nor False, nor None where it is optional."""
     if not isinstance(value, bool) and not (optional and value is None):
-        raise ConfigError(
-            f"{name} must be True or False{' or None' if optional else ''}, not {described(value)}"
-        )
+        raise ConfigError(f"{name} must be True or False, not {described(value)}")
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
@@ -160,9 +151,8 @@ def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
     without ``self``.
     """
     parameters = inspect.signature(function).parameters.values()
-    return frozenset(
-        p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ) - {"self"}
+    names = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    return frozenset(names) - {"self"}
 
 
 def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
@@ -173,9 +163,8 @@ def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
     synonyms of its own arguments.
     """
     known = parameters_of(function)
-    takes_options = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
-    )
+    parameters = inspect.signature(function).parameters.values()
+    takes_options = any(p.kind is p.VAR_KEYWORD for p in parameters)
     shown = function.__qualname__.removesuffix(".__init__").split(".")[-1]
 
     @functools.wraps(function)
@@ -194,26 +183,24 @@ def described(value: object) -> str:
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    text = repr(value) if isinstance(value, (str, bytes)) else ""
-    return (
-        text
-        if text and len(text) <= 60
-        else f"{'an' if type(value).__name__[:1] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
-    )
+    if isinstance(value, (str, bytes)) and len(repr(value)) <= 60:
+        return repr(value)
+    name = type(value).__name__
+    if name[:1] in "aeiouAEIOU":
+        return f"an {name}"
+    return f"a {name}"
 
 
 def check_callable(name: str, value: object) -> None:
     """Raises a ConfigError for what can't be called, and for a class whose instances were meant.
     None passes.
     """
-    if value is None:
-        return
     if isinstance(value, type) and is_of_callables(value):
         raise ConfigError(
             f"{name} is the class {value.__name__}, and one of its instances was meant: write "
             f"{value.__name__}(...)"
         )
-    if not callable(value):
+    if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a callable, not {described(value)}")
 
 

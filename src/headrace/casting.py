@@ -38,11 +38,7 @@ def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
 
 _NAMES = ("bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
-_OF_TORCH = {
-    known: dtype
-    for dtype in (*map(np.dtype, _NAMES), BFLOAT16)
-    if (known := known_dtype(dtype)) is not None
-}
+_OF_TORCH = {known_dtype(dtype): dtype for dtype in (*map(np.dtype, _NAMES), BFLOAT16)}
 
 
 def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
@@ -54,26 +50,21 @@ def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
     """
     if dtype is None:
         return None
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return BFLOAT16
     if isinstance(dtype, torch.dtype):
-        if dtype not in _OF_TORCH:
-            raise ConfigError(
-                f"dtype={dtype!r}: NumPy has no such numbers: pass one that it has, or "
-                "torch.bfloat16"
-            )
-        return _OF_TORCH[dtype]
-    try:
-        named = (
-            BFLOAT16
-            if isinstance(dtype, str) and dtype == "bfloat16"
-            else np.dtype(dtype).newbyteorder("=")
-        )
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+        named = _OF_TORCH.get(dtype, np.dtype(object))
+    else:
+        try:
+            named = np.dtype(dtype).newbyteorder("=")
+        except TypeError as error:
+            raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
     if named.name == "bfloat16":  # that of ml_dtypes
         return BFLOAT16
     if known_dtype(named) is None:
         raise ConfigError(
-            f"dtype={dtype!r}: torch has no such numbers: pass one that it has, such as 'float32'"
+            f"dtype={dtype!r}: NumPy and torch have no such numbers: pass one that both have, such "
+            "as 'float32', or torch.bfloat16"
         )
     return named
 
@@ -84,7 +75,7 @@ def normalized_dtype(dtype: DTypeArgument | None) -> np.dtype[Any]:
     Raises:
         ConfigError: it is another one than float32, float16 and bfloat16.
     """
-    named = FLOAT32 if dtype is None else dtype_named(dtype)
+    named = dtype_named(dtype) or FLOAT32
     if named not in (FLOAT32, np.dtype(np.float16), BFLOAT16):
         raise ConfigError(
             f"dtype={dtype!r}: normalised images are torch.float32, torch.float16 or "
@@ -140,10 +131,11 @@ def cast_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         np.copyto(out, values, casting="unsafe")
         return
     numbers = np.require(values, np.float32, ("C", "W"))
-    source, target = torch.from_numpy(numbers.reshape(-1)), as_tensor(out.reshape(-1))
+    source = torch.from_numpy(numbers.reshape(-1))
+    target = as_tensor(out.reshape(-1))
     assert isinstance(target, torch.Tensor)
-    if len(source) <= _STRETCH or torch.get_num_threads() == 1:
-        target.copy_(source)
-        return
-    for to, values_ in zip(target.split(_STRETCH), source.split(_STRETCH), strict=True):
-        to.copy_(values_)
+    stretch = _STRETCH
+    if torch.get_num_threads() == 1:
+        stretch = max(1, len(source))
+    for to, part in zip(target.split(stretch), source.split(stretch), strict=True):
+        to.copy_(part)

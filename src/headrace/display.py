@@ -47,32 +47,35 @@ def progress_bar(progress: bool | None, *, is_short: bool = False, **options: An
         is_short: True if it is not worth a bar where `progress` is None.
         **options: those of `tqdm`.
     """
-    disable = None if progress is None else not progress  # None: tqdm looks for a terminal
-    if progress is None and (is_short or _is_notebook()):
-        disable = is_short
+    disable = None  # tqdm looks for a terminal
+    if progress is not None:
+        disable = not progress
+    elif is_short:
+        disable = True
+    elif "IPython" in sys.modules:
+        # Jupyter's output says that it is no terminal
+        shell = sys.modules["IPython"].get_ipython()
+        if shell is not None and "IPKernelApp" in shell.config:
+            disable = False
     return Bar(disable=disable, leave=False, **options)
-
-
-def _is_notebook() -> bool:
-    """True in a process of Jupyter, whose output says that it is no terminal."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell is not None and "IPKernelApp" in shell.config
 
 
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """A call as text: those of the arguments that `function` knows, and that are not its
     defaults, each in a word or two.
     """
-    known = [
-        (p.name, arguments[p.name], p.default)
-        for p in inspect.signature(function).parameters.values()
-        if p.name in arguments
-    ]
-    shown = [
-        f"{argument}={_short(value)}"
-        for argument, value, default in known
-        if not is_default(value, default)
-    ]
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in arguments:
+            continue
+        value = arguments[parameter.name]
+        if is_default(value, parameter.default):
+            continue
+        if value is None or isinstance(value, (bool, int, float, str, list, tuple, set, dict)):
+            text = reprlib.repr(value)
+        else:
+            text = getattr(value, "__name__", f"<{type(value).__name__}>")
+        shown.append(f"{parameter.name}={text}")
     return f"{name}({', '.join(shown)})"
 
 
@@ -85,9 +88,3 @@ def is_default(value: Any, default: Any) -> bool:
         and type(value) is type(default)
         and value == default
     )
-
-
-def _short(value: Any) -> str:
-    if value is None or isinstance(value, (bool, int, float, str, list, tuple, set, dict)):
-        return reprlib.repr(value)
-    return getattr(value, "__name__", None) or f"<{type(value).__name__}>"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import checks_keywords
+from headrace.arguments import checks_keywords, described
 from headrace.errors import ConfigError
 
 # encodings whose first 128 bytes are those characters
@@ -30,6 +30,7 @@ _SHOWN = 40
 """Characters that a `CharTokenizer` shows of itself."""
 _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
 _COLUMNS = ("input_ids", "special_tokens_mask", "token_type_ids")
+_SIZES = ("__len__", "get_vocab_size", "vocab_size", "n_vocab")
 REMEDY = (
     "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object "
     "with encode_batch or encode"
@@ -76,15 +77,15 @@ class CharTokenizer:
 
     @checks_keywords
     def __init__(self, characters: Iterable[str] | None = None) -> None:
-        self.characters: str | None = (
-            None if characters is None else "".join(sorted(set("".join(characters))))
-        )
-        self._codes = None if self.characters is None else _codes_of(self.characters)
+        self.characters: str | None = None
+        if characters is not None:
+            self.characters = "".join(sorted(set("".join(characters))))
+            self._codes = _codes_of(self.characters)
 
     def __call__(self, text: str) -> npt.NDArray[np.int32]:
         """Returns the ids of a text, int32 [characters]."""
         codes = _codes_of(text)
-        if self._codes is None:
+        if self.characters is None:
             return codes + np.int32(2)
         places = np.searchsorted(self._codes, codes)
         known = np.append(self._codes, -1)[places] == codes
@@ -94,9 +95,9 @@ class CharTokenizer:
         """Returns the ids of many texts, as slices of one array of the smallest dtype that fits
         all ids.
         """
-        ids = self("".join(texts)).astype(smallest_dtype(self.vocab_size), copy=False)
-        ends = list(itertools.accumulate(map(len, texts), initial=0))
-        return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
+        ids = self("".join(texts)).astype(dtype_for(0, self.vocab_size - 1), copy=False)
+        ends = list(itertools.accumulate(map(len, texts)))
+        return np.split(ids, ends)[: len(texts)]
 
     def encode_bytes(
         self,
@@ -121,8 +122,8 @@ class CharTokenizer:
         Raises:
             UnicodeDecodeError: a text is not in this encoding.
         """
-        is_cut = max_length is not None and int(lengths.max(initial=0)) > max_length
-        if is_cut or not (encoding in _ASCII_FIRST and joined.isascii()):
+        is_ascii = encoding in _ASCII_FIRST and joined.isascii()
+        if not is_ascii or (max_length is not None and lengths.max(initial=0) > max_length):
             ends = [0, *np.cumsum(lengths).tolist()]
             texts = [
                 joined[begin:end].decode(encoding, errors)[:max_length]
@@ -130,7 +131,9 @@ class CharTokenizer:
             ]
             return self("".join(texts)), np.fromiter(map(len, texts), np.int64, len(texts))
         codes = np.frombuffer(joined, np.uint8)  # a byte is a character
-        return codes + np.int64(2) if self._codes is None else self._of_ascii.take(codes), lengths
+        if self.characters is None:
+            return codes + np.int64(2), lengths
+        return self._of_ascii.take(codes), lengths
 
     @functools.cached_property
     def _of_ascii(self) -> npt.NDArray[np.int64]:
@@ -143,13 +146,17 @@ class CharTokenizer:
         given = given[given != self.pad_token_id]
         codes = np.full(given.shape, 0xFFFD, np.int64)
         known = given >= 2
-        codes[known] = given[known] - 2 if self._codes is None else self._codes[given[known] - 2]
+        codes[known] = given[known] - 2
+        if self.characters is not None:
+            codes[known] = self._codes[codes[known]]
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, including the two special ones."""
-        return 2 + (0x110000 if self.characters is None else len(self.characters))
+        if self.characters is None:
+            return 2 + 0x110000
+        return 2 + len(self.characters)
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -157,17 +164,19 @@ class CharTokenizer:
     @property
     def identity(self) -> str:
         """The constructor call with all characters, which identifies the tokenizer."""
-        return f"CharTokenizer({'' if self.characters is None else repr(self.characters)})"
+        if self.characters is None:
+            return "CharTokenizer()"
+        return f"CharTokenizer({self.characters!r})"
 
     def __repr__(self) -> str:
-        many = self.characters is not None and len(self.characters) > _SHOWN
-        return f"CharTokenizer(<{self.vocab_size - 2:,} characters>)" if many else self.identity
+        if self.characters is not None and len(self.characters) > _SHOWN:
+            return f"CharTokenizer(<{len(self.characters):,} characters>)"
+        return self.identity
 
 
 def _codes_of(text: str) -> npt.NDArray[np.int32]:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<i4").astype(
-        np.int32, copy=False
-    )
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<i4")
+    return codes.astype(np.int32, copy=False)
 
 
 def identity_of(tokenizer: Any) -> str | None:
@@ -184,31 +193,29 @@ def identity_of(tokenizer: Any) -> str | None:
     if isinstance(own, str):
         return f"{name}:{own}"
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    tell = _method(inner, "to_str") if _method(inner, "encode_batch") else None
-    if tell is None:
+    if not (_method(inner, "to_str") and _method(inner, "encode_batch")):
         return None
-    text = str(tell())
-    # these two are what HuggingFace's last call left there, and don't concern the next one
+    text = str(inner.to_str())
     if inner is not tokenizer:
-        text = json.dumps(
-            {
-                name: value
-                for name, value in json.loads(text).items()
-                if name not in ("truncation", "padding")
-            }
-        )
-    bos = getattr(tokenizer, "add_bos_token", None)
-    eos = getattr(tokenizer, "add_eos_token", None)
-    parts = f"{text}|{bos}|{eos}"
-    return f"{name}:{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
+        said = json.loads(text)
+        # what HuggingFace's last call left there, which doesn't concern the next one
+        said.pop("truncation", None)
+        said.pop("padding", None)
+        text = json.dumps(said)
+    adds = [getattr(tokenizer, name, None) for name in ("add_bos_token", "add_eos_token")]
+    digest = hashlib.blake2b(f"{text}|{adds}".encode(), digest_size=16).hexdigest()
+    return f"{name}:{digest}"
 
 
 def shown_tokenizer(tokenizer: Any) -> str:
     """A tokenizer on one short line: others show their whole vocabulary."""
     if tokenizer is None or isinstance(tokenizer, CharTokenizer) or inspect.isroutine(tokenizer):
         return repr(tokenizer)
+    name = type(tokenizer).__qualname__
     size = vocabulary_of(tokenizer).size
-    return f"<{type(tokenizer).__qualname__}{'' if size is None else f' of {size:,} tokens'}>"
+    if size is None:
+        return f"<{name}>"
+    return f"<{name} of {size:,} tokens>"
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
@@ -219,35 +226,33 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """
     if tokenizer is None:
         return Vocabulary()
-    encodes = (
-        callable(tokenizer) or _method(tokenizer, "encode_batch") or _method(tokenizer, "encode")
-    )
+    encodes = _method(tokenizer, "encode_batch") or _method(tokenizer, "encode")
     # the name of a model can encode too: itself
-    if isinstance(tokenizer, (type, str)) or not encodes:
-        raise ConfigError(f"tokenizer is {_name(tokenizer)}: {REMEDY}")
-    set_up = getattr(tokenizer, "padding", None)  # of a tokenizers.Tokenizer
-    set_up = set_up if isinstance(set_up, Mapping) else {}
+    if isinstance(tokenizer, (type, str)) or not (callable(tokenizer) or encodes):
+        raise ConfigError(f"tokenizer is {described(tokenizer)}: {REMEDY}")
+    padding = getattr(tokenizer, "padding", None)  # of a tokenizers.Tokenizer
+    if not isinstance(padding, Mapping):
+        padding = {}
+    id_of: Callable[[str], int | None] = _method(tokenizer, "token_to_id") or (lambda word: None)
     pad = _first(
         _number(tokenizer, "pad_token_id"),
         _number(tokenizer, "eos_token_id"),
-        set_up.get("pad_id"),
-        _word(tokenizer, _PAD_WORDS),
+        padding.get("pad_id"),
+        *map(id_of, _PAD_WORDS),
         _number(tokenizer, "pad_id"),
     )
-    mask = _first(_number(tokenizer, "mask_token_id"), _word(tokenizer, _MASK_WORDS))
-    length = len(tokenizer) if hasattr(tokenizer, "__len__") else None
-    size = _first(
-        length, *(_number(tokenizer, name) for name in ("get_vocab_size", "vocab_size", "n_vocab"))
-    )
-    special = {
-        *getattr(tokenizer, "all_special_ids", ()),
-        *_added(tokenizer),
-        *(token for token in (mask,) if token is not None),
-    }
-    side = getattr(tokenizer, "padding_side", None) or set_up.get("direction")
-    return Vocabulary(
-        pad, mask, size, tuple(sorted(special)), side if side in ("right", "left") else None
-    )
+    mask = _first(_number(tokenizer, "mask_token_id"), *map(id_of, _MASK_WORDS))
+    size = _first(*(_number(tokenizer, name) for name in _SIZES))
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    added = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
+    if added is not None:
+        special.update(number for number, token in added().items() if token.special)
+    if mask is not None:
+        special.add(mask)
+    side = getattr(tokenizer, "padding_side", None) or padding.get("direction")
+    if side not in ("right", "left"):
+        side = None
+    return Vocabulary(pad, mask, size, tuple(sorted(special)), side)
 
 
 def encode_texts(
@@ -269,23 +274,22 @@ def encode_texts(
     """
     texts = list(texts)
     if callable(tokenizer) and hasattr(tokenizer, "all_special_ids"):
-        options = {} if max_length is None else {"truncation": True, "max_length": max_length}
-        made = tokenizer(texts, padding=False, return_special_tokens_mask=True, **options)
-        return [
-            {name: _ids(made[name][number]) for name in _COLUMNS if name in made}
-            for number in range(len(texts))
-        ]
-    batched = _method(tokenizer, "encode_batch")
-    one: Callable[[str], Any] | None = (
-        tokenizer if callable(tokenizer) else _method(tokenizer, "encode")
-    )
-    encodings = (
-        batched(texts)
-        if batched is not None
-        else [one(text) for text in texts]
-        if one is not None
-        else []
-    )
+        options: dict[str, Any] = {"padding": False, "return_special_tokens_mask": True}
+        if max_length is not None:
+            options |= {"truncation": True, "max_length": max_length}
+        columns = tokenizer(texts, **options)
+        encodings = [{name: columns[name][i] for name in columns} for i in range(len(texts))]
+    elif _method(tokenizer, "encode_batch"):
+        encodings = list(tokenizer.encode_batch(texts))
+    elif callable(tokenizer):
+        encodings = [tokenizer(text) for text in texts]
+    else:
+        encodings = [tokenizer.encode(text) for text in texts]
+    if len(encodings) != len(texts):
+        raise ConfigError(
+            f"the tokenizer was given {len(texts):,} texts and gave ids of {len(encodings):,}: "
+            f"{REMEDY}"
+        )
     return [_cut(_record(encoding), max_length) for encoding in encodings]
 
 
@@ -305,65 +309,43 @@ def token_arrays(
         ConfigError: what the tokenizer gives are no ids, or they don't fit int32.
     """
     if type(tokenizer) is CharTokenizer:  # what a subclass makes of a text may depend on all of it
-        return tokenizer.encode_together(
-            texts if max_length is None else [text[:max_length] for text in texts]
-        )
-    arrays = [
-        np.array(record["input_ids"], np.int64)
-        for record in encode_texts(tokenizer, texts, max_length)
-    ]
-    if len(arrays) != len(texts):
-        raise ConfigError(
-            f"the tokenizer was given {len(texts):,} texts and gave ids of {len(arrays):,}: "
-            f"{REMEDY}"
-        )
-    size, narrow = vocabulary_of(tokenizer).size or 0, []
-    for ids in arrays:
-        narrow.append(ids.astype(smallest_dtype(max(size, _largest(ids) + 1))))
-    return narrow
-
-
-def _largest(ids: npt.NDArray[np.int64]) -> int:
-    """The largest id; 0 where there are none."""
-    largest = int(ids.max(initial=0))
-    if largest >= 2**31 or ids.min(initial=0) < 0:
-        raise ConfigError(
-            f"the tokenizer gave ids from {ids.min()} to {ids.max()}: they must be at least 0, "
-            "and fit int32"
-        )
-    return largest
-
-
-def smallest_dtype(size: int) -> str:
-    """The dtype that so many ids fit."""
-    return "uint16" if size <= 1 << 16 else "int32"
+        return tokenizer.encode_together([text[:max_length] for text in texts])
+    size = vocabulary_of(tokenizer).size or 0
+    arrays = []
+    for record in encode_texts(tokenizer, texts, max_length):
+        ids = np.array(record["input_ids"], np.int64)
+        most = ids.max(initial=0)
+        if most >= 2**31 or ids.min(initial=0) < 0:
+            raise ConfigError(
+                f"the tokenizer gave ids from {ids.min()} to {most}: they must be at least 0, and "
+                "fit int32"
+            )
+        arrays.append(ids.astype(dtype_for(0, max(size - 1, most))))
+    return arrays
 
 
 def dtype_for(least: int, most: int) -> str:
     """The dtype that ids from `least` to `most` fit; below 0 are those that carry a mark."""
-    return "int32" if least < 0 else smallest_dtype(most + 1)
+    if least < 0 or most >= 1 << 16:
+        return "int32"
+    return "uint16"
 
 
 def _record(encoding: Any) -> dict[str, list[int]]:
     """Of a list of ids, a mapping that holds one, or a `tokenizers.Encoding`."""
-    if not (isinstance(encoding, Mapping) and "input_ids" in encoding):
-        masks = {
-            name: getattr(encoding, name)
-            for name in ("special_tokens_mask", "attention_mask")
-            if hasattr(encoding, name)
-        }
-        encoding = (
-            {"input_ids": encoding.ids, **masks}
-            if hasattr(encoding, "ids")
-            else {"input_ids": encoding}
-        )
-    record = {name: _ids(encoding[name]) for name in _COLUMNS if name in encoding}
-    attended = _ids(encoding["attention_mask"]) if "attention_mask" in encoding else [1]
-    if not all(attended):  # the tokenizer pads by itself: its padding is not the text's
-        record = {
-            name: [value for value, counts in zip(values, attended, strict=True) if counts]
-            for name, values in record.items()
-        }
+    columns = {"input_ids": encoding}
+    if isinstance(encoding, Mapping) and "input_ids" in encoding:
+        columns = dict(encoding)
+    elif hasattr(encoding, "ids"):
+        masks = ("special_tokens_mask", "attention_mask")
+        columns = {name: getattr(encoding, name) for name in masks if hasattr(encoding, name)}
+        columns["input_ids"] = encoding.ids
+    record = {name: _ids(columns[name]) for name in _COLUMNS if name in columns}
+    if "attention_mask" in columns:  # a tokenizer that pads by itself: that is not the text's
+        attended = _ids(columns["attention_mask"])
+        if not all(attended):
+            for name, values in record.items():
+                record[name] = list(itertools.compress(values, attended))
     return record
 
 
@@ -371,11 +353,13 @@ def _cut(record: dict[str, list[int]], max_length: int | None) -> dict[str, list
     ids = record["input_ids"]
     if max_length is None or len(ids) <= max_length:
         return record
-    special = record.get("special_tokens_mask", [0])
-    ending = next(
-        (number for number, is_special in enumerate(reversed(special)) if not is_special), 0
-    )
-    ending = ending if ending < max_length else 0
+    ending = 0  # special tokens at the end
+    for is_special in reversed(record.get("special_tokens_mask", ())):
+        if not is_special:
+            break
+        ending += 1
+    if ending >= min(max_length, len(ids)):
+        ending = 0
     return {
         name: values[: max_length - ending] + values[len(values) - ending :]
         for name, values in record.items()
@@ -388,8 +372,10 @@ def _ids(value: Any) -> list[int]:
         array = np.asarray(value)
     except (ValueError, TypeError):  # lists of different lengths, or what is no number at all
         array = np.empty(0, object)
-    array = array[0] if array.ndim == 2 and len(array) == 1 else array
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or array.dtype.kind == "O":
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    is_empty = array.dtype.kind == "f" and not array.size
+    if array.ndim != 1 or not (array.dtype.kind in "iu" or is_empty):
         raise ConfigError(
             f"the tokenizer gave a {type(value).__name__} for a text that is no list of ids: "
             f"{REMEDY}"
@@ -400,33 +386,20 @@ def _ids(value: Any) -> list[int]:
 
 def _method(tokenizer: Any, name: str) -> Callable[..., Any] | None:
     method = getattr(tokenizer, name, None)
-    return method if callable(method) else None
+    if not callable(method):
+        return None
+    return method  # type: ignore[no-any-return]
 
 
 def _number(tokenizer: Any, name: str) -> int | None:
     """An attribute, or what a method of that name gives; None, where there is none, or no id."""
     value = getattr(tokenizer, name, None)
-    value = value() if callable(value) else value
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _word(tokenizer: Any, words: Sequence[str]) -> int | None:
-    id_of = _method(tokenizer, "token_to_id")
-    return None if id_of is None else _first(*(id_of(word) for word in words))
-
-
-def _added(tokenizer: Any) -> list[int]:
-    added = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
-    return (
-        []
-        if added is None
-        else [number for number, token in added().items() if getattr(token, "special", False)]
-    )
+    if callable(value):
+        value = value()
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
 
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
-
-
-def _name(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
