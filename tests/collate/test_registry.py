@@ -57,14 +57,14 @@ def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collato
     assert registry.get("times")([1, 2]) == [1, 2]
     assert registry.get("numbers", factor=3)([1, 2]) == [3, 6]
     assert registry.get("raw") is list
-    with pytest.raises(ConfigError, match=r"'times': .*'faktor'; .*factor: .*int.* = 1\)"):
+    with pytest.raises(ConfigError, match=r"'times': .*'faktor'"):
         registry.get("times", faktor=3)
 
 
 def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) -> None:
     registry.register("texts", factory=True)(make_collate)
     assert registry.get("texts", task_spec=len)(["a", "bc"]) == [1, 2]
-    with pytest.raises(ConfigError, match=r"'texts': .*'task_spec'; it is make_collate\(task_spec"):
+    with pytest.raises(ConfigError, match=r"'texts': .*make_collate.*'task_spec'"):
         registry.get("texts")
     registry.register("optional", factory=False)(lambda samples=(): list(samples))
     assert registry.get("optional")([1, 2]) == [1, 2]

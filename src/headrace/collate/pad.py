@@ -131,7 +131,7 @@ class Padding:
         return empty((len(lengths), length), torch.int64).copy_(positions < lengths[:, None])
 
     def join(
-        self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: int
+        self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: Number
     ) -> tuple[torch.Tensor, npt.NDArray[Any]] | None:
         """What `apply` makes of integers, of rows that lie one behind the other: all at once.
 

@@ -125,19 +125,13 @@ class Collators:
             if not options:
                 return function
             return functools.partial(function, **options)
-        name = getattr(function, "__name__", type(function).__name__)
-        signature = _signature_of(function)
         try:
-            if signature is not None:
-                signature.bind(**options)
+            made: Collate = function(**options)
         except TypeError as error:
-            raise ConfigError(
-                f"collator {entry.name!r}: {error}; it is {name}{signature}"
-            ) from None
-        made: Collate = function(**options)
+            raise ConfigError(f"collator {entry.name!r}: {error}; it is {function!r}") from error
         if not callable(made):
             raise ConfigError(
-                f"collator {entry.name!r} is registered as a factory, and {name} returned a "
+                f"collator {entry.name!r} is registered as a factory, and {function!r} returned a "
                 f"{type(made).__name__} where a collate function should be: if it takes samples "
                 "and returns their batch, register it with factory=False"
             )
@@ -148,23 +142,16 @@ class Collators:
         return [*self._entries.values()]
 
 
-def _signature_of(function: Collate) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # of some builtins
-        return None
-
-
 def _looks_like_factory(function: Collate) -> bool:
     """True for a class whose instances can be called, which `list` is not, and for a function
     that can be called without an argument.
     """
     if isinstance(function, type):
         return is_of_callables(function)
-    signature = _signature_of(function)
-    if signature is None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some builtins
         return False
-    parameters = signature.parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # a wrapper: (*args, **kwargs)
         return False
     return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -178,8 +178,10 @@ class TextCollator:
                 f"pad_values must be a mapping from field to number, not {pad_values!r}"
             )
         self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
-        pads_ids_alone = not {"input_ids", "attention_mask", "labels"} & pads.keys()
-        self._may_join = pads_ids_alone and labels != "masked"
+        self._pad = self._values["input_ids"]
+        is_plain = type(self._pad) is int and abs(self._pad) < 1 << 63
+        has_others = "labels" in pads or self._values["attention_mask"] != 0
+        self._joins = is_plain and labels != "masked" and not has_others
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Collates samples into a batch."""
@@ -217,8 +219,8 @@ class TextCollator:
                 pad labels differently, or to raise an error).
         """
         joined = None
-        if self._may_join:
-            joined = self._padding.join(ids, lengths, self.pad_token_id)
+        if self._joins:
+            joined = self._padding.join(ids, lengths, self._pad)
         if joined is None:
             return None
         rows, inside = joined

@@ -22,7 +22,7 @@ from headrace.loader.plan import Plan
 from headrace.memory.budget import format_size
 from headrace.modes import LoadingMode
 from headrace.order import BucketedOrder, RankBatches
-from headrace.order.visits import estimate_visits
+from headrace.order.visits import estimate_readings
 from headrace.sorting import distinct
 
 # options that are shown in any case, in this order; the others where they are not as they are by
@@ -209,7 +209,7 @@ def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
         return
     fewer = "shuffle='block' reads each about once"
     if is_laned or order["shuffle"] is False:
-        count = estimate_visits(batches, workers, sizes).readings
+        count = estimate_readings(batches, workers, sizes)
     else:
         edges = np.cumsum(sizes)
         looked_at = batches.some(range(min(_LOOKED_AT, batches.steps)))
