@@ -230,13 +230,11 @@ def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccele
 
 
 def transfer_to(
-    device: torch.device | str | int | None,
+    device: torch.device | str | int,
     normalization: Normalization | None = None,
     memory_format: torch.memory_format | None = None,
-) -> Transfer | None:
-    """The transfer of an epoch's batches to a device; None: they stay."""
-    if device is None:
-        return None
+) -> Transfer:
+    """The transfer of an epoch's batches to a device."""
     find = accelerator_of(device)
     if find is None:
         return Transfer(device, normalization, memory_format)

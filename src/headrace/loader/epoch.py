@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.device import Deliveries, transfer_to
+from headrace.loader.device import Deliveries, Transfer, transfer_to
 from headrace.loader.plan import StreamPlan
 from headrace.loader.state import Position
 from headrace.loader.stateful import States
@@ -46,9 +46,11 @@ class EpochIterator:
         self._samples = 0
         self._wait = 0.0
         self._began = self._clock = time.perf_counter()
-        self._transfer = transfer_to(
-            loader.config.device, loader._images.normalization, loader.config.memory_format
-        )
+        self._transfer: Transfer | None = None
+        config = loader.config
+        if config.device is not None:
+            normalization = loader._images.normalization
+            self._transfer = transfer_to(config.device, normalization, config.memory_format)
         self._is_closed = False
         self._deliveries: Deliveries | None = None
 
@@ -194,7 +196,9 @@ class EpochIterator:
         if self._transfer is not None:
             self._transfer.finish()
             loader._stats.transfer_time += self._transfer.seconds()
-        loader._ended(self.at)
+        loader._state.end = self.at
+        if loader._agreement is not None:
+            loader._agreement.ended()
         if loader.config.log_loading_stats and self.received:
             seconds = max(self._clock - self._began, 1e-9)
             logger.info(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
@@ -118,6 +119,7 @@ class Loader(DataLoader[B]):
         }
         check_picklable(config.multiprocessing_context, workers_need)
         self._plan = make_plan(config, dataset)
+        self._is_ordered = isinstance(self._plan, RankBatches)  # by headrace's own order
         self._planned = length_of(dataset)  # samples that the plan knows
         self._is_growth_said = False
         if config.drop_last and self._plan.steps == 0 and self._planned:
@@ -149,11 +151,6 @@ class Loader(DataLoader[B]):
             return missing_attribute(self, name)
 
     # -- set-up
-
-    @property
-    def _is_ordered(self) -> bool:
-        """True if batches follow headrace's own order."""
-        return isinstance(self._plan, RankBatches)
 
     def _torch_arguments(self) -> dict[str, Any]:
         """The arguments of torch's own constructor, so that everything which looks at a
@@ -230,8 +227,18 @@ class Loader(DataLoader[B]):
         self._state.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[B]:  # type: ignore[override]
-        check_world(self.given, self.config, self._reasons["world_size"])
-        self._check_growth()
+        is_alone = self.given.rank is None and self.config.world_size == 1
+        if is_alone and dist.is_available() and dist.is_initialized():
+            check_world(self._reasons["world_size"])
+        if self._is_ordered and not self._is_growth_said:
+            length = len(self.dataset)
+            if length > (self._planned or 0):
+                self._is_growth_said = True
+                warn(
+                    f"{type(self.dataset).__name__} had {self._planned:,} samples when this loader "
+                    f"was made, and has {length:,} now: the others are left out; make another "
+                    "loader"
+                )
         before = copy.copy(self._state)
         goes_on = self._state.goes_on
         try:
@@ -243,8 +250,8 @@ class Loader(DataLoader[B]):
             is_free = self._pool is None or self._pool.is_free
             if self._memory.too_large and is_free:
                 self._refit(goes_on)
-            if not goes_on:
-                self._states = self._states_of_next_epoch()
+            if self._states is not None and not goes_on:
+                self._states = self._states_of_next_epoch(self._states)
             iterator = EpochIterator(self, at, self._states)
             # else an iterator uses it which may be gone before the first batch is asked for
             if is_free:
@@ -261,18 +268,6 @@ class Loader(DataLoader[B]):
         is not known.
         """
         return self._planned if self._is_ordered else length_of(self.dataset)
-
-    def _check_growth(self) -> None:
-        """Warns, once, of samples that the order does not know."""
-        if not self._is_ordered or self._is_growth_said:
-            return
-        length = length_of(self.dataset) or 0
-        if length > (self._planned or 0):
-            self._is_growth_said = True
-            warn(
-                f"{type(self.dataset).__name__} had {self._planned:,} samples when this loader was "
-                f"made, and has {length:,} now: the others are left out; make another loader"
-            )
 
     def _refit(self, goes_on: bool) -> None:
         """Before an epoch: what the first batch of the last one said of the ring's size."""
@@ -332,13 +327,9 @@ class Loader(DataLoader[B]):
         batches = self._plan if is_streaming else None
         return Fetch(dataset, ring, batches=batches, stride=max(1, workers), **common)
 
-    def _states_of_next_epoch(self) -> States | None:
-        if self._states is None:
-            return None
+    def _states_of_next_epoch(self, states: States) -> States:
         workers = self.config.num_workers or 0
-        return self._states.of_next_epoch(
-            workers, lives_on=not workers or bool(self.config.persistent_workers)
-        )
+        return states.of_next_epoch(workers, not workers or bool(self.config.persistent_workers))
 
     # -- what an iterator tells
 
@@ -358,12 +349,6 @@ class Loader(DataLoader[B]):
             self._pids.add(pid)
             if self._stats.batches:  # the first batch does not wait for it
                 self._stats.look(self._pids)
-
-    def _ended(self, at: Position) -> None:
-        """An epoch has ended."""
-        self._state.end = at
-        if self._agreement is not None:
-            self._agreement.ended()
 
     def _broke(self, pool: WorkerPool) -> None:
         """A pool can't be used any more: the next iterator gets another one."""
@@ -428,8 +413,10 @@ class Loader(DataLoader[B]):
         sampler_state = plan.state_at(*at) if isinstance(plan, SamplerPlan) else None
         if sampler_state is not None:
             state["sampler_state"] = sampler_state
-        states = self._states_of_next_epoch() if self._state.is_at_next else self._states
+        states = self._states
         if states is not None:
+            if self._state.is_at_next:
+                states = self._states_of_next_epoch(states)
             if not (states or at.batches or self.config.num_workers):
                 states = states.before_first_batch(self.dataset)
             if states:

@@ -64,17 +64,11 @@ class EpochSampler(OrderSampler):
         return indices
 
 
-def check_world(given: DataLoaderConfig, config: DataLoaderConfig, reason: str) -> None:
+def check_world(reason: str) -> None:
     """Raises a ConfigError if torch.distributed has been initialised, with several processes, since
-    a single one made the loader.
-
-    Args:
-        given, config: its options as they were given, and as they were resolved.
-        reason: why its world size is what it is.
+    a single one made the loader; `reason`: why its world size is 1.
     """
-    if given.rank is not None or config.world_size != 1:
-        return
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if dist.get_world_size() == 1:
         return
     raise ConfigError(
         f"this loader was made as rank 0 of 1 ({reason}), and torch.distributed now says rank "
