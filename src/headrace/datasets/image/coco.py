@@ -20,7 +20,7 @@ from headrace.datasets.image.matching import keys_for, named_few, spellings_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import composed, redact
+from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.arrays.packed import (
     BOXES,
@@ -253,7 +253,10 @@ def read_coco(
         height, width = entry.get("height"), entry.get("width")
         is_known = all(isinstance(side, int) and side > 0 for side in (height, width))
         sizes.append((height, width) if is_known else (0, 0))
-    names = _without_folders(names, files)
+    by_base = {os.path.basename(name): number for name, number in names.items()}
+    first = os.fsdecode(files.names[0]) if len(files) else ""
+    if len(by_base) == len(names) and names.keys().isdisjoint(spellings_of(first)):
+        names = by_base  # without folders that are not among the data
     keys = keys_for(names, files, f"targets: {where}", skips_unused)
     categories = _categories(found.get("categories"), where)
     known = set(categories.values())
@@ -285,7 +288,7 @@ def read_coco(
         each[image].append((box, label, area, is_crowd, segmentation))
     if empty:
         warn(
-            f"targets: {where}: {named_few(empty, len(empty))} annotations have boxes without "
+            f"targets: {where}: {named_few(empty)} annotations have boxes without "
             "area, or outside of their image: left out"
         )
     order = [names[key] for key in keys]
@@ -318,18 +321,6 @@ def _field(entry: Any, name: str, kind: type, place: str) -> Any:
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise FormatError(f"{place}: {name} is an integer of more than 64 bits: use a smaller one")
     return value
-
-
-def _without_folders(names: dict[str, int], files: FileSet) -> dict[str, int]:
-    """The numbers of the entries by the names that the files have: without the folders before
-    them, where these are not among the data.
-    """
-    first = os.fsdecode(files.names[0]) if len(files) else ""
-    known = set(map(composed, names))
-    if any(composed(name) in known for name in spellings_of(first)):
-        return names
-    by_base = {os.path.basename(name): number for name, number in names.items()}
-    return by_base if len(by_base) == len(names) else names
 
 
 def _categories(categories: Any, where: str) -> dict[str, int]:

@@ -348,8 +348,7 @@ def _separated(values: list[Any], separator: str | None) -> list[Any]:
     """Texts of several labels as lists of these."""
     if separator is None or not all(isinstance(value, str) for value in values):
         return values
-    parts = [map(str.strip, value.split(separator)) for value in values]
-    return [[label for label in labels if label] for labels in parts]
+    return [[part.strip() for part in text.split(separator) if part.strip()] for text in values]
 
 
 def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
@@ -601,11 +600,9 @@ def key_of(table: Table, files: FileSet) -> str:
     Raises:
         ConfigError: there is none.
     """
-    columns = {name: set(map(str, values)) for name, values in table.columns.items()}
     if table.key is not None:
         return table.key
-    if not any(columns.values()):
-        return next(iter(columns), "")
+    columns = {name: set(map(str, values)) for name, values in table.columns.items()}
     found = _names_among(set().union(*columns.values()), files)
     # a class may be called as a file is without its ending
     found = {name for name in found if os.path.splitext(name)[1]} or found

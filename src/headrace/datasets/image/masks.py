@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from headrace.datasets.image.claims import SIXTEEN_BIT, Left, claimed
-from headrace.datasets.image.pixels import check_pixels, decoding, open_image
+from headrace.datasets.image.pixels import decoding, open_image
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 
@@ -42,16 +42,15 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
         FormatError: the file is not an image, is broken or too large, or has colours, floats or
             alpha.
     """
-    if len(data) == 0:
-        raise FormatError("the file is empty (0 bytes)")
-    with open_image(data) as image:
-        check_pixels(*image.size)
-        with claimed(left, image.height, image.width, image.height * image.width * _WIDEST):
-            image.load()
-            dtype = _dtype_of(image.mode)
-            if image.mode == "1":
-                return np.array(image.convert("L"), np.uint8) // 255
-            return np.array(image).astype(dtype)
+    with (
+        open_image(data) as image,
+        claimed(left, image.height, image.width, image.height * image.width * _WIDEST),
+    ):
+        image.load()
+        dtype = _dtype_of(image.mode)
+        if image.mode == "1":
+            return np.array(image.convert("L"), np.uint8) // 255
+        return np.array(image).astype(dtype)
 
 
 def _dtype_of(mode: str) -> np.dtype[Any]:
@@ -81,10 +80,7 @@ def mask_spec(data: Any, left: Left | None = None) -> ArraySpec:
     Raises:
         FormatError: as `decode_mask`; damage behind the header is not seen.
     """
-    if len(data) == 0:
-        raise FormatError("the file is empty (0 bytes)")
     with open_image(data) as image:
-        check_pixels(*image.size)
         if image.format != "TIFF":
             return ArraySpec((image.height, image.width), _dtype_of(image.mode))
     mask = decode_mask(data, left)

@@ -93,10 +93,10 @@ def _checked(
     missing = [name for name, key in zip(names, found, strict=True) if key is None]
     used = set(found)
     unused = [key for key in keys if key not in used]
-    surplus = f"{named_few(unused, len(unused))} of {len(keys):,} targets belong to no file"
+    surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
     if missing:
         raise error(
-            f"{where}: {named_few(missing, len(missing))} of {len(names):,} files have no target "
+            f"{where}: {named_few(missing)} of {len(names):,} files have no target "
             f"by their name{f', and {surplus}' if unused else ''}: add the targets, or open only "
             "the files that have one"
         )
@@ -110,10 +110,10 @@ def _checked(
     return [key for key in found if key is not None]
 
 
-def named_few(names: Iterable[Any], count: int) -> str:
+def named_few(names: Sequence[Any]) -> str:
     """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
-    shown = [redact(name) for _, name in zip(range(_SHOWN), names, strict=False)]
-    return f"{count:,} ({', '.join(shown)}{', ...' if count > len(shown) else ''})"
+    shown = ", ".join(map(redact, names[:_SHOWN]))
+    return f"{len(names):,} ({shown}{', ...' if len(names) > _SHOWN else ''})"
 
 
 # -- masks

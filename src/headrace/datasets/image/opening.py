@@ -28,7 +28,6 @@ from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
 from headrace.storage.class_folders import (
     folder_targets,
-    mask_folders,
     refuse_other_folders,
     warn_of_splits,
 )
@@ -106,13 +105,6 @@ def _with_targets(
     if not wanted.is_outright:
         refuse_other_folders(files)
     numbers, classes = folder_targets(files)
-    pair = None if wanted.is_outright else mask_folders(files)
-    if pair is not None:
-        warn(
-            f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, and "
-            f"count as two classes of images; if {pair[1]} are masks, open the folder {pair[0]} "
-            "and pass the other one as targets="
-        )
     if numbers is None:
         warn(
             f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is "

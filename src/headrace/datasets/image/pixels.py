@@ -230,27 +230,19 @@ def _decoded(
     left: Left | None,
 ) -> Pixels:
     """[H, W, C], or [H, W, 4] in memory that the next image will use."""
-    if len(data) == 0:
-        raise FormatError("the file is empty (0 bytes)")
     pixels = _decode_jpeg(data, color, size, box, exact, left)
-    if pixels is None:
-        pixels = _decode_pillow(data, color, size, box, left)
-    return pixels
+    return _decode_pillow(data, color, size, box, left) if pixels is None else pixels
 
 
 # -- JPEG
 
 
 class _Header(NamedTuple):
-    height: int
-    width: int
+    shape: tuple[int, int]
+    upright: tuple[int, int]
     space: str
     orientation: Any
     is_progressive: bool
-
-    @property
-    def upright(self) -> tuple[int, int]:
-        return _upright_shape(self.height, self.width, self.orientation)
 
 
 def _jpeg_header(data: Any) -> _Header | None:
@@ -261,13 +253,14 @@ def _jpeg_header(data: Any) -> _Header | None:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    check_pixels(width, height)
+    _check_pixels(width, height)
     may_be_turned, is_progressive = _marks(data)
     orientation = 1
     if may_be_turned:
         with open_image(data) as image:  # reads the header only
             orientation = _orientation_of(image)
-    return _Header(height, width, space, orientation, is_progressive)
+    upright = _upright_shape(height, width, orientation)
+    return _Header((height, width), upright, space, orientation, is_progressive)
 
 
 def _marks(data: Any) -> tuple[bool, bool]:
@@ -304,7 +297,7 @@ def _decode_jpeg(
     header = _jpeg_header(data)
     if header is None:
         return None
-    shape = header.height, header.width
+    shape = header.shape
     turns = header.orientation in _TURNED
     if header.space in ("CMYK", "YCCK"):
         with claimed(left, *shape, jpeg_nbytes(shape, 4, 1, None, turns, header.is_progressive)):
@@ -403,19 +396,23 @@ def open_image(data: Any) -> Image.Image:
     """The image as Pillow opens it: its header is read.
 
     Raises:
-        FormatError: it is of a format that nothing installed here reads.
+        FormatError: it is empty, of a format that nothing installed here reads, or may be a
+            decompression bomb.
     """
+    if len(data) == 0:
+        raise FormatError("the file is empty (0 bytes)")
     own = format_by_content(data)
     if own is not None and not is_readable(own):
         raise FormatError(f"the content is {remedy(own)}")
-    return Image.open(io.BytesIO(data), formats=FORMATS if own is None else (own.name,))
+    image = Image.open(io.BytesIO(data), formats=FORMATS if own is None else (own.name,))
+    _check_pixels(*image.size)
+    return image
 
 
 def _decode_pillow(
     data: Any, color: str, size: tuple[int, int] | None, box: Box | None, left: Left | None
 ) -> Pixels:
     with open_image(data) as image:
-        check_pixels(*image.size)
         nbytes = pillow_nbytes(image, color, size)
         with claimed(left, image.height, image.width, nbytes):
             image.load()  # the reader of TIFF turns the image itself, and clears the tag
@@ -463,16 +460,12 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
 def _white_of(image: Image.Image) -> int:
     """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
     tags = getattr(image, "tag_v2", {})
-    most = tags.get(_MAX_SAMPLE_VALUE)
-    bits = tags.get(_BITS_PER_SAMPLE)
-    if isinstance(most, tuple) and most:
-        most = most[0]
-    if isinstance(bits, tuple) and bits:
-        bits = bits[0]
-    if isinstance(most, int) and 0 < most <= _WHITE_16:
-        return most
-    if isinstance(bits, int) and 0 < bits <= 16:
-        return (1 << bits) - 1
+    for tag, most in ((_MAX_SAMPLE_VALUE, _WHITE_16), (_BITS_PER_SAMPLE, 16)):
+        value = tags.get(tag)
+        if isinstance(value, tuple) and value:
+            value = value[0]
+        if isinstance(value, int) and 0 < value <= most:
+            return value if tag == _MAX_SAMPLE_VALUE else (1 << value) - 1
     return _WHITE_16
 
 
@@ -499,7 +492,7 @@ def _upright_shape(height: int, width: int, orientation: Any) -> tuple[int, int]
     return (width, height) if orientation in _SIDEWAYS else (height, width)
 
 
-def check_pixels(width: int, height: int) -> None:
+def _check_pixels(width: int, height: int) -> None:
     """Raises a FormatError where an image may be a decompression bomb."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > 2 * limit:  # Pillow's own limit for an error
@@ -524,8 +517,8 @@ def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     if width < size[1] and size[0] < height and height * size[1] > _WIDENED:
         pixels = resize_image(pixels, (size[0], width))
     made = np.empty((*size, pixels.shape[2]), np.uint8)
-    source, out = (torch.from_numpy(one).permute(2, 0, 1)[None] for one in (writable(pixels), made))
-    _resize(source, size, False, None, None, out=out)
+    source = torch.from_numpy(writable(pixels)).permute(2, 0, 1)[None]
+    _resize(source, size, False, None, None, out=torch.from_numpy(made).permute(2, 0, 1)[None])
     return made
 
 
