@@ -43,7 +43,7 @@ INSIDE = {
     "io/remote": "options timeouts concurrency http errors fsspec_calls client prefetch",
     "io/cache": "disk_cache blocks contents",
     "order": """
-        permutation base seeding shares world request drawn lanes sequence ranks splits
+        permutation base seeding shares world request drawn lanes ranks splits
         epoch sampler visits
     """,
     "memory": """
@@ -51,7 +51,7 @@ INSIDE = {
         recycled machine
     """,
     "monitor": "stats hooks loading memory",
-    "collate": "normalization fields stack detection vision pad text registry",
+    "collate": "normalization fields stack vision pad text registry",
     "loader": """
         config data stateful state plan budget device worker build
         agreement sampler explain epoch loader create schedule multi module steps

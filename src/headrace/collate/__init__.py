@@ -1,11 +1,10 @@
 """Collate functions: samples to a batch."""
 
-from headrace.collate.detection import DetectionCollator
 from headrace.collate.pad import Padded, pad_collate
 from headrace.collate.registry import collators
 from headrace.collate.stack import Batch, list_collate, stack_collate
 from headrace.collate.text import TextCollator, document_mask
-from headrace.collate.vision import VisionCollator
+from headrace.collate.vision import DetectionCollator, VisionCollator
 
 __all__ = [
     "Batch",

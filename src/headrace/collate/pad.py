@@ -97,15 +97,15 @@ class Padding:
             )
         if self.truncation:
             rows = [row[: self.max_length] for row in rows]
-        for number, row in enumerate(rows):
-            if self.max_length is not None and len(row) > self.max_length:
-                raise CollateError(
-                    number,
-                    f"{at_path(path)} is {len(row)} long, and max_length is {self.max_length}: "
-                    "pass truncation=True to have its end cut off, or a larger max_length",
-                )
         lengths = [len(row) for row in rows]
-        length = self._length(max(lengths))
+        longest = max(lengths)
+        if self.max_length is not None and longest > self.max_length:
+            raise CollateError(
+                lengths.index(longest),
+                f"{at_path(path)} is {longest} long, and max_length is {self.max_length}: pass "
+                "truncation=True to have its end cut off, or a larger max_length",
+            )
+        length = self._length(longest)
         shape = (len(rows), length, *first.shape[1:])
         if first.device.type == "cpu":
             out = empty(shape, first.dtype)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.arguments import described, is_of_callables, missing_attribute
-from headrace.collate.detection import DetectionCollator
 from headrace.collate.pad import pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
-from headrace.collate.vision import VisionCollator
+from headrace.collate.vision import DetectionCollator, VisionCollator
 from headrace.errors import ConfigError
 from headrace.synonyms import COLLATORS
 

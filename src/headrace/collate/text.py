@@ -146,15 +146,9 @@ class TextCollator:
         self.mlm_probability: float = mlm_probability
         self.text_field: str = text_field
         self.labels = labels
-        self.pad_token_id: int = known.pad or 0
-        if pad_token_id is not None:
-            self.pad_token_id = check_integer("pad_token_id", pad_token_id, 0)
-        self.mask_token_id: int | None = known.mask
-        if mask_token_id is not None:
-            self.mask_token_id = check_integer("mask_token_id", mask_token_id, 0)
-        self.vocab_size: int | None = known.size
-        if vocab_size is not None:
-            self.vocab_size = check_integer("vocab_size", vocab_size, 1)
+        self.pad_token_id: int = _known("pad_token_id", pad_token_id, known.pad) or 0
+        self.mask_token_id: int | None = _known("mask_token_id", mask_token_id, known.mask)
+        self.vocab_size: int | None = _known("vocab_size", vocab_size, known.size, least=1)
         for name in ("mask_token_id", "vocab_size"):
             if labels == "masked" and getattr(self, name) is None:
                 raise ConfigError(
@@ -166,10 +160,8 @@ class TextCollator:
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, side)
         if special_token_ids is None:
             special_token_ids = known.special
-        special = _sequence(list(special_token_ids))
-        if special is None or special.dtype not in _INTEGERS:
-            raise ConfigError(f"special_token_ids must hold integers, not {special_token_ids!r}")
-        self._special = special
+        special = [check_integer("special_token_ids", number) for number in special_token_ids]
+        self._special = torch.tensor(special, dtype=torch.int64, device="cpu")
         pads = pad_values or {}
         if not isinstance(pads, Mapping) or not all(
             isinstance(value, numbers.Number) for value in pads.values()
@@ -376,3 +368,9 @@ def _sequence(value: Any) -> torch.Tensor | None:
     if row is None or row.ndim != 1:
         return None
     return row
+
+
+def _known(name: str, given: int | None, of_tokenizer: int | None, least: int = 0) -> int | None:
+    if given is None:
+        return of_tokenizer
+    return check_integer(name, given, least)

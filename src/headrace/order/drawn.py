@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cachetools
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -25,7 +24,6 @@ FloatArray = NDArray[np.float64]
 
 POOL = 64
 """Global batches of a pool of `BucketedOrder`."""
-_MOST_POOLS = 4  # whose order is cached
 _PART = 65_536
 _LN2 = 0.6931471805599453
 
@@ -286,16 +284,18 @@ class BucketedOrder(_DrawnOrder):
 
     def _begin(self) -> None:
         self._keys = derive_keys("bucketed", self.seed, self.epoch, count=KEY_COUNT)
-        self._pools: cachetools.LRUCache[int, IntArray] = cachetools.LRUCache(_MOST_POOLS)
+        self._last_pool = -1  # which was asked last
+        self._members = np.empty(0, np.int64)
 
     def _indices(self, positions: IntArray) -> IntArray:
         pools, places = np.divmod(positions, self.global_batch * POOL)
         out = np.empty_like(positions)
         for number in distinct(pools).tolist():
-            if number not in self._pools:
-                self._pools[number] = self._pool(number)
+            if number != self._last_pool:
+                self._members = self._pool(number)
+                self._last_pool = number
             chosen = pools == number
-            out[chosen] = self._pools[number][places[chosen]]
+            out[chosen] = self._members[places[chosen]]
         return out
 
     def _pool(self, number: int) -> IntArray:

@@ -15,9 +15,8 @@ from headrace.arguments import check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, Shuffle, digest_of
-from headrace.order.lanes import AlignedLanes, Lanes
+from headrace.order.lanes import AlignedLanes, BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
-from headrace.order.sequence import BlockSequence
 from headrace.sorting import distinct
 
 DEFAULT_INTERLEAVE = 64
