@@ -83,13 +83,12 @@ class RandomResizedCrop:
         """Crops a PIL image, an array [H, W, C] or a tensor [C, H, W] of uint8, and returns the
         same type.
         """
-
-        def crop(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return resize_image(
+        return _on_pixels(
+            image,
+            lambda pixels: resize_image(
                 np.ascontiguousarray(self.draw(*pixels.shape[:2]).of(pixels)), self.size
-            )
-
-        return _on_pixels(image, crop)
+            ),
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.size}, scale={self.scale}, ratio={self.ratio})"

@@ -223,8 +223,8 @@ class BoxFormat(JointFormat):
 
 
 def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    sides = boxes[:, 2:].astype(np.float64) - boxes[:, :2]
-    areas: npt.NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    areas: npt.NDArray[np.float64]
+    areas = np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
     return areas
 
 
@@ -250,15 +250,14 @@ def place_boxes(
     """
     part, flip = drawn or (None, False)
     top, left, height, width = part or (0, 0, *frame)
-    shape = crop_size or (height, width)
-    moved = boxes.astype(np.float64)
-    moved[:, 0::2] = (moved[:, 0::2] * (frame[1] / size[1]) - left) * (shape[1] / width)
-    moved[:, 1::2] = (moved[:, 1::2] * (frame[0] / size[0]) - top) * (shape[0] / height)
+    rows, columns = crop_size or (height, width)
+    moved = boxes * np.array([frame[1] / size[1], frame[0] / size[0]] * 2)
+    moved -= [left, top] * 2
+    moved *= [columns / width, rows / height] * 2
     least = np.minimum(moved[:, 2:] - moved[:, :2], _LEAST)  # of what was smaller before, all
-    moved[:, 0::2] = moved[:, 0::2].clip(0, shape[1])
-    moved[:, 1::2] = moved[:, 1::2].clip(0, shape[0])
+    moved = moved.clip(0, [columns, rows] * 2)
     sides = moved[:, 2:] - moved[:, :2]
     kept = np.asarray(((sides >= least * (1 - 1e-6)) & (sides > 0)).all(axis=1))
     if flip:
-        moved[:, [0, 2]] = shape[1] - moved[:, [2, 0]]
+        moved[:, [0, 2]] = columns - moved[:, [2, 0]]
     return moved[kept].astype(np.float32), kept

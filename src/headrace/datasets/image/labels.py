@@ -73,6 +73,89 @@ class Table(NamedTuple):
     key: str | None = None
     is_text: bool = False
 
+    def key_for(self, files: FileSet) -> str:
+        """The column of file names: the first one that names files of the data.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.key is not None:
+            return self.key
+        columns = {name: set(map(str, values)) for name, values in self.columns.items()}
+        found = _names_among(set().union(*columns.values()), files)
+        # a class may be called as a file is without its ending
+        found = {name for name in found if os.path.splitext(name)[1]} or found
+        for name, values in columns.items():
+            if not found.isdisjoint(values):
+                return name
+        example = redact(files.names[0]) if len(files) else "1.jpg"
+        raise ConfigError(
+            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files, "
+            f"such as {example!r}: add one, and call it file"
+        )
+
+    def rows_for(self, key: str, files: FileSet, skips_unused: bool) -> list[int]:
+        """The row of each file.
+
+        Raises:
+            ConfigError: a file has none, or several that contradict each other.
+            DataNotFoundError: a row has no file, and may not be left out.
+        """
+        rows = dict[str, int]()
+        for number, name in enumerate(map(str, self.columns.get(key, ()))):
+            other = rows.setdefault(name, number)
+            for values in self.columns.values() if other != number else ():
+                if values[other] != values[number]:
+                    raise ConfigError(
+                        f"targets: rows {other + self.first_row} and {number + self.first_row} of "
+                        f"{self.where} give {redact(name)} different targets "
+                        f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
+                    )
+        return [
+            rows[name] for name in keys_for(rows, files, f"targets: {self.where}", skips_unused)
+        ]
+
+    def column(
+        self, name: str, rows: list[int], chosen: list[str], separator: str | None
+    ) -> tuple[Any, list[str]]:
+        """Some rows of a column as targets, and the classes that texts in it are.
+
+        Raises:
+            ConfigError: a target is missing; two texts of it are one number; an integer among
+                floats is too large.
+        """
+        where = f"targets: column {name!r} of {self.where}"
+        is_target = name in chosen
+        values = [self.columns[name][row] for row in rows]
+        is_split = is_target and separator is not None
+        if is_split and len(chosen) > 1:
+            is_split = any(str(separator) in str(value) for value in values)
+        if is_split:
+            values = _separated(values, separator)
+        elif self.is_text:
+            column = parsed(self.columns[name])
+            unclear = column.rounded or " and ".join(map(repr, column.same or ()))
+            if is_target and unclear:
+                raise ConfigError(
+                    f"{where} has {unclear}: two texts of one number, or an integer among floats "
+                    "that float64 can't hold. Write numbers in one way, or pass the table as "
+                    f"targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or "
+                    "with str in place of float for classes"
+                )
+            values = [column.values[row] for row in rows]
+        gap = next(
+            (row for row, value in zip(rows, values, strict=True) if _is_missing(value)), None
+        )
+        if gap is not None and is_target:
+            raise ConfigError(
+                f"{where} has nothing in row {gap + self.first_row}: fill it in, remove row and "
+                "file, or leave the column out by target_name="
+            )
+        kinds = set(map(type, values))
+        if float in kinds and kinds <= {float, int}:
+            return np.array(values, np.float64), []
+        return (values, []) if gap is not None else _encoded(values)
+
 
 class Wanted(NamedTuple):
     """Which targets are wanted, as the user gave it."""
@@ -243,8 +326,8 @@ def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = 
 
 
 def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
-    key = key_of(table, files)
-    rows = _rows_for(table, key, files, wanted.skips_unused)
+    key = table.key_for(files)
+    rows = table.rows_for(key, files, wanted.skips_unused)
     names = [name for name in table.columns if name != key]
     chosen = names
     if isinstance(wanted.target_name, str):
@@ -266,7 +349,7 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     columns = dict[str, Any]()
     classes = dict[str, list[str]]()
     for name in names:
-        columns[name], classes[name] = _column(table, name, rows, chosen, wanted.label_separator)
+        columns[name], classes[name] = table.column(name, rows, chosen, wanted.label_separator)
         if name in chosen:
             where = f"targets: column {name!r} of {table.where}"
             _check(columns[name], classes[name] if is_one else [], where, files)
@@ -274,67 +357,6 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     if is_one:
         return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
     return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
-
-
-def _rows_for(table: Table, key: str, files: FileSet, skips_unused: bool) -> list[int]:
-    """The row of each file.
-
-    Raises:
-        ConfigError: a file has none, or several that contradict each other.
-        DataNotFoundError: a row has no file, and may not be left out.
-    """
-    rows = dict[str, int]()
-    for number, name in enumerate(map(str, table.columns.get(key, ()))):
-        other = rows.setdefault(name, number)
-        for values in table.columns.values() if other != number else ():
-            if values[other] != values[number]:
-                raise ConfigError(
-                    f"targets: rows {other + table.first_row} and {number + table.first_row} of "
-                    f"{table.where} give {redact(name)} different targets ({values[other]!r:.40} "
-                    f"and {values[number]!r:.40}): keep one of them"
-                )
-    return [rows[name] for name in keys_for(rows, files, f"targets: {table.where}", skips_unused)]
-
-
-def _column(
-    table: Table, name: str, rows: list[int], chosen: list[str], separator: str | None
-) -> tuple[Any, list[str]]:
-    """Some rows of a column as targets, and the classes that texts in it are.
-
-    Raises:
-        ConfigError: a target is missing; two texts of it are one number; an integer among floats
-            is too large.
-    """
-    where = f"targets: column {name!r} of {table.where}"
-    is_target = name in chosen
-    values = [table.columns[name][row] for row in rows]
-    if (
-        is_target
-        and separator
-        and (len(chosen) == 1 or any(separator in str(value) for value in values))
-    ):
-        values = _separated(values, separator)
-    elif table.is_text:
-        column = parsed(table.columns[name])
-        unclear = column.rounded or " and ".join(map(repr, column.same or ()))
-        if is_target and unclear:
-            raise ConfigError(
-                f"{where} has {unclear}: two texts of one number, or an integer among floats that "
-                "float64 can't hold. Write numbers in one way, or pass the table as targets="
-                f"pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or with str in "
-                "place of float for classes"
-            )
-        values = [column.values[row] for row in rows]
-    gap = next((row for row, value in zip(rows, values, strict=True) if _is_missing(value)), None)
-    if gap is not None and is_target:
-        raise ConfigError(
-            f"{where} has nothing in row {gap + table.first_row}: fill it in, remove row and file, "
-            "or leave the column out by target_name="
-        )
-    kinds = set(map(type, values))
-    if float in kinds and kinds <= {float, int}:
-        return np.array(values, np.float64), []
-    return (values, []) if gap is not None else _encoded(values)
 
 
 def _is_missing(value: Any) -> bool:
@@ -592,28 +614,6 @@ def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
     if not index or not all(isinstance(name, str) for name in index):
         return Table(where, columns)
     return Table(where, {"": index, **columns}, key="")
-
-
-def key_of(table: Table, files: FileSet) -> str:
-    """The column of file names: the first one that names files of the data.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if table.key is not None:
-        return table.key
-    columns = {name: set(map(str, values)) for name, values in table.columns.items()}
-    found = _names_among(set().union(*columns.values()), files)
-    # a class may be called as a file is without its ending
-    found = {name for name in found if os.path.splitext(name)[1]} or found
-    for name, values in columns.items():
-        if not found.isdisjoint(values):
-            return name
-    example = redact(files.names[0]) if len(files) else "1.jpg"
-    raise ConfigError(
-        f"targets: no column of {table.where} ({', '.join(columns)}) holds names of the files, "
-        f"such as {example!r}: add one, and call it file"
-    )
 
 
 def _names_among(cells: Iterable[str], files: FileSet) -> set[str]:

@@ -101,11 +101,12 @@ def resize_nearest(mask: Mask, size: tuple[int, int]) -> Mask:
     """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not
     kept.
     """
-    height, width = mask.shape
-    if (height, width) == size:
+    if mask.shape == size:
         return mask
-    rows = (2 * np.arange(size[0]) + 1) * height // (2 * size[0])
-    columns = (2 * np.arange(size[1]) + 1) * width // (2 * size[1])
+    rows, columns = (
+        (2 * np.arange(wanted) + 1) * stored // (2 * wanted)
+        for wanted, stored in zip(size, mask.shape, strict=True)
+    )
     # two passes over rows are faster than a gather of pixels
     picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)
     return picked
