@@ -48,7 +48,7 @@ INSIDE = {
     """,
     "memory": """
         limits per_process budget anonymous locks lru tree ring store whole
-        recycled machine
+        machine
     """,
     "monitor": "stats hooks loading memory",
     "collate": "normalization fields stack vision pad text registry",

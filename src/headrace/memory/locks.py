@@ -105,17 +105,19 @@ class ProcessLock:
                 yield True
                 return
             deadline = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-                    break
-                except OSError:
-                    # its holder is stopped (a dead one holds no lock)
-                    if time.monotonic() > deadline:
-                        yield False
-                        return
-                    time.sleep(0.0002)
+            is_held = self._try()
+            while not is_held and time.monotonic() < deadline:
+                time.sleep(0.0002)
+                is_held = self._try()
             try:
-                yield True
+                yield is_held  # else its holder is stopped (a dead one holds no lock)
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)
+                if is_held:
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        except OSError:
+            return False
+        return True

@@ -32,7 +32,8 @@ class PerProcess(Generic[T]):
     """
 
     def __init__(self, make: Callable[[], T], closer: Callable[[T], object] | None = None) -> None:
-        self._make, self._closer = make, closer
+        self._make = make
+        self._closer = closer
         self._value: T | None = None
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -40,12 +41,12 @@ class PerProcess(Generic[T]):
     def get(self) -> T:
         """Returns the value of this process, and creates it if needed."""
         value = self._value
-        if value is None:
-            with self._lock:
-                value = self._value
-                if value is None:
-                    value = self._value = self._make()
-        return value
+        if value is not None:
+            return value
+        with self._lock:
+            if self._value is None:
+                self._value = self._make()
+            return self._value
 
     @property
     def value(self) -> T | None:
@@ -55,16 +56,21 @@ class PerProcess(Generic[T]):
     def close(self) -> None:
         """Closes the value of this process. The next `get` creates another one."""
         with self._lock:
-            value, self._value = self._value, None
-        if value is not None:
-            close = self._closer or (lambda one: getattr(one, "close", lambda: None)())
-            close(value)
+            value = self._value
+            self._value = None
+        if value is None:
+            return
+        if self._closer is not None:
+            self._closer(value)
+        elif hasattr(value, "close"):
+            value.close()
 
     def after_fork(self) -> None:
         """Drops the inherited value; see `renew_after_fork`."""
         if self._value is not None:
             _inherited.append(self._value)
-        self._value, self._lock = None, threading.Lock()
+        self._value = None
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make, self._closer)

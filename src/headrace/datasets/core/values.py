@@ -25,7 +25,6 @@ from headrace.datasets.core.reader import SampleReader
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import SampleError
 from headrace.memory.budget import size_of
-from headrace.memory.recycled import RecycledBuffers
 from headrace.memory.store import Rows
 from headrace.storage.source import Rows as WritableRows, RowSource, Source, row_at
 
@@ -192,7 +191,6 @@ class Decoded(ValueSource):
 
     def __init__(self, parent: ValueSource) -> None:
         super().__init__(parent)
-        self._buffers = RecycledBuffers()
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader, decoder, _ = access
@@ -227,8 +225,7 @@ class Decoded(ValueSource):
             self.parent.read_into(indices, rows, access)
             return
         nbytes = count * stored.nbytes
-        buffer = self._buffers.take(nbytes)
-        records = np.frombuffer(buffer, stored.dtype).reshape(count, *stored.shape)
+        records = np.empty((count, *stored.shape), stored.dtype)
         self.parent.read_into(indices, as_rows(records), access)
 
         def cast_row(number: int) -> None:

@@ -22,7 +22,6 @@ from headrace.io.local.gather import Gatherer
 from headrace.io.local.hints import HINTS, TO_THE_END
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
-from headrace.memory.recycled import RecycledBuffers
 from headrace.memory.whole import read_full
 
 _GAP = 16 << 10  # bytes between two ranges that are rather read than left out
@@ -45,7 +44,6 @@ class LocalFiles(Files):
         self._versions: dict[str, Version] = {}
         self._samples: dict[str, int] = {}  # `sample_of` the files whose version is known
         self._gatherer = Gatherer()
-        self._buffers = RecycledBuffers()
 
     # -- versions
 
@@ -140,7 +138,7 @@ class LocalFiles(Files):
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
                 begin = begins[request]
-                buffer = self._buffers.take(ends[request] - begin)
+                buffer = np.empty(ends[request] - begin, np.uint8).data
                 if os.preadv(fd, [buffer], begin) != len(buffer):
                     fill(fd, [buffer], begin, path)
                 for number in order[edges[request] : edges[request + 1]]:
@@ -324,7 +322,6 @@ class LocalFiles(Files):
     def close(self) -> None:
         self.descriptors.close()
         self._gatherer.close()
-        self._buffers.close()
 
 
 def version_of(status: os.stat_result) -> Version:
