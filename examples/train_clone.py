@@ -72,10 +72,17 @@ def main() -> None:
     train = EpisodeDataset(
         path, keys, episodes=[name for name in names if name not in held_out], **options
     )
-    val, stats = (
-        EpisodeDataset(path, keys, episodes=held_out, **options),
-        train.statistics(["actions", "obs/position"]),
+    val = EpisodeDataset(path, keys, episodes=held_out, **options)
+    steps = create_dataloader(  # each step once: whole episodes, padded
+        EpisodeDataset(path, keys[1:], episodes=train.episode_names, dtype=options["dtype"]),
+        shuffle=False,
+        pad=False,
+        num_workers=0,
     )
+    whole = [{key: batch[key][batch["mask"]] for key in keys[1:]} for batch in steps]
+    values = {key: torch.cat([each[key] for each in whole]) for key in keys[1:]}
+    mean = {key: value.mean(0) for key, value in values.items()}
+    std = {key: value.std(0) for key, value in values.items()}
     sizes = (
         train[0]["obs/image"].numel() + train[0]["obs/position"].numel(),
         train[0]["actions"].numel(),
@@ -84,10 +91,8 @@ def main() -> None:
     optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
 
     def loss_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        position = (batch["obs/position"][:, 0] - stats["obs/position"].mean) / stats[
-            "obs/position"
-        ].std
-        wanted = (batch["actions"] - stats["actions"].mean) / stats["actions"].std
+        position = (batch["obs/position"][:, 0] - mean["obs/position"]) / std["obs/position"]
+        wanted = (batch["actions"] - mean["actions"]) / std["actions"]
         found = network(
             torch.cat([batch["obs/image"][:, 0].flatten(1) / 255, position], 1)
         ).view_as(wanted)

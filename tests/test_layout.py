@@ -75,7 +75,7 @@ INSIDE = {
     """,
     "datasets/sparse": "batches ways format sparse",
     "datasets/table": "ways texts format table",
-    "datasets/episodes": "statistics steps ways episodes",
+    "datasets/episodes": "steps ways episodes",
     "datasets/shards": "members streaming",
     "packing": """
         part options beside plan values destination own_source samples zarr parts status

@@ -147,7 +147,7 @@ def test_arguments_of_other_libraries_say_what_to_use() -> None:
 
 RECORDS = {
     *("BatchTimes", "LoadingMode", "Padded", "Profile", "RemoteOptions", "SlowStage"),
-    *("SparseRow", "SparseRows", "Statistics"),
+    *("SparseRow", "SparseRows"),
 }
 """Public classes that users get and don't make, or enumerations."""
 OTHERS = {

@@ -478,43 +478,6 @@ def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 one.close()
 
 
-# -- statistics
-
-
-def test_statistics_are_those_of_all_steps(demos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole: dict[str, Any] = {}
-    episodes = [arrays_of(demos, f"data/demo_{number}") for number in range(len(LENGTHS))]
-    for key in ("actions", "dones", "obs/agentview_image", "obs/joint_pos"):
-        whole[key] = np.concatenate([arrays[key] for arrays in episodes]).astype("f8")
-    for part in (1, 200, 1 << 20):
-        monkeypatch.setattr("headrace.datasets.episodes.statistics._PART", part)
-        with EpisodeDataset(demos, window=6, pad_before=3) as dataset:
-            found = dataset.statistics()
-        assert list(found) == list(whole)
-        for key, one in found.items():
-            axes = (0, 1, 2) if key.endswith("image") else 0
-            assert one.count == whole[key].size // max(1, np.asarray(one.mean).size)
-            assert one.mean.dtype == (torch.float64 if key == "actions" else torch.float32)
-            for name in ("mean", "std", "min", "max"):
-                expected = getattr(whole[key], name)(axes)
-                assert getattr(one, name).shape == expected.shape
-                assert np.allclose(getattr(one, name), expected, rtol=1e-6), (part, key, name)
-
-
-def test_statistics_of_a_view_are_of_its_steps(demos: Path) -> None:
-    with EpisodeDataset(demos, window=3, pad_after=0) as dataset:
-        view = dataset.subset([0, 1, 6])  # steps 0 to 3 of the first episode, 1 to 3 of the second
-        arrays = [arrays_of(demos, f"data/demo_{number}")["actions"] for number in (0, 1)]
-        rows = np.concatenate([arrays[0][:4], arrays[1][1:4]])
-        found = view.statistics("actions")["actions"]
-        assert found.count == 7
-        assert np.allclose(found.mean, rows.mean(0)) and np.allclose(found.std, rows.std(0))
-        with pytest.raises(ConfigError, match="actions, dones"):
-            dataset.statistics("action")
-        with pytest.raises(ConfigError):
-            dataset.subset([]).statistics("actions")
-
-
 # -- files that are not as they should be
 
 

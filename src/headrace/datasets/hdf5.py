@@ -6,7 +6,6 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
@@ -25,7 +24,6 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
-from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.files import only_dataset
 from headrace.storage.hdf5.layouts import KeptLayouts
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
@@ -142,26 +140,6 @@ class HDF5Dataset(ArrayDataset):
             loading_mode=loading_mode,
             **common,
         )
-
-    def coordinates(self) -> dict[str, npt.NDArray[Any]]:
-        """Coordinate arrays of the axes of the (first) array in netCDF-4, such as "time" and "lat",
-        by name.
-
-        Each array has one axis and is decoded with `decode_cf`. With several files, the coordinates
-        of the sample axis are concatenated; the others are those of the first file.
-        """
-        source: Any = self.sample_source
-        sources: list[HDF5Source] = source.sources if isinstance(source, ConcatSource) else [source]
-        first = sources[0].name if isinstance(sources[0].name, str) else sources[0].name[0]
-        each = [source.coordinates(first) for source in sources]
-        along = [len(source) for source in sources]
-        joined: dict[str, npt.NDArray[Any]] = {}
-        for axis, values in each[0].items():
-            joined[axis] = values
-            lengths = [len(one.get(axis, ())) for one in each]
-            if axis == sources[0].sample_axis and lengths == along:
-                joined[axis] = np.concatenate([one[axis] for one in each])
-        return joined
 
 
 def _by_layouts(

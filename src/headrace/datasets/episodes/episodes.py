@@ -25,7 +25,6 @@ from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat
 from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.values import Records, ValueSource
-from headrace.datasets.episodes.statistics import Statistics, statistics_of
 from headrace.datasets.episodes.steps import HeldSteps, load_bands
 from headrace.datasets.episodes.ways import reader_of_windows
 from headrace.display import Lines
@@ -37,7 +36,6 @@ from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
-from headrace.storage.episodes.steps import EpisodeArrays
 from headrace.storage.episodes.windows import window_options
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.replay import open_source
@@ -290,31 +288,6 @@ class EpisodeDataset(BaseDataset):
             return None
         return windows.lengths[self.whole_indices(np.arange(len(self)))]
 
-    def statistics(self, keys: str | Sequence[str] | None = None) -> dict[str, Statistics]:
-        """Computes mean, standard deviation, minimum and maximum of each key, for normalisation.
-
-        Each step that occurs in a sample counts once. The statistics of a view are those of its
-        samples, so compute them on the training part. All data are read once, some megabytes at a
-        time.
-
-        Args:
-            keys: names or patterns. None: all numeric keys.
-
-        Raises:
-            ConfigError: there is no such key, or its values are not real numbers.
-        """
-        source = self.sample_source
-        if keys is None:
-            chosen = [
-                key for key in source.keys if not key.holds_objects and key.dtype.kind in "biuf"
-            ]
-        else:
-            patterns = [keys] if isinstance(keys, str) else list(keys)
-            matches = {key.name for one in patterns for key in _matching(source, one, "statistics")}
-            chosen = [key for key in source.keys if key.name in matches]
-        runs = source.windows.covered(self.whole_indices(np.arange(len(self))))
-        return {key.name: statistics_of(source, key, runs) for key in chosen}
-
     def make_value_source(self) -> ValueSource:
         """The source of the windows. If they overlap, "eager" and "cached" hold each step once."""
         source = self.sample_source
@@ -380,26 +353,17 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _matching(source: EpisodeSource, pattern: str, argument: str) -> list[EpisodeArrays]:
-    """The keys that a pattern names.
-
-    Raises:
-        ConfigError: there are none, though there are keys.
-    """
-    keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
-    if not keys and source.keys:
-        names = listed_names([key.name for key in source.keys], pattern)
-        raise ConfigError(f"{argument}: there is no key {pattern!r}; the keys are: {names}")
-    return keys
-
-
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
     """By key, the dtype that it is cast to."""
     by_pattern = dtype if isinstance(dtype, Mapping) else {"*": dtype}
     found: dict[str, np.dtype[Any]] = {}
     for pattern, kind in by_pattern.items():
         named = dtype_named(kind)
-        for key in _matching(source, pattern, "dtype"):
+        keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
+        if not keys and source.keys:
+            names = listed_names([key.name for key in source.keys], pattern)
+            raise ConfigError(f"dtype= has {pattern!r}, which is no key; the keys are: {names}")
+        for key in keys:
             if named is not None and key.dtype.kind in "biufc":
                 found[key.name] = named
     for key in source.keys:

@@ -264,22 +264,6 @@ class EpisodeSource(Locatable):
         if self.windows.options.pad == "constant":
             window[(steps < 0) | (steps >= length)] = np.zeros((), window.dtype)
 
-    # -- runs of steps
-
-    def read_runs(
-        self, key: EpisodeArrays, runs: Sequence[tuple[int, int, int]]
-    ) -> list[npt.NDArray[Any]]:
-        """Runs of steps of one key: of an episode those from a first one on, up to an end."""
-        episodes, firsts, ends = np.array(runs, np.int64).reshape(-1, 3).T
-        outs = [
-            np.empty((end - first, *key.row_shape), key.dtype)
-            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
-        ]
-        pending = PendingSteps(self.paths)
-        pending.add(key, episodes, firsts, ends, outs)
-        self._fetch(pending)
-        return outs
-
     def _fetch(self, pending: PendingSteps) -> None:
         ranges, buffers = pending.ranges()
         if buffers:

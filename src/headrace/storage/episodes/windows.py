@@ -161,24 +161,6 @@ class Windows:
         found: IntArray = self._first.array[episodes] + np.where(steps > 0, own, 0)
         return found
 
-    def covered(self, indices: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """The steps that some windows have, each once: episode, first step and end of each run,
-        in order.
-        """
-        episodes, starts = self.places(np.sort(indices))
-        firsts, ends = self.inside(episodes, starts, self.options.window)
-        runs: list[tuple[int, int, int]] = []
-        if not len(episodes):
-            return runs
-        # of all before it in the same episode
-        reach = np.maximum.accumulate(ends + episodes * (1 << 40)) - episodes * (1 << 40)
-        is_first = np.concatenate([[True], (np.diff(episodes) > 0) | (firsts[1:] > reach[:-1])])
-        begin = np.flatnonzero(is_first)
-        stop = np.append(begin[1:], len(episodes)) - 1
-        return list(
-            zip(episodes[begin].tolist(), firsts[begin].tolist(), reach[stop].tolist(), strict=True)
-        )
-
 
 class Bands:
     """Episodes cut into bands of so many steps, the last of each shorter: what is cached of them.

@@ -13,9 +13,6 @@ import numpy.typing as npt
 from headrace.errors import FormatError
 from headrace.storage.arrays.axes import axis_number
 
-_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
-
-
 # -- CF: https://cfconventions.org, chapters 2.5 and 8.1
 
 
@@ -153,20 +150,6 @@ def axis_names(dataset: h5py.Dataset) -> list[str]:
     if dataset.is_scale and dataset.ndim == 1:
         return [dataset.name.rpartition("/")[2]]
     return [dim[0].name.rpartition("/")[2] if len(dim) else dim.label for dim in dataset.dims]
-
-
-def coordinates_of(dataset: h5py.Dataset) -> dict[str, h5py.Dataset]:
-    """By the name of each axis its coordinates, where it has some."""
-    found: dict[str, h5py.Dataset] = {}
-    if dataset.is_scale and dataset.ndim == 1:
-        return {dataset.name.rpartition("/")[2]: dataset}
-    for dim in dataset.dims:
-        if len(dim):
-            scale = dim[0]
-            name = _single(scale.attrs.get("NAME", b""))
-            if scale.ndim == 1 and not str(name).startswith(_NO_VARIABLE):
-                found[scale.name.rpartition("/")[2]] = scale
-    return found
 
 
 # -- MATLAB

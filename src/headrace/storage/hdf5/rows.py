@@ -55,9 +55,7 @@ from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
 from headrace.storage.hdf5.conventions import (
     axis_named,
-    axis_names,
     check_matlab,
-    coordinates_of,
     packing_of,
 )
 from headrace.storage.hdf5.files import HDF5Files, dataset_names
@@ -444,30 +442,6 @@ class HDF5Source(PackedSource):
         """An array as a whole, compared with its checksum."""
         with self._opened.hdf5.reading(self._file) as file:
             return self._column(file, name)
-
-    @property
-    def sample_axis(self) -> str:
-        """The name of the axis that samples lie along; "" where it has none."""
-        name = self._names[0]
-        with self._opened.hdf5.reading(self._file) as file:
-            dataset = self._opened.hdf5.dataset(file, name, self._file)
-            return axis_names(dataset)[self._how.axis_of(dataset, name)]
-
-    def coordinates(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """The coordinates of an array's axes, by their names, as netCDF-4 keeps them: arrays of
-        one axis each.
-        """
-        found: dict[str, npt.NDArray[Any]] = {}
-        with self._opened.hdf5.reading(self._file) as file:
-            for axis, scale in coordinates_of(
-                self._opened.hdf5.dataset(file, name, self._file)
-            ).items():
-                packing, values = (
-                    packing_of(scale) if self._how.decode_cf else None,
-                    np.asarray(scale),
-                )
-                found[axis] = values if packing is None else packing.decode(values)
-        return found
 
     def has_array(self, name: str) -> bool:
         with self._opened.hdf5.reading(self._file) as file:
