@@ -66,6 +66,7 @@ class SampleReader:
         """Forgets what was counted."""
         self.counts: Counter[str] = Counter()
         self.skipped: list[tuple[int, str, str]] = []
+        # by stage: the seconds of the slowest sample, and its position in the batch
         self.slowest: dict[str, tuple[float, int]] = {}
 
     def count_seconds(self, name: str, start: float) -> None:
@@ -95,13 +96,6 @@ class SampleReader:
         longest = max(seconds, default=0.0)
         if longest > self.slowest.get(stage, (0.0, 0))[0]:
             self.slowest[stage] = longest, seconds.index(longest)
-
-    def take_slowest(self) -> dict[str, tuple[float, int]]:
-        """By stage, the slowest sample since the last call: its seconds and its position in the
-        batch.
-        """
-        slowest, self.slowest = self.slowest, {}
-        return slowest
 
     # -- decoded values
 

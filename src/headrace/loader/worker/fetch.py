@@ -90,33 +90,31 @@ class Fetch(Dataset[Any]):
         self._slowest_sample: tuple[float, int] | None = None  # of a foreign dataset
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
-        start = time.perf_counter()
         cpu = time.process_time()
         arena = open_arena(self.ring, request)
         report: dict[str, Any] = {
             "epoch": request.epoch,
             "step": request.step,
             "pid": os.getpid(),
-            "began": start,
+            "began": time.perf_counter(),
         }
-        made: MadeBatch | None = None
         try:
             with working_on(request):
                 made = self._made(arena, request, report)
+            report["samples"] = made.samples
             self._report_state(report)
-            self._count(report, request, made.samples, start, cpu)
+            self._count(report, request, cpu)
             return _delivery(arena, made.batch, report)
         # it must stay in no local variable: its traceback holds this frame, and in that circle a
         # ring and its workers would wait for the garbage collector
-        except Exception as error:
-            if "counts" not in report:
-                samples = len(request) if made is None else made.samples
-                self._count(report, request, samples, start, cpu)
-            return _failed(arena, error, report)
-        except BaseException:  # Ctrl-C: it passes, and who catches it may go on
+        except BaseException as error:
             if arena is not None:
                 arena.abandon()
-            raise
+            if not isinstance(error, Exception):  # Ctrl-C: who catches it may go on
+                raise
+            if "counts" not in report:
+                self._count(report, request, cpu)
+            return _failed(arena, error, report)
 
     def _made(
         self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]
@@ -137,42 +135,38 @@ class Fetch(Dataset[Any]):
                 report["pixels"] = numbers_of(made.batch, pixels)
                 return made
         except IndexError as error:
-            n = length_of(self.dataset) or 0
-            outside = [i for i in request if isinstance(i, int) and not -n <= i < n]
-            if not outside or length_of(self.dataset) is None:
-                raise
-            raise IndexError(
-                f"{self._origin} gave index {outside[0]}, and {type(self.dataset).__name__} has "
-                f"{n} samples: indices must lie in [0, {n}), or in [{-n}, 0) from the end"
-            ) from error
+            n = length_of(self.dataset)
+            for index in request:
+                if n is not None and isinstance(index, int) and not -n <= index < n:
+                    raise IndexError(
+                        f"{self._origin} gave index {index}, and {type(self.dataset).__name__} has "
+                        f"{n} samples: indices must lie in [0, {n}), or in [{-n}, 0) from the end"
+                    ) from error
+            raise
 
-    def _count(
-        self, report: dict[str, Any], request: BatchRequest, samples: int, start: float, cpu: float
-    ) -> None:
-        """Reports the work on a batch, which began at these moments of the clock and of the CPU."""
+    def _count(self, report: dict[str, Any], request: BatchRequest, cpu: float) -> None:
+        """Reports the work on a batch, which began at that moment of the CPU."""
         slowest: dict[str, tuple[float, int]] = {}
         counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
         for dataset in self._inner:
-            for name, value in dataset.sample_reader.take_report().items():
-                counts[name] = counts[name] + value if name in counts else value
-            found = dataset.sample_reader.take_slowest()
             # else it was asked for one sample at a time
             if self._batcher is not None or self._answers_batches:
-                slowest |= found
+                slowest |= dataset.sample_reader.slowest
+            for name, value in dataset.sample_reader.take_report().items():
+                counts[name] = counts[name] + value if name in counts else value
         if self._slowest_sample is not None:
             slowest["sample"] = self._slowest_sample
         report["slowest"] = {
             stage: (seconds, request[at] if at < len(request) else None)
             for stage, (seconds, at) in slowest.items()
         }
-        counts["work_seconds"] = time.perf_counter() - start
+        counts["work_seconds"] = time.perf_counter() - report["began"]
         counts["work_cpu_seconds"] = time.process_time() - cpu
         if self._batcher is None:
             counts["sample_seconds"] = counts["work_seconds"] - counts["collate_seconds"]
         if report.get("pixels"):
             counts["normalized_on_device"] = 1
         self._slowest_sample = None
-        report["samples"] = samples
         report["counts"] = counts
 
     def look_ahead(self, epoch: int, step: int) -> None:
@@ -375,11 +369,12 @@ def _gathered(dataset: Any, indices: BatchRequest) -> Any:
     """The batch of a TensorDataset, by one gather a tensor; None, where it is made sample by
     sample: another dataset, or indices that are wrong, negative or no integers.
     """
-    if type(dataset) is not TensorDataset or any(type(index) is not int for index in indices):
+    if type(dataset) is not TensorDataset or not indices:
+        return None
+    n = len(dataset)
+    if not all(type(index) is int and 0 <= index < n for index in indices):
         return None
     if not all(tensor.layout is torch.strided for tensor in dataset.tensors):
-        return None
-    if not indices or min(indices) < 0 or max(indices) >= len(dataset):
         return None
     rows = torch.tensor(indices, dtype=torch.int64, device="cpu")
     return tuple(gathered(tensor, rows.to(tensor.device)) for tensor in dataset.tensors)
@@ -410,8 +405,6 @@ def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delive
 
 def _failed(arena: Arena | None, error: Exception, report: dict[str, Any]) -> Delivery | Delivered:
     """The delivery of an error in place of a batch."""
-    if arena is not None:
-        arena.abandon()
     failure = error if get_worker_info() is None else pickled(error)
     return _delivery(arena, None, {**report, "failure": failure})
 
@@ -448,8 +441,6 @@ class WorkerInit:
         gc.freeze()
         if self._collects:
             gc.enable()
-        else:
-            gc.disable()
         torch.set_default_dtype(self._dtype)
         leave_to_parent()
         end_with_parent()

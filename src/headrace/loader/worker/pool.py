@@ -7,7 +7,6 @@ has one at a time, and a second one only while two of its iterators are in use.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
@@ -116,8 +115,16 @@ class WorkerPool:
         context: Any = self._config.multiprocessing_context
         for _ in range(_BIRTHS):
             self._loader = self._torch_loader(context, (epoch, step))
-            with _starting():
-                iterator = WorkerIterator(self._loader)
+            # no garbage collection, here or in a new worker before it is theirs to do; and torch
+            # draws their seeds on the CPU, whatever its default device
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                with torch.device("cpu"):
+                    iterator = WorkerIterator(self._loader)
+            finally:
+                if collects:
+                    gc.enable()
             hung = None
             if context.get_start_method() == "fork":
                 hung = iterator.hung_newborn()
@@ -159,21 +166,6 @@ class WorkerPool:
             worker_init_fn=WorkerInit(config.worker_init_fn, flags, begins),
             timeout=config.timeout,
         )
-
-
-@contextlib.contextmanager
-def _starting() -> Iterator[None]:
-    """While workers are started: no garbage collection, here or in a new worker before it is theirs
-    to do; and torch draws their seeds on the CPU, whatever its default device.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Here:
