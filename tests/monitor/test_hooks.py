@@ -106,6 +106,7 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
     ("stage", "workers"),
     [
         ("decode", 0),
+        ("decode, partly held", 0),
         ("transform", 0),
         ("sample", 0),
         pytest.param("decode", 2, marks=pytest.mark.slow),
@@ -114,7 +115,13 @@ def test_each_batch_is_told(loader_of: Any, workers: int) -> None:
 @pytest.mark.usefixtures("clock")
 def test_the_slow_sample_is_named(loader_of: Any, workers: int, stage: str) -> None:
     dataset: Any = LingeringDecode()
-    if stage != "decode":
+    if stage == "decode, partly held":
+        stage = "decode"
+        dataset = LingeringDecode(loading_mode="cached")
+        for index in range(0, len(dataset), 2):
+            if index != SLOW:
+                dataset[index]
+    elif stage != "decode":
         dataset = Foreign() if stage == "sample" else SquareDataset(transform=linger)
     options = {"multiprocessing_context": "fork"} if workers else {}
     loader, told = loader_of(dataset, num_workers=workers, **options), list[SlowStage]()

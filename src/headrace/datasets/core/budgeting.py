@@ -54,6 +54,59 @@ class DatasetBudget:
         }
 
 
+class _Share:
+    """What is reserved for one purpose, by the needs of several owners.
+
+    Args:
+        budget: in which it is reserved.
+        what: the purpose.
+    """
+
+    def __init__(self, budget: DatasetBudget, what: str) -> None:
+        self._budget = budget
+        self._what = what
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reservation: Reservation | None = None
+        # bytes and processes, as long as the owner lives
+        self._needs: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are reserved."""
+        return 0 if self._reservation is None else self._reservation.nbytes
+
+    def take(self, nbytes: int, processes: int, owner: Any) -> int:
+        """Reserves what all owners need, where it fits, or what this one needs; returns how many
+        bytes each process may hold.
+
+        Raises:
+            BudgetError: what this one needs doesn't fit.
+        """
+        budget = self._budget.budget
+        needed = nbytes * processes
+        if owner is not None:
+            self._needs[owner] = (nbytes, processes)
+            largest = max(each for each, _ in self._needs.values())
+            most = max(count for _, count in self._needs.values())
+            if largest * most <= budget.available + self.nbytes:
+                nbytes = largest
+                needed = largest * most
+        if self._reservation is not None:
+            self._reservation.resize(needed)
+        elif needed:
+            self._reservation = budget.reserve(needed, self._what)
+        return nbytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_budget": self._budget, "_what": self._what}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()  # reservations are of the process that made them
+
+
 class BlockMemory:
     """What is reserved for the blocks of a source. A dataset and its views share it.
 
@@ -67,12 +120,9 @@ class BlockMemory:
         self._source = source
         self._streams = streams
         self._budget = budget
-        self._chunks: Reservation | None = None
-        self._prefetched: Reservation | None = None
+        self._chunks = _Share(budget, "decoded chunks")
+        self._fetched = _Share(budget, "blocks fetched ahead")
         self._held = 0
-        # bytes and processes, by the loader that asked for them
-        self._chunks_of: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._prefetched_of: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
         self.stays_decoded = False
@@ -91,9 +141,8 @@ class BlockMemory:
         if block > budget.limit:
             raise BudgetError(
                 f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
-                "decoded, and the memory budget is "
-                f"{format_size(budget.limit)}: pack the data again in smaller chunks, or raise "
-                "max_memory_usage"
+                f"decoded, and the memory budget is {format_size(budget.limit)}: pack the data "
+                "again in smaller chunks, or raise max_memory_usage"
             )
         if block:
             most = budget.available // 8
@@ -108,12 +157,12 @@ class BlockMemory:
     @property
     def chunk_nbytes(self) -> int:
         """Bytes that are reserved for decoded chunks."""
-        return 0 if self._chunks is None else self._chunks.nbytes
+        return self._chunks.nbytes
 
     @property
     def prefetched_nbytes(self) -> int:
         """Bytes that are reserved for remote blocks."""
-        return 0 if self._prefetched is None else self._prefetched.nbytes
+        return self._fetched.nbytes
 
     def hold_chunks(self, nbytes: int, processes: int = 1, owner: Any = None) -> None:
         """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they
@@ -121,12 +170,9 @@ class BlockMemory:
 
         Of the numbers of several owners the largest count, as long as these live and all fit.
         """
-        free = self._budget.budget.available + self.chunk_nbytes
-        nbytes, processes = _largest(self._chunks_of, owner, (nbytes, processes), free)
-        self._chunks = self._reserve(self._chunks, nbytes * processes, "decoded chunks")
-        self._source.hold_chunks(nbytes)
-        self._held = nbytes
-        self.stays_decoded = 0 < self._source.decoded_nbytes <= nbytes
+        self._held = self._chunks.take(nbytes, processes, owner)
+        self._source.hold_chunks(self._held)
+        self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
@@ -149,12 +195,8 @@ class BlockMemory:
         """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it
         fetches what each batch takes. Owners: as for `hold_chunks`.
         """
-        free = self._budget.budget.available + self.prefetched_nbytes
-        nbytes, processes = _largest(self._prefetched_of, owner, (nbytes, processes), free)
+        nbytes = self._fetched.take(nbytes, processes, owner)
         self.prefetches_whole = nbytes > 0
-        self._prefetched = self._reserve(
-            self._prefetched, nbytes * processes, "blocks fetched ahead"
-        )
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
 
@@ -169,35 +211,3 @@ class BlockMemory:
         if sizes is None or not len(sizes):
             return 0
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
-
-    def _reserve(
-        self, reservation: Reservation | None, nbytes: int, what: str
-    ) -> Reservation | None:
-        if reservation is None:
-            return self._budget.budget.reserve(nbytes, what) if nbytes else None
-        reservation.resize(nbytes)
-        return reservation
-
-    def __getstate__(self) -> dict[str, Any]:
-        # of the process that made them
-        own = dict.fromkeys(("_chunks", "_prefetched", "_chunks_of", "_prefetched_of"))
-        return {**self.__dict__, **own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._chunks_of = weakref.WeakKeyDictionary()
-        self._prefetched_of = weakref.WeakKeyDictionary()
-
-
-def _largest(
-    asked: MutableMapping[Any, tuple[int, int]], owner: Any, own: tuple[int, int], free: int
-) -> tuple[int, int]:
-    """Bytes and processes: the largest that owners have asked for, where `free` has room for them;
-    else this one's own.
-    """
-    if owner is None:
-        return own
-    asked[owner] = own
-    nbytes = max(nbytes for nbytes, _ in asked.values())
-    processes = max(processes for _, processes in asked.values())
-    return (nbytes, processes) if nbytes * processes <= free else own

@@ -113,33 +113,30 @@ class Held(ValueSource):
             self.store.put(index, value)
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        held = self.get(indices)
-        missing = [position for position, value in enumerate(held) if value is MISSING]
-        access.reader.counts["cache_hits"] += len(held) - len(missing)
+        made = self.get(indices)
+        missing = [position for position, value in enumerate(made) if value is MISSING]
+        held = [position for position, value in enumerate(made) if value is not MISSING]
+        access.reader.counts["cache_hits"] += len(held)
+        if held and use is not as_it_is:
+
+            def present(number: int) -> Any:
+                value = made[held[number]]
+                return value if isinstance(value, SampleError) else use(held[number], value)
+
+            results = access.reader.timed("decode", present, len(held), held)
+            for position, result in zip(held, results, strict=True):
+                made[position] = result
         if missing:
-            self._read_missing(held, missing, indices, access)
-        if use is as_it_is:
-            return held
+            wanted = [indices[position] for position in missing]
 
-        def one(position: int) -> Any:
-            value = held[position]
-            return value if isinstance(value, SampleError) else use(position, value)
+            def admit(number: int, value: Any) -> Any:
+                self.admit(wanted[number], value)
+                return use(missing[number], value)
 
-        return access.reader.timed("decode", one, len(held))
-
-    def _read_missing(
-        self, values: list[Any], missing: list[int], indices: Sequence[int], access: Access
-    ) -> None:
-        """Reads and admits the values at some positions."""
-        wanted = [indices[position] for position in missing]
-
-        def admit(number: int, value: Any) -> Any:
-            self.admit(wanted[number], value)
-            return value
-
-        found = self.parent.each(wanted, admit, access)
-        for position, value in zip(missing, found, strict=True):
-            values[position] = value
+            results = self.parent.each(wanted, admit, access._replace(positions=missing))
+            for position, result in zip(missing, results, strict=True):
+                made[position] = result
+        return made
 
     def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
         return self.parent.row_spec(decoder)

@@ -89,22 +89,31 @@ class SampleReader:
         self.count_seconds("read_seconds", start)
         self.counts["cache_misses"] += count
 
-    def count_each(self, stage: str, seconds: list[float]) -> None:
+    def count_each(
+        self, stage: str, seconds: list[float], positions: Sequence[int] | None = None
+    ) -> None:
         """Notes the slowest sample of a batch in a stage, by the seconds that each one took
-        there.
+        there, and their positions in the batch (None: in order).
         """
         longest = max(seconds, default=0.0)
         if longest > self.slowest.get(stage, (0.0, 0))[0]:
-            self.slowest[stage] = longest, seconds.index(longest)
+            number = seconds.index(longest)
+            self.slowest[stage] = longest, number if positions is None else positions[number]
 
     # -- decoded values
 
-    def timed(self, stage: str, function: Callable[[int], Any], count: int) -> list[Any]:
-        """What a function gives for each position of a batch, by the threads that decode; notes
-        which one took longest.
+    def timed(
+        self,
+        stage: str,
+        function: Callable[[int], Any],
+        count: int,
+        positions: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """What a function gives for 0 to count - 1, by the threads that decode; notes which sample
+        took longest, see `count_each`.
         """
         made, seconds = self.threads.timed_map(function, count)
-        self.count_each(stage, seconds)
+        self.count_each(stage, seconds, positions)
         return made
 
     def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:

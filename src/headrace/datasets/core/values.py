@@ -40,6 +40,8 @@ class Access(NamedTuple):
     decoder: SampleFormat
     earlier: Exception | None = None
     """Why the samples could not be read in another way before."""
+    positions: Sequence[int] | None = None
+    """Where in the batch the samples are. None: all are asked for, in order."""
 
 
 class Coming(NamedTuple):
@@ -193,7 +195,8 @@ class Decoded(ValueSource):
         super().__init__(parent)
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        reader, decoder, _ = access
+        reader = access.reader
+        decoder = access.decoder
         records = self.parent.read(indices, access)
         start = time.perf_counter()
         if decoder.decodes_batches:
@@ -205,7 +208,7 @@ class Decoded(ValueSource):
                 value = reader.decoded(indices[position], records[position], decoder)
                 return value if isinstance(value, SampleError) else use(position, value)
 
-            made = reader.timed("decode", one, len(records))
+            made = reader.timed("decode", one, len(records), access.positions)
         reader.count_seconds("decode_seconds", start)
         return made
 
