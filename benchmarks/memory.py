@@ -81,7 +81,7 @@ def job(given: argparse.Namespace) -> None:
             held = {
                 k: v
                 for k, v in loader.get_stats().items()
-                if k in ("held", "held_bytes", "hits", "misses", "samples_per_second")
+                if k in ("held", "held_bytes", "cache_hits", "cache_misses", "samples_per_second")
             }
             held["workers"], held["prefetch"] = (
                 loader.config.num_workers,

@@ -186,11 +186,11 @@ def test_half_of_the_samples_give_half_of_the_hits(make_loader: Any) -> None:
     with SquareDataset(loading_mode="cached", cache_size=21) as dataset:
         loader = make_loader(dataset, batch_size=3, num_workers=2, shuffle=True)
         list(loader)
-        before = dataset.held.stats()
+        before = loader.get_stats()
         for _ in range(4):
             list(loader)
-        after = dataset.held.stats()
-        hits, misses = (after[name] - before[name] for name in ("hits", "misses"))
+        after = loader.get_stats()
+        hits, misses = (after[name] - before[name] for name in ("cache_hits", "cache_misses"))
         assert hits == misses == 2 * 42
         assert after["held"] == after["admitted"] == 21  # nothing is held twice
         loader.close()

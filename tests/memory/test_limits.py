@@ -28,12 +28,6 @@ class Machine:
         (self.proc / "self" / "cgroup").write_text("".join(f"{line}\n" for line in lines))
         return self
 
-    def mount(self, kind: str, point: str | Path, root: str = "/", options: str = "rw") -> Machine:
-        path = str(self.sys_fs / point).replace(" ", "\\040")
-        with (self.proc / "self" / "mountinfo").open("a") as file:
-            file.write(f"31 23 0:28 {root} {path} rw,relatime shared:9 - {kind} cgroup {options}\n")
-        return self
-
     def files(self, folder: str, **files: object) -> Machine:
         place = self.sys_fs / folder
         place.mkdir(parents=True, exist_ok=True)
@@ -143,39 +137,21 @@ def test_garbage_is_ignored_with_a_note(tmp_path: Path) -> None:
 
 def test_malformed_lines_are_noted_and_the_rest_is_read(machine: Machine) -> None:
     machine.inside("garbage", "", "4:memory:/a:b").files("memory/a:b", **v1(500, 100))
-    (machine.proc / "self" / "mountinfo").write_text("garbage\n\n1 2 3 - cgroup2\n - - -\n")
     assert [limit.headroom for limit in machine.limits().values()] == [400]
     assert any("'garbage'" in note for note in machine.notes)
-    machine.inside("4:memory:/away", "0::/foo").mount("cgroup2", "two", root="/other").files(
-        "two", **v2(500, 100)
-    )
+    machine.inside("4:memory:/away", "0::/foo").files("unified", **v2(500, 100))
     (machine.sys_fs / "memory").rename(machine.sys_fs / "gone")
     assert [limit.headroom for limit in machine.limits().values()] == [400]
     assert any("/away" in note for note in machine.notes)
 
 
-def test_mount_points_come_from_mountinfo(machine: Machine) -> None:
-    machine.inside("4:memory:/foo", "0::/bar").mount(
-        "cgroup", "else where", options="rw,memory"
-    ).mount("cgroup2", "two")
-    machine.mount("cgroup", "cpu", options="rw,cpu").mount("tmpfs", "memory")
-    machine.files("else where/foo", **v1(500, 1)).files("two/bar", **v2(400, 1))
-    machine.files("memory/foo", **v1(3, 1)).files("unified/bar", **v2(2, 1)).files(
-        "cpu/foo", **v1(1, 1)
-    )
-    assert {limit.total for limit in machine.limits().values()} == {500, 400}
-    assert machine.notes == []
-
-
 def test_a_mount_that_shows_only_a_part(machine: Machine) -> None:
     """As in a container without a cgroup namespace: the mount's root is the container's cgroup."""
-    machine.inside("4:memory:/docker/abc/job").mount(
-        "cgroup", "memory", root="/docker/abc", options="memory"
-    )
+    machine.inside("4:memory:/docker/abc/job")
     machine.files("memory", **v1(500, 1)).files("memory/job", **v1(700, 1))
     assert set(machine.limits()) == {
-        "cgroup v1 /docker/abc memory.limit_in_bytes",
-        "cgroup v1 /docker/abc/job memory.limit_in_bytes",
+        "cgroup v1 / memory.limit_in_bytes",
+        "cgroup v1 /job memory.limit_in_bytes",
     }
     assert machine.notes == []
 
@@ -204,9 +180,7 @@ def test_cpu_quota_is_the_tightest_up_to_the_root(machine: Machine) -> None:
     def quota() -> Cores | None:
         return cpu_quota.__wrapped__(machine.proc, machine.sys_fs)
 
-    machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c").mount(
-        "cgroup", "cpu", options="rw,cpu,cpuacct"
-    ).mount("cgroup2", "unified")
+    machine.inside("4:cpu,cpuacct:/a/b", "0::/pod/c")
     for folder in ("cpu/a/b", "unified/pod/c"):
         (machine.sys_fs / folder).mkdir(parents=True)
     assert quota() is None

@@ -25,7 +25,7 @@ class Machine:
         self.total, self.free = total, free
         monkeypatch.setattr(pressure, "common_limits", self.limits)
 
-    def limits(self) -> list[Limit]:
+    def limits(self, notes: list[str] | None = None) -> list[Limit]:
         return [
             Limit("wide", 10 * self.total, 0),
             Limit("tight", self.total, self.total - self.free),
@@ -68,4 +68,3 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
     for i in everything:
         mode.admit(i, np.full(100_000, i, np.uint8))
     assert all(value is not MISSING for value in mode.get(everything))
-    assert mode.stats()["hits"] > 0 and mode.stats()["misses"] > 0

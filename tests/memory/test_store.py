@@ -420,18 +420,6 @@ def _read_for_a_while(store: SampleStore, wrong: Any) -> None:
 
 
 class TestCounts:
-    @posix
-    @pytest.mark.slow
-    def test_more_processes_than_cells(self) -> None:
-        """The cells of dead processes are taken over, and their counts stay."""
-        store = SampleStore(4, 1000)
-        store.count(1, 0)
-        for _ in range(8):
-            with _workers(store.count, [(100, 200)] * 10) as workers:
-                for worker in workers:
-                    worker.join(30)
-        assert (store.stats()["hits"], store.stats()["misses"]) == (1 + 80 * 100, 80 * 200)
-
     def test_nobody_looks_too_often(self) -> None:
         store = SampleStore(4, 1000)
         assert [store.is_time_to_look(30) for _ in range(5)] == [True] + [False] * 4

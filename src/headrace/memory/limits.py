@@ -103,8 +103,8 @@ def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
     """List the limits of each memory cgroup from this process up to the root, v1 and v2.
 
     Args:
-        proc: where procfs is mounted; its `self/cgroup` and `self/mountinfo` are read.
-        sys_fs: where cgroups usually are, for the case that `mountinfo` does not say.
+        proc: where procfs is mounted; its `self/cgroup` is read.
+        sys_fs: where cgroups are.
         notes: as for `memory_limits`.
     """
     limits = []
@@ -144,28 +144,25 @@ def _levels(
     """Yield version, name and folder of each cgroup from this process up to the root, of v1's
     controller and of v2.
     """
-    mounts = _mounts(controller, proc)
     for version, path in _own_cgroups(controller, proc, sys_fs, notes).items():
-        usual = sys_fs / {1: controller, 2: "unified"}[version]
-        if version == 2 and not os.path.isdir(usual):
-            usual = sys_fs
-        places = mounts[version] or {usual: "/"}
-        for point, root in places.items():
-            inside = _inside(path, root, point)
-            if inside is not None:
-                break
-        else:
-            inside = PurePosixPath()
-            point, root = next(iter(places.items()))
-            if not os.path.isdir(point):
-                notes.append(f"cgroup v{version} {path}: its limits can't be seen at {point}")
-                continue
+        mount = sys_fs / {1: controller, 2: "unified"}[version]
+        if version == 2 and not os.path.isdir(mount):
+            mount = sys_fs
+        if not os.path.isdir(mount):
+            notes.append(f"cgroup v{version} {path}: its limits can't be seen at {mount}")
+            continue
+        # A container without a cgroup namespace sees its own part of the tree alone, at the root;
+        # outside of a namespace paths have "..", which would leave the mount.
+        inside = PurePosixPath(path.lstrip("/"))
+        while ".." in inside.parts or not os.path.isdir(mount / inside):
+            inside = PurePosixPath(*inside.parts[1:])
+        if not inside.parts and path != "/":
             notes.append(
-                f"cgroup v{version} {path} is not visible under {point}: only the limits at its "
+                f"cgroup v{version} {path} is not visible under {mount}: only the limits at its "
                 "root are known"
             )
         for level in (inside, *inside.parents):
-            yield version, f"cgroup v{version} {PurePosixPath(root) / level}", point / level
+            yield version, f"cgroup v{version} {PurePosixPath('/') / level}", mount / level
 
 
 def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
@@ -190,44 +187,6 @@ def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) ->
         elif hierarchy == "0" and not controllers:
             paths[2] = path
     return paths
-
-
-def _mounts(controller: str, proc: Path) -> dict[int, dict[Path, str]]:
-    """Return by version where its hierarchy is mounted, and the cgroup that stands there: not "/"
-    where a container sees only its own part.
-    """
-    mounts: dict[int, dict[Path, str]] = {1: {}, 2: {}}
-    # What can't be read here has a fallback, so it is not worth a note.
-    for line in _read(proc / "self" / "mountinfo", []).splitlines():
-        fields, _, tail = (part.split() for part in line.partition(" - "))
-        if len(fields) < 5 or len(tail) < 3:
-            continue
-        # octal escapes of space, tab, newline and backslash
-        root, place = (
-            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-            for field in fields[3:5]
-        )
-        point = Path(place)
-        for hidden in mounts.values():  # by a later mount at the same point
-            hidden.pop(point, None)
-        if tail[0] == "cgroup2":
-            mounts[2][point] = root
-        elif tail[0] == "cgroup" and controller in tail[2].split(","):
-            mounts[1][point] = root
-    return mounts
-
-
-def _inside(path: str, root: str, point: Path) -> PurePosixPath | None:
-    """Return `path` relative to a mount's root; None where the mount does not show it."""
-    try:
-        inside = PurePosixPath(path).relative_to(root)
-    except ValueError:
-        return None
-    # A cgroup outside our cgroup namespace is written with "..": following it would leave the
-    # mount.
-    if ".." in inside.parts or not os.path.isdir(point / inside):
-        return None
-    return inside
 
 
 def _number(text: str) -> int | None:

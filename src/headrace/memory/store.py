@@ -34,7 +34,6 @@ chance", implemented by appending a spared sample again.
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import time
 from collections import deque
@@ -62,7 +61,6 @@ TABLE = 9
 _HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU = range(7)
 _REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(7, 13)
 _UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
-_CELLS_AT, _CELLS = 128, 64  # hits and misses, by process
 _SPEC_AT, _TABLE_AT = 2048, 4096  # of the rows, pickled; the table
 _HEADER = 16  # bytes of a general entry before its pickle
 _INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array
@@ -226,7 +224,6 @@ class SampleStore:
         memory = self._memory
         self._log_at, _ = self.sizes(self.length, 0)
         self._header = memory.array(0, 16, np.int64)
-        self._counters = memory.array(_CELLS_AT, 2 * _CELLS, np.int64).reshape(_CELLS, 2)
         self._table = memory.array(_TABLE_AT, self.length, np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
@@ -273,27 +270,16 @@ class SampleStore:
 
     def stats(self) -> dict[str, int]:
         """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes
-        released, hits and misses.
+        released.
         """
         header = self._header
-        hits, misses = self._counters.sum(axis=0).tolist()
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
             "admitted": int(header[_ADMITTED]),
             "evicted": int(header[_EVICTED]),
             "released_bytes": int(header[_RELEASED]),
-            "hits": hits,
-            "misses": misses,
         }
-
-    def count(self, hits: int, misses: int) -> None:
-        """Counts accesses of this process. (Processes whose ids are alike modulo 64 share a cell,
-        and may lose a count where they write at once.)
-        """
-        counter = self._counters[os.getpid() % _CELLS]
-        counter[0] += hits
-        counter[1] += misses
 
     # -- the log
 

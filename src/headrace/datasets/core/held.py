@@ -100,8 +100,6 @@ class Held(ValueSource):
         if store is not None:
             self._follow_pressure(store)
             values = [store.get(index) for index in indices]
-            missing = sum(value is MISSING for value in values)
-            store.count(len(values) - missing, missing)
         if self._errors:
             pairs = zip(indices, values, strict=True)
             return [self._errors.get(index, value) for index, value in pairs]
@@ -163,10 +161,7 @@ class Held(ValueSource):
         if store is None:
             return None
         self._follow_pressure(store)
-        rows = store.rows(indices)
-        if rows is not None:
-            store.count(len(indices), 0)
-        return rows
+        return store.rows(indices)
 
     def _follow_pressure(self, store: SampleStore) -> None:
         """Evicts values where memory is short, and lets a store that did so grow again when it is
