@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from headrace import MultiDataLoader
 from headrace.memory.limits import memory_limits, tightest
@@ -198,7 +198,7 @@ def test_foreign_datasets_and_streams(loader_of: Any) -> None:
         assert (stats["batches"], stats["samples"]) == (3, 10)
         assert "avg_memory_bytes" not in stats and len(str(stats).splitlines()) == len(stats)
     numbers: Any = range(4)
-    loaders = {"a": (list(range(5)), 2), "b": DataLoader(numbers, batch_size=3)}
+    loaders = {"a": (list(range(5)), 2), "b": numbers}
     multi = MultiDataLoader(loaders, num_workers=0)
     assert multi.get_stats()["a"] == {}
     list(multi)
