@@ -73,7 +73,7 @@ class RandomProbe:
 def same(a: Any, b: Any) -> bool:
     """True if two samples or batches are equal bit for bit, including types and dtypes."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
             return False
         if a.layout in SPARSE:
             return same(sparse_parts(a)[1], sparse_parts(b)[1])

@@ -87,6 +87,7 @@ class ImageFormat(SampleFormat):
         is_stored_decoded: True if records are pixels [H, W, C].
         hold: as the user gave it.
         left: says what the memory budget leaves for one image.
+        is_joint: True if a transform gets input and target.
         channels_first: the layout of values; None: as inputs have it. The views of a dataset keep
             it, whatever their transform gets.
     """
@@ -106,6 +107,7 @@ class ImageFormat(SampleFormat):
     is_stored_decoded: bool
     hold: str | None
     left: Left | None = None
+    is_joint: bool = False
     dtype: np.dtype[Any] = FLOAT32
     channels_first: bool | None = None
 

@@ -200,7 +200,11 @@ class ImageDataset(BaseDataset):
         elif not transformed and (augment is None or augment.size is None):
             size = DEFAULT_SIZE
         self.image_size: tuple[int, int] | None = size
-        made: dict[str, Any] = dict(
+        has_boxes = isinstance(labels.targets, CocoTargets)
+        format_class: type[ImageFormat] = BoxFormat if has_boxes else ImageFormat
+        if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
+            format_class = MaskFormat
+        sample_format = format_class(
             color=color,
             image_size=size,
             is_size_given=image_size is not UNSET,
@@ -211,16 +215,10 @@ class ImageDataset(BaseDataset):
             transformed=transformed,
             is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"),
-            dtype=image_dtype(dtype, normalize, transformed),
             left=DatasetBudget(common.get("max_memory_usage", 0.8)),
+            is_joint=is_joint,
+            dtype=image_dtype(dtype, normalize, transformed),
         )
-        has_boxes = isinstance(labels.targets, CocoTargets)
-        if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
-            sample_format: ImageFormat = MaskFormat(**made, is_joint=is_joint)
-        elif has_boxes:
-            sample_format = BoxFormat(**made, is_joint=is_joint)
-        else:
-            sample_format = ImageFormat(**made)
         super().__init__(
             source,
             sample_format=sample_format,

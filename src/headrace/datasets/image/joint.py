@@ -32,15 +32,10 @@ _LEAST = 1.0  # pixels, of what a crop leaves of a box
 class JointFormat(ImageFormat):
     """Images and something that lies in them: values are the pixels and that, or the encoded record
     where an image is cropped first.
-
-    Args:
-        is_joint: True if a transform gets input and target.
     """
 
     splits_targets = True
     decodes_late = True
-
-    is_joint: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
