@@ -157,7 +157,6 @@ def test_batches_are_those_of_single_samples(
                 assert all(same(batch[key], other[key]) for key in batch)
         assert dataset.sample_nbytes() == sum(value[0].nbytes for value in batch.values())
         assert ("windows straight from storage" in loader.explain()) == (mode == "lazy")
-        assert ("steps are held, each once" in dataset.explain()) == (mode in ("eager", "cached"))
 
 
 def test_keys_may_have_windows_of_their_own(demos: Path) -> None:

@@ -19,7 +19,6 @@ from headrace.datasets.arrays import (
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
@@ -298,19 +297,6 @@ class ZarrDataset(ArrayDataset):
         """
         level = self._volumes[0][1].level if self._volumes else None
         return None if level is None else level.scale
-
-    def explain(self) -> str:
-        lines = super().explain().splitlines()
-        if self._volumes and (found := self._volumes[0][1]).image is not None:
-            sizes = zip(found.image.axes, self.voxel_size or (), strict=True)
-            size = ", ".join(
-                f"{axis.name} {extent:g} {axis.unit}".rstrip() for axis, extent in sizes
-            )
-            first = f" (the first of {len(self._volumes)} images)" if len(self._volumes) > 1 else ""
-            lines.insert(
-                2, f"level {found.name!r} of {len(found.image.levels)}: voxels of {size}{first}"
-            )
-        return Lines("\n".join(lines))
 
     def held_nbytes(self) -> int | None:
         if not self._volumes:

@@ -321,15 +321,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
             StreamingDataset(folder, **{option: value})  # type: ignore[arg-type]
 
 
-def test_explain_tells_decoders_and_lanes(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path, (6,))
-    for decode, told in ((False, "are bytes"), (True, "extension"), ({"cls": int}, "'cls'")):
-        with StreamingDataset(shards, decode=decode) as dataset:  # type: ignore[arg-type]
-            text = dataset.explain()
-            interleave, _ = dataset.lanes(len(dataset.blocks()))
-            assert told in text and f"from {interleave} (interleave)" in text
-
-
 def test_shards_that_are_none_or_of_several_kinds(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"\.tar"):
         StreamingDataset(tmp_path)

@@ -113,7 +113,6 @@ def test_the_level_whose_voxels_are_nearest_in_size(root: Any) -> None:
         assert dataset.axes == ("c", "z", "y", "x")
         volume = VOLUME[:, ::step, ::step, ::step]
         assert np.array_equal(dataset[0], volume[:, :2, :3, :4])
-        assert f"level '{level}' of 3: voxels of c 1, z {SIZES[level][0]:g}" in dataset.explain()
         rows = of(root, scale=scale, patch_shape=None)
         assert len(rows) == 2 and rows[1].shape == volume[1].shape
     both = of(root, target_name="cells", patch_shape=3)  # one extent means the axes of space

@@ -27,7 +27,6 @@ from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.core.values import Records, ValueSource
 from headrace.datasets.episodes.steps import HeldSteps, load_bands
 from headrace.datasets.episodes.ways import reader_of_windows
-from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
@@ -305,16 +304,6 @@ class EpisodeDataset(BaseDataset):
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
         load = partial(load_bands, source, bands)
         return HeldSteps(self.hold(Records(source), len(bands), load, nbytes), source, bands)
-
-    def explain(self) -> str:
-        text = super().explain()
-        if isinstance(self._value_source, HeldSteps):
-            text = text.replace(
-                "decoded samples are held",
-                "steps are held, each once, out of which windows are cut",
-                1,
-            )
-        return Lines(text)
 
     def held_nbytes(self) -> int | None:
         source = self.sample_source

@@ -17,7 +17,6 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.shards.members import Decoders, LineFormat, TarFormat
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
-from headrace.display import Lines
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote.options import RemoteOptions
@@ -127,7 +126,6 @@ class StreamingDataset(DelegatingDataset):
             self, urls, options, "urls", transform=transform, loading_mode=self._in_mode
         )
         self.data_path = urls
-        self._decode = decode
         reach, common = split_options(options)
         rest: dict[str, Any] = {"transform": transform, **common}
         passed = {name: rest[name] for name in (*_TRANSFORMS, *_OF_READING) if name in rest}
@@ -144,26 +142,6 @@ class StreamingDataset(DelegatingDataset):
         """
         interleave = interleave_for(self.buffer_size // 2, len(self), blocks, FEWEST)
         return lanes_for(blocks, self._layout_nbytes(), interleave)
-
-    def explain(self) -> str:
-        lines = super().explain().split("\n")
-        blocks = self.blocks()
-        if blocks is not None and len(blocks):
-            interleave, turns = self.lanes(len(blocks))
-            lines.insert(
-                1,
-                f"buffer_size {self.buffer_size:,}: of {len(blocks):,} blocks of "
-                f"{len(self) / len(blocks):,.1f} samples (mean) a global batch draws from "
-                f"{interleave} (interleave), and the next one from others, in {turns} turns",
-            )
-        if self.kind == "tar":
-            how = "are decoded by their extension"
-            if self._decode is False:
-                how = "are bytes"
-            elif isinstance(self._decode, Mapping) and self._decode:
-                how += f"; by your callables: {', '.join(map(repr, self._decode))}"
-            lines.insert(1, f"members {how}")
-        return Lines("\n".join(lines))
 
 
 def _open(
