@@ -221,7 +221,7 @@ def test_values_of_the_padding() -> None:
 
 REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
-    ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "['a'] is"),
+    ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "at ['a']: sample 1 is int64 [1], sample 0"),
     ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
     ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
     ({"fields": "a"}, [{"a": [[1], [1, 2]]}], "sample 0 at ['a']"),

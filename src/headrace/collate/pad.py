@@ -18,9 +18,9 @@ from headrace.arguments import check_flag, check_integer, checks_keywords
 from headrace.collate.fields import Field, FieldPath, Fields, at_path
 from headrace.collate.stack import (
     USUAL,
+    check_alike,
     from_array,
     is_numeric,
-    one_dtype,
     shape_of,
     stack_inside,
     stack_tree,
@@ -233,15 +233,9 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
         if isinstance(values[number], list):
             rows[number] = rows[number].to(list_dtype)
     first = rows[(filled or [0])[0]]
-    for number, row in enumerate(rows):
-        if number not in filled:
-            rows[number] = first.new_empty((0, *first.shape[1:]))
-        elif row.dtype != first.dtype or row.shape[1:] != first.shape[1:]:
-            advice = "Sequences may differ in length only"
-            if row.dtype != first.dtype:
-                advice = one_dtype(row.dtype, first.dtype)
-            is_ = f"{at_path(path)} is {shape_of(row)}, "
-            raise CollateError(number, is_, filled[0], f" is {shape_of(first)}. {advice}")
+    for number in set(range(len(rows))).difference(filled):
+        rows[number] = first.new_empty((0, *first.shape[1:]))
+    check_alike(rows, path, "Sequences may differ in length only", axis=1)
     return rows
 
 

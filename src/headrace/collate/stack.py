@@ -143,21 +143,33 @@ def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
         raise _refused(path, values.index(worst), f"{is_large}, {_OR}") from None
 
 
-def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Tensor:
+def check_alike(tensors: list[Any], path: FieldPath, remedy: str, axis: int = 0) -> None:
+    """Raises a CollateError for the first value that is no tensor, or whose dtype or shape, from an
+    axis on, is not the first one's.
+    """
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             advice = f"Give all a value of one type there, {_OR}"
         elif tensor.is_nested:
             advice = f"Give the parts of nested tensors as a list, {_OR}"
-        elif tensor.shape != first.shape:
+        elif tensor.shape != first.shape and tensor.shape[axis:] != first.shape[axis:]:
             advice = remedy
         elif tensor.dtype != first.dtype:
-            advice = one_dtype(tensor.dtype, first.dtype)
+            wide = torch.promote_types(tensor.dtype, first.dtype)
+            advice = (
+                "Give all one dtype: cast them in the dataset or its transform, with "
+                f".to({wide}) (HDF5Dataset, ZarrDataset: dtype=)"
+            )
         else:
             continue
         is_ = f" is {shape_of(tensor)}, "
         raise _refused(path, number, is_, 0, f" is {shape_of(first)}. {advice}")
+
+
+def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Tensor:
+    check_alike(tensors, path, remedy)
+    first = tensors[0]
     out = None
     if is_dense(first):
         out = empty((len(tensors), *first.shape), first.dtype)
@@ -196,9 +208,13 @@ def _check_listed(values: list[Any], path: FieldPath) -> None:
         is_array = isinstance(value, np.ndarray) and is_numeric(value)
         # else the order of the samples would decide whether this is an error
         if is_array or isinstance(value, torch.Tensor) or keys_of(value) is not None:
-            is_ = f" is {shape_of(value)}, "
-            advice = f"Give all a value of one type there, {_OR}"
-            raise _refused(path, number, is_, 0, f" is {shape_of(values[0])}. {advice}")
+            raise _refused(
+                path,
+                number,
+                f" is {shape_of(value)}, ",
+                0,
+                f" is {shape_of(values[0])}. Give all a value of one type there, {_OR}",
+            )
 
 
 def _refused(path: FieldPath, *parts: str | int) -> CollateError:
@@ -249,12 +265,3 @@ def shape_of(value: Any) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return repr(type(value).__name__)
-
-
-def one_dtype(one: torch.dtype, other: torch.dtype) -> str:
-    """The remedy where the dtypes of two samples differ."""
-    wide = torch.promote_types(one, other)
-    return (
-        f"Give all one dtype: cast them in the dataset or its transform, with .to({wide}) "
-        "(HDF5Dataset, ZarrDataset: dtype=)"
-    )

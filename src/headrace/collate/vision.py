@@ -17,6 +17,7 @@ from headrace.collate.fields import Field, FieldPath, Fields, at_path, keys_of, 
 from headrace.collate.normalization import STATISTICS, WHITE, Normalization, check_normalize
 from headrace.collate.stack import (
     USUAL,
+    check_alike,
     from_array,
     is_numeric,
     owned,
@@ -32,7 +33,10 @@ _IMAGES = ("image", "images", "pixel_values", "img")
 _BOXES = ("boxes", "bboxes")
 _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints", "area", "iscrowd"}
 
-_ONE_SHAPE = "Give all one shape, or name the field in lists= to keep it as a list of tensors"
+_ONE_SHAPE = (
+    "Give all one shape (ImageDataset: image_size=), or name the field in lists= to keep it as a "
+    "list of tensors"
+)
 
 
 class DetectionCollator:
@@ -208,17 +212,7 @@ class VisionCollator:
     def _images(self, values: list[Any], path: FieldPath) -> torch.Tensor:
         images = [self._channels_first(value, number, path) for number, value in enumerate(values)]
         first = images[0]
-        for number, image in enumerate(images):
-            if image.shape != first.shape or image.dtype != first.dtype:
-                raise _unfit(
-                    number,
-                    path,
-                    "give all one shape (ImageDataset: image_size=) and one dtype, or keep them "
-                    'apart with collate_fn="list"',
-                    f"is {shape_of(image)}, ",
-                    0,
-                    f" is {shape_of(first)}",
-                )
+        check_alike(images, path, _ONE_SHAPE)
         shape = (len(images), *first.shape)
         white = 1
         if first.dtype == torch.uint8:
