@@ -12,9 +12,7 @@ its lock before it answers anything.
 NOTE [ Shares and processes ]
 A forked child goes on with a copy of the ledger, a spawned one starts with an empty one, and
 neither side sees what the other reserves later. So a parent gives its workers shares, whose bytes
-are fixed when they are made. In any process but its maker's (forked, or pickled to) only a share's
-own reservations count against it, and the parent reserves what it gave away, so that it does not
-use the same bytes twice.
+are fixed when they are made and which have ledgers of their own, and reserves what it gives away.
 """
 
 from __future__ import annotations
@@ -82,8 +80,6 @@ class _Entry:
 
     nbytes: int
     what: str
-    shares: tuple[MemoryBudget, ...]
-    """The shares that it counts against."""
 
 
 _lock = threading.RLock()  # one for all ledgers, so that a fork has one lock to hold
@@ -157,10 +153,6 @@ class MemoryBudget:
         ConfigError: an argument is invalid; the message names it.
     """
 
-    _parent: MemoryBudget | None = None  # of a share
-    _shares: tuple[MemoryBudget, ...] = ()  # this one, if it is a share, and those that it is of
-    _pid = 0  # of the process that made the share
-
     @checks_keywords
     def __init__(
         self,
@@ -182,8 +174,6 @@ class MemoryBudget:
     @property
     def limit(self) -> int:
         """Total bytes that may be reserved through this budget."""
-        if self._parent is not None:
-            return int(self._usage)
         headroom = self._headroom
         wanted = self._usage
         if isinstance(wanted, float):
@@ -193,24 +183,17 @@ class MemoryBudget:
 
     @property
     def reserved(self) -> int:
-        """Bytes that count against `limit`: for a share its own, otherwise all that this process
-        has reserved.
+        """Bytes that count against `limit`: all that this process has reserved; for a share what
+        was reserved through it.
         """
         with _lock:
-            entries = self._ledger.entries()
-            if self._parent is None:
-                return sum(entry.nbytes for entry in entries)
-            return sum(entry.nbytes for entry in entries if self in entry.shares)
+            return sum(entry.nbytes for entry in self._ledger.entries())
 
     @property
     def available(self) -> int:
         """Bytes that can be reserved now, at least 0."""
         with _lock:
-            free = max(0, self.limit - self.reserved)
-            # see NOTE [ Shares and processes ]
-            if self._parent is not None and self._pid == os.getpid():
-                free = min(free, self._parent.available)
-            return free
+            return max(0, self.limit - self.reserved)
 
     def fits(self, nbytes: int) -> bool:
         """True if `nbytes` could be reserved now. Another thread may reserve first; only
@@ -219,23 +202,17 @@ class MemoryBudget:
         return nbytes <= self.available
 
     def share(self, n: int) -> MemoryBudget:
-        """Return a budget for an equal n-th part of what is available now.
+        """Return a budget for an equal n-th part of what is available now, to be given to another
+        process.
 
-        A share has its own account. In this process its reservations count in this budget too.
-        Create all n shares, or one for n workers, before anything is reserved through them; then
-        their sum never exceeds this budget.
+        A share has its own account. Create all n shares, or one for n workers, and then reserve
+        here what you gave away; see NOTE [ Shares and processes ].
 
         Raises:
             ConfigError: `n` is not an integer of at least 1.
         """
         n = check_integer("n", n, 1)
-        part = MemoryBudget(local_world_size=self._ranks)
-        part._usage = self.available // n
-        part._ledger = self._ledger
-        part._parent = self
-        part._shares = (part, *self._shares)
-        part._pid = os.getpid()
-        return part
+        return MemoryBudget(1.0, limits=[Limit(f"a share of {self}", self.available // n, 0)])
 
     def reserve(self, nbytes: int, what: str) -> Reservation:
         """Reserve `nbytes` for `what` (a description for messages, such as "the batch ring").
@@ -271,11 +248,7 @@ class MemoryBudget:
             return Lines("\n".join(lines))
 
     def __repr__(self) -> str:
-        comment = "" if self._parent is None else "  # a share"
-        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks}){comment}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_usage": self._usage, "_ranks": self._ranks, "_ledger": self._ledger}
+        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks})"
 
     @property
     def _headroom(self) -> int:
@@ -284,8 +257,6 @@ class MemoryBudget:
             return self._ledger.limit().headroom // self._ranks
 
     def _origin(self) -> str:
-        if self._parent is not None:
-            return f"a share of {self._parent._origin()}"
         usage = f"{self._usage} of"
         if isinstance(self._usage, int):
             usage = f"{format_size(self._usage)} within"
@@ -302,7 +273,7 @@ class Reservation:
 
     def __init__(self, budget: MemoryBudget, what: str) -> None:
         self._budget = budget
-        self._entry = _Entry(0, what, budget._shares)
+        self._entry = _Entry(0, what)
         self._release = weakref.finalize(self, budget._ledger.released.append, self._entry)
         self._release.atexit = False
 
@@ -330,7 +301,7 @@ class Reservation:
             more = nbytes - entry.nbytes
             if more > available:
                 remedy = "use a machine or container with more memory"
-                if sum(held.nbytes for held in budget._ledger.entries()) + more <= budget._headroom:
+                if budget.reserved + more <= budget._headroom:
                     remedy = "raise max_memory_usage"
                 raise BudgetError(
                     f"{entry.what} needs {format_size(nbytes)}, {format_size(more)} more than it "
