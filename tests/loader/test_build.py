@@ -67,7 +67,7 @@ class NotForkSafe(SquareDataset):
 
 def test_workers_follow_a_quota_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(limits, "_own_quota", lambda: Cores(4, "cgroup v2 /pod cpu.max"))
+    monkeypatch.setattr(limits, "cpu_quota", lambda *_: Cores(4, "cgroup v2 /pod cpu.max"))
     loader = workers_of(SquareDataset())
     assert loader.num_workers <= 3
     assert "4 usable cores (cgroup v2 /pod cpu.max)" in loader.explain()

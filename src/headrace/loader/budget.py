@@ -95,28 +95,21 @@ class LoaderMemory:
                 held.shrink(short)
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
-        """The config with as many batches on their way as fit; unchanged where the size of a
-        sample is not known.
-        """
-        sample = None if self._pixels is None else self._pixels.sample_nbytes()
-        if sample is None and isinstance(self._dataset, BaseDataset):
-            sample = self._dataset.sample_nbytes()
-        if sample is None:
-            return config
-        return self._fit(config, sample * (config.batch_size or 1), reasons)
-
-    def refit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
-        """The config that fits, where the first batch of an epoch was too large."""
-        self.close()
-        return self._fit(config, self.too_large, reasons)
-
-    def _fit(self, config: DataLoaderConfig, batch: int, reasons: Reasons) -> DataLoaderConfig:
-        """Lowers `prefetch_factor`, and then `num_workers`, until batches of so many bytes fit;
-        says so, and reserves them.
+        """Lowers `prefetch_factor`, and then `num_workers`, until batches fit that are as large as
+        samples are known to be, or as one was that was too large; says so, and reserves them.
 
         Raises:
             BudgetError: not even without workers do they fit.
         """
+        batch = self.too_large
+        if not batch:
+            sample = None if self._pixels is None else self._pixels.sample_nbytes()
+            if sample is None and isinstance(self._dataset, BaseDataset):
+                sample = self._dataset.sample_nbytes()
+            if sample is None:
+                return config
+            batch = sample * (config.batch_size or 1)
+        self.close()
         workers = config.num_workers or 0
         prefetch = config.prefetch_factor or 1
         budget = self.budget

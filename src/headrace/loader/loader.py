@@ -275,7 +275,7 @@ class Loader(DataLoader[B]):
         # of so many workers is the state that a loaded epoch goes on from
         if goes_on and (is_stream or self._states):
             return
-        self.config = self._memory.refit(self.config, self._reasons)
+        self.config = self._memory.fit(self.config, self._reasons)
         self._pool = None
         for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout"):
             self.__dict__[name] = getattr(self.config, name)  # as torch's loader shows them

@@ -118,23 +118,23 @@ class MultiDataLoader:
         self._given_steps = check_integer("steps", steps, 1, optional=True)
         self._names = list(loaders)
         self._pattern = pattern_of(self._names, pattern)
-        self._weights = [1] * len(self._names)
+        self._weights: list[int] = []  # none: by length
         if weights is not None:
             self._weights = whole_weights(self._names, weights)
-        by_length = strategy == "weighted" and weights is None
         self._opened: list[BaseDataset] = []
-        self.loaders: dict[str, Loader] = self._made(loaders, by_length, config, overrides)
-        if by_length:
+        self.loaders: dict[str, Loader] = self._made(loaders, config, overrides)
+        if strategy == "weighted" and weights is None:
             lengths = self._known_lengths(range(len(self._names)), "pass weights=")
             if any(lengths):
                 self._weights = whole_weights(self._names, lengths)
+        self._weights = self._weights or [1] * len(self._names)
         empty = {name: None for name, loader in self.loaders.items() if length_of(loader) == 0}
         drawn = {self._names[number] for number in self._new_schedule().drawn}
         if steps is not None and drawn <= empty.keys():
             raise ConfigError(f"steps={steps}, but the loaders have no batches: {', '.join(empty)}")
         if empty:
             warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
-        self._steps()  # raises where the length is not known
+        self._length = self._steps()
         self._state: LoaderState[Schedule] = LoaderState(self._new_schedule)
 
     # -- set-up
@@ -142,7 +142,6 @@ class MultiDataLoader:
     def _made(
         self,
         given: Mapping[str, Any],
-        by_length: bool,
         config: DataLoaderConfig | None,
         options: dict[str, Any],
     ) -> dict[str, Loader]:
@@ -178,7 +177,7 @@ class MultiDataLoader:
             )
         config = (config or DataLoaderConfig()).with_(**rest)
         sizes = {name: sizes.get(name, config.batch_size) for name in datasets}
-        workers = self._workers(datasets, sizes, by_length, config.num_workers)
+        workers = self._workers(datasets, sizes, config.num_workers)
         for name, dataset in datasets.items():
             own = config.with_(batch_size=sizes[name], num_workers=workers[name])
             if not workers[name]:
@@ -187,20 +186,16 @@ class MultiDataLoader:
         return found
 
     def _workers(
-        self,
-        datasets: dict[str, Any],
-        sizes: dict[str, int | None],
-        by_length: bool,
-        total: int | None,
+        self, datasets: dict[str, Any], sizes: dict[str, int | None], total: int | None
     ) -> dict[str, int]:
         """How many workers each dataset gets: in proportion to its batches in an epoch."""
         shares: dict[str, float] = {}
         for name, dataset in datasets.items():
             number = self._names.index(name)
-            if by_length or self._strategy == "sequential":
-                shares[name] = (length_of(dataset) or 1) / (sizes[name] or 1)
-            elif self._strategy == "weighted":
+            if self._weights:
                 shares[name] = self._weights[number]
+            elif self._strategy in ("weighted", "sequential"):
+                shares[name] = (length_of(dataset) or 1) / (sizes[name] or 1)
             else:
                 shares[name] = self._pattern.count(number)
         if total is None:
@@ -245,7 +240,7 @@ class MultiDataLoader:
 
     def __len__(self) -> int:
         """Number of batches per epoch; an upper bound if loaders of unknown length don't cycle."""
-        return self._steps()
+        return self._length
 
     def __repr__(self) -> str:
         parts = []
@@ -255,7 +250,7 @@ class MultiDataLoader:
             parts.append(f"{name!r}: {batches} of {loader.config.batch_size}")
         return (
             f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # "
-            f"{count_batches(len(self))} an epoch"
+            f"{count_batches(self._length)} an epoch"
         )
 
     @property
@@ -280,7 +275,7 @@ class MultiDataLoader:
             if not position.counts[number]:
                 loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
             loader.set_epoch(named)
-        iterator = MultiIterator(self.loaders, position, self._steps())
+        iterator = MultiIterator(self.loaders, position, self._length)
         self._state.running = iterator
         return iterator
 
