@@ -165,11 +165,19 @@ def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | No
     Raises:
         ConfigError: `transform` is no callable, no list or tuple of these, and not None.
     """
+    if transform is None:
+        return None, None
     steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
-    crop = steps.pop(0) if steps and type(steps[0]) is RandomResizedCrop else None
-    flip = steps.pop(0) if steps and type(steps[0]) is RandomHorizontalFlip else None
-    rest = None if transform is None else chained(steps, name)
-    return (None if crop is None and flip is None else Augment(crop, flip)), rest
+    crop = None
+    flip = None
+    if steps and type(steps[0]) is RandomResizedCrop:
+        crop = steps.pop(0)
+    if steps and type(steps[0]) is RandomHorizontalFlip:
+        flip = steps.pop(0)
+    augment = None
+    if crop is not None or flip is not None:
+        augment = Augment(crop, flip)
+    return augment, chained(steps, name)
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:

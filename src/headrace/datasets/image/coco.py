@@ -250,9 +250,10 @@ def read_coco(
         if one_id in numbers or name in names:
             raise FormatError(f"{place}: the id {one_id} or file_name {name!r} comes twice")
         numbers[one_id] = names[name] = number
-        height, width = entry.get("height"), entry.get("width")
-        is_known = all(isinstance(side, int) and side > 0 for side in (height, width))
-        sizes.append((height, width) if is_known else (0, 0))
+        size = (entry.get("height"), entry.get("width"))
+        if not all(isinstance(side, int) and side > 0 for side in size):
+            size = (0, 0)
+        sizes.append(size)
     by_base = {os.path.basename(name): number for name, number in names.items()}
     first = os.fsdecode(files.names[0]) if len(files) else ""
     if len(by_base) == len(names) and names.keys().isdisjoint(spellings_of(first)):
@@ -316,7 +317,7 @@ def read_coco(
 def _field(entry: Any, name: str, kind: type, place: str) -> Any:
     value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = "an integer" if kind is int else "a text"
+        wanted = {int: "an integer", str: "a text"}[kind]
         raise FormatError(f"{place}: {name} must be {wanted}, not {value!r:.60}")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise FormatError(f"{place}: {name} is an integer of more than 64 bits: use a smaller one")

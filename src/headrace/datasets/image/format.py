@@ -167,23 +167,30 @@ class ImageFormat(SampleFormat):
             return load_image(
                 record, self.color, self.image_size, first, exact=self.exact, left=self.left
             )
-        pixels = record if self.is_stored_decoded else decode_image(record, self.color, self.left)
-        if self.image_size is not None:
-            pixels = resize_image(pixels, self.image_size)
-        return to_channels_first(pixels) if self.channels_first else pixels
+        pixels = record
+        if not self.is_stored_decoded:
+            pixels = decode_image(record, self.color, self.left)
+        pixels = resize_image(pixels, self.image_size)
+        if self.channels_first:
+            pixels = to_channels_first(pixels)
+        return pixels
 
     def value_spec(self) -> ArraySpec | None:
         size = self.crop_size if self.is_encoded else self.image_size
         if size is None:
             return None
-        shape = (self.channels, *size) if self.channels_first else (*size, self.channels)
+        shape = (*size, self.channels)
+        if self.channels_first:
+            shape = (self.channels, *size)
         return ArraySpec(shape, np.dtype(np.uint8))
 
     def pixels(self, value: Any) -> Pixels:
         """The decoded image, uint8 [H, W, C]."""
         if self.is_encoded:
             return decode_image(value, self.color, self.left)
-        return to_channels_last(value) if self.channels_first else value
+        if self.channels_first:
+            value = to_channels_last(value)
+        return value  # type: ignore[no-any-return]
 
     def draw(self, value: Any) -> Drawn | None:
         if self.augment is None or not self.draws:
@@ -203,10 +210,12 @@ class ImageFormat(SampleFormat):
         if self.is_encoded and size is not None:
             first = self._shows_channels_first
             return load_image(value, self.color, size, first, box, flip, self.exact, self.left)
-        pixels = value.transpose(1, 2, 0) if self.channels_first else value
+        pixels = value
+        if self.channels_first:
+            pixels = value.transpose(1, 2, 0)
+        if box is not None:
+            pixels = box.of(pixels)
         if size is not None:
-            if box is not None:
-                pixels = box.of(pixels)
             pixels = resize_image(np.ascontiguousarray(pixels), size)
         if flip:
             pixels = pixels[:, ::-1]

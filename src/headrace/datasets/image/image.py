@@ -288,7 +288,11 @@ class _Samples(Sequence[tuple[str, Any]]):
         position = range(len(self))[index]
         whole = int(self._dataset.whole_indices(position))
         source: Any = self._dataset.sample_source
-        target = None if self._dataset.targets is None else self._dataset.targets[position]
+        target = None
+        if self._dataset.targets is not None:
+            target = self._dataset.targets[position]
+        if isinstance(target, np.generic):
+            target = target.item()
         if isinstance(source, PairedSource):
             target = source.other_path(whole)
             source = source.files
@@ -296,4 +300,4 @@ class _Samples(Sequence[tuple[str, Any]]):
             path = os.fsdecode(source.listing.path(whole))
         else:
             path = source.location(whole)
-        return path, target.item() if isinstance(target, np.generic) else target
+        return path, target

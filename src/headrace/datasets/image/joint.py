@@ -88,13 +88,13 @@ class MaskFormat(JointFormat):
             return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())
         if not self.is_stored_decoded:
             mask = mask_of(image, mask, self.left)
-        if self.image_size is not None:
-            mask = resize_nearest(mask, self.image_size)
-        return super().decode(image), mask
+        return super().decode(image), resize_nearest(mask, self.image_size)
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         image, mask = value
-        return image, mask_of(image, mask, self.left) if self.is_encoded else mask
+        if self.is_encoded:
+            mask = mask_of(image, mask, self.left)
+        return image, mask
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
         row = self._row()
@@ -115,7 +115,9 @@ class MaskFormat(JointFormat):
     def sample_nbytes(self) -> int | None:
         nbytes = super().sample_nbytes()
         size = self.crop_size or self.image_size
-        return None if nbytes is None or size is None else nbytes + 8 * size[0] * size[1]
+        if nbytes is None or size is None:
+            return None
+        return nbytes + 8 * size[0] * size[1]
 
 
 def mask_of(
@@ -147,11 +149,13 @@ def mask_of(
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
     """What becomes of a mask [H, W] where its image is cropped, resized to `size`, and mirrored."""
-    if drawn is not None and drawn.box is not None:
-        mask = drawn.box.of(mask)
-    if size is not None:
-        mask = resize_nearest(mask, size)
-    return mask[:, ::-1] if drawn is not None and drawn.flip else mask
+    box, flip = drawn or (None, False)
+    if box is not None:
+        mask = box.of(mask)
+    mask = resize_nearest(mask, size)
+    if flip:
+        mask = mask[:, ::-1]
+    return mask
 
 
 @dataclass(kw_only=True, eq=False)

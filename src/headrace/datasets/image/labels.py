@@ -104,8 +104,8 @@ class Table(NamedTuple):
         rows = dict[str, int]()
         for number, name in enumerate(map(str, self.columns.get(key, ()))):
             other = rows.setdefault(name, number)
-            for values in self.columns.values() if other != number else ():
-                if values[other] != values[number]:
+            for values in self.columns.values():
+                if other != number and values[other] != values[number]:
                     raise ConfigError(
                         f"targets: rows {other + self.first_row} and {number + self.first_row} of "
                         f"{self.where} give {redact(name)} different targets "
@@ -154,7 +154,9 @@ class Table(NamedTuple):
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
             return np.array(values, np.float64), []
-        return (values, []) if gap is not None else _encoded(values)
+        if gap is not None:
+            return values, []
+        return _encoded(values)
 
 
 class Wanted(NamedTuple):
@@ -467,13 +469,15 @@ def read_labels(
     ending = os.path.splitext(named_part(path))[1].lower()
     is_parquet = data[:4] == b"PAR1"
     is_json = ending not in delimiters and data.lstrip()[:1] in (b"{", b"[")
+    if is_parquet and delimiter is None:
+        return _from_parquet(data, where)
     if not (is_parquet or is_json):
         return _from_csv(data, where, delimiters.get(ending, delimiters[".csv"]), files)
     if delimiter is not None:
         raise ConfigError(
             f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out"
         )
-    return _from_parquet(data, where) if is_parquet else _from_json(data, where, ending)
+    return _from_json(data, where, ending)
 
 
 def _bytes_of(path: str, reach: RemoteOptions) -> bytes:

@@ -97,11 +97,11 @@ def encode_mask(mask: Mask) -> bytes:
     return stream.getvalue()
 
 
-def resize_nearest(mask: Mask, size: tuple[int, int]) -> Mask:
+def resize_nearest(mask: Mask, size: tuple[int, int] | None) -> Mask:
     """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not
-    kept.
+    kept. None: as it is.
     """
-    if mask.shape == size:
+    if size is None or mask.shape == size:
         return mask
     rows, columns = (
         (2 * np.arange(wanted) + 1) * stored // (2 * wanted)

@@ -68,7 +68,8 @@ def _matched(
                     f"targets: {first} and {second} look the same, and none is {in_ascii(name)} to "
                     "the byte: keep the one that is meant"
                 )
-            key = fitting[0] if fitting else None
+            if fitting:
+                key = fitting[0]
         if key is not None:
             owner = owners.setdefault(key, name)
             if owner != name:
@@ -193,4 +194,6 @@ def _common_end(names: Iterable[str]) -> str:
         return ""
     common = os.path.commonprefix(list(ends))[::-1]  # noqa: RUF071 (of characters)
     words = _WORDS.search(common.rpartition("/")[2])
-    return "" if words is None else words[0]
+    if words is None:
+        return ""
+    return words[0]

@@ -53,7 +53,8 @@ others are as little asked for.
 IMAGENET_MEAN, IMAGENET_STD = STATISTICS["imagenet"]
 IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
 _ORIENTATION = 0x0112  # EXIF tag
-_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of TIFF
+_BITS_PER_SAMPLE = 258  # tags of TIFF
+_MAX_SAMPLE_VALUE = 281
 _WHITE_16 = 65535
 _WIDENED = 1 << 24  # pixels between the two steps of resizing
 _KEPT = 16 << 20  # bytes of memory that a thread keeps for the next image
@@ -312,18 +313,24 @@ def _decode_jpeg(
     options: dict[str, Any] = {}
     if header.space == "Gray":
         space = "GRAY"
-        channels = 1 if color == "L" else 4  # with what is repeated
-    elif color == "RGB" and size is not None:
+        channels = 1
+        if color == "RGB":
+            channels = 4  # with what is repeated
+    elif color == "L":
+        space = "RGB"
+        channels = 8  # with Pillow's image between
+    elif size is None:
+        space = "RGB"
+        channels = 3
+    else:
         space = "RGBX"  # faster to decode, resize and take apart than three bytes
         channels = 4
-        factor = 1 if exact else _factor(box or whole, size)
+        if not exact:
+            factor = _factor(box or whole, size)
         height = -(-shape[0] // factor)
         width = -(-shape[1] // factor)
         if factor > 1:
             options = {"min_height": height, "min_width": width, "min_factor": factor}
-    else:
-        space = "RGB"
-        channels = 8 if color == "L" else 3  # with Pillow's image between
     nbytes = jpeg_nbytes(shape, channels, factor, size, turns, header.is_progressive)
     with claimed(left, *shape, nbytes):
         if space == "RGBX":
@@ -338,7 +345,7 @@ def _decode_jpeg(
             pixels = np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
         elif color == "RGB" and space == "GRAY":
             pixels = np.repeat(pixels, 3, axis=2)
-        return pixels if size is None else resize_image(pixels, size)
+        return resize_image(pixels, size)
 
 
 def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
@@ -418,16 +425,20 @@ def _decode_pillow(
             image.load()  # the reader of TIFF turns the image itself, and clears the tag
             orientation = _orientation_of(image)
             grey = _deep_grey(image)
-            shown = image if grey is None else Image.fromarray(grey)
-            if shown.mode == "LAB":  # Pillow has no other way from there to grey
-                shown = shown.convert("RGB")
-            array = np.asarray(shown if shown.mode == color else shown.convert(color))
+            shown: Image.Image = image
+            if grey is not None:
+                shown = Image.fromarray(grey)
+            elif image.mode == "LAB":  # Pillow has no other way from there to grey
+                shown = image.convert("RGB")
+            if shown.mode != color:
+                shown = shown.convert(color)
+            array = np.asarray(shown)
             if array.ndim == 2:
                 array = array[:, :, None]
             pixels = upright(np.ascontiguousarray(array), orientation)
             if box is not None:
                 pixels = box.of(pixels)
-            return pixels if size is None else resize_image(pixels, size)
+            return resize_image(pixels, size)
 
 
 def _deep_grey(image: Image.Image) -> Pixels | None:
@@ -446,12 +457,14 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
     elif image.mode == "I" and image.format == "PNG":  # 16 bits, in some versions of Pillow
         white = _WHITE_16
     elif least >= 0 and most <= 255:  # False for NaN
-        white = 1 if image.mode == "F" and most <= 1 else 255
+        white = 255
+        if image.mode == "F" and most <= 1:
+            white = 1
     else:
-        fits = "0..1 or 0..255" if image.mode == "F" else "0..255"
         raise FormatError(
             f"grey of mode {image.mode!r} from {least:g} to {most:g}: nothing says which value is "
-            f"white, unless all lie in {fits}; scale the files to that, or to unsigned 16 bits"
+            "white, unless all lie in 0..255 (floats: or 0..1); scale the files to that, or to "
+            "unsigned 16 bits"
         )
     grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
     return grey
@@ -485,7 +498,9 @@ def _orientation_of(image: Image.Image) -> Any:
 def upright(pixels: Pixels, orientation: Any) -> Pixels:
     """The pixels turned, and mirrored, as the orientation says."""
     turn = _TURNED.get(orientation)
-    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
+    if turn is None:
+        return pixels
+    return np.ascontiguousarray(turn(pixels))
 
 
 def _upright_shape(height: int, width: int, orientation: Any) -> tuple[int, int]:
@@ -506,12 +521,12 @@ def _bomb(what: str) -> str:
 # -- pixels
 
 
-def resize_image(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
     """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept
-    (torch's `interpolate`).
+    (torch's `interpolate`). None: as it is.
     """
     height, width = pixels.shape[:2]
-    if (height, width) == size:
+    if size is None or (height, width) == size:
         return pixels
     # torch resizes the width first: 1 x 4,000,000 would take GB
     if width < size[1] and size[0] < height and height * size[1] > _WIDENED:
