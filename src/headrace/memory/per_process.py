@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import connection, parent_process
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace.errors import ConfigError
 
@@ -76,21 +76,15 @@ class PerProcess(Generic[T]):
         return type(self), (self._make, self._closer)
 
 
-class Renewed(Protocol):
-    """An object that a fork leaves in need of repair, such as a lock that another thread of the
-    parent held.
-    """
-
-    def after_fork(self) -> None:
-        """Called in the child, before anything else runs there."""
-
-
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[Any] = []  # kept for ever: their destructors could write into the parent's files
 
 
-def renew_after_fork(owner: Renewed) -> None:
-    """Calls `owner.after_fork()` in each child that is forked while the owner is alive."""
+def renew_after_fork(owner: Any) -> None:
+    """Calls `owner.after_fork()` in each child that is forked while the owner is alive, before
+    anything else runs there: for an object that a fork leaves in need of repair, such as a lock
+    that another thread of the parent held.
+    """
     _renewed.add(owner)
 
 

@@ -58,8 +58,6 @@ MISSING: Final[Any] = type(
 POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
-_HEAD, _TAIL, _COUNT, _ADMITTED, _EVICTED, _FULL, _LRU = range(7)
-_REDUCED, _RELEASED, _CLEAN, _LOOKED, _CAPPED, _LAYOUT = range(7, 13)
 _UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
 _SPEC_AT, _TABLE_AT = 2048, 4096  # of the rows, pickled; the table
 _HEADER = 16  # bytes of a general entry before its pickle
@@ -174,6 +172,19 @@ def _layout_of(values: Sequence[Any]) -> Layout | None:
     return Layout.of(ArraySpec(*specs.pop()))
 
 
+class _Number:
+    """One of the numbers at the start of a store's memory, for all processes."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, store: SampleStore, owner: type) -> int:
+        return store.header[self._at]
+
+    def __set__(self, store: SampleStore, value: int) -> None:
+        store.header[self._at] = value
+
+
 class SampleStore:
     """Stores samples (arrays, bytes, tuples and dicts of these: anything that can be pickled) by
     index, up to a number of bytes.
@@ -191,6 +202,20 @@ class SampleStore:
             length and capacity. None: anonymous memory.
         rows: False: samples are known not to be arrays of one shape and dtype.
     """
+
+    _head = _Number(0)
+    _tail = _Number(1)
+    _count = _Number(2)
+    _admitted = _Number(3)
+    _evicted = _Number(4)
+    _full = _Number(5)
+    _lru = _Number(6)
+    _reduced = _Number(7)  # bytes of the capacity that may not be used now
+    _released = _Number(8)
+    _clean = _Number(9)  # position up to which pages were given back
+    _looked = _Number(10)
+    _capped = _Number(11)  # bytes of the capacity that may never be used
+    _kind = _Number(12)  # _UNDECIDED, _ROWS or _MIXED
 
     def __init__(
         self,
@@ -212,8 +237,8 @@ class SampleStore:
         self._open()
         if policy == "lru":
             self.use_lru()
-        if not rows and self._header[_LAYOUT] == _UNDECIDED:
-            self._header[_LAYOUT] = _MIXED
+        if not rows and self._kind == _UNDECIDED:
+            self._kind = _MIXED
 
     @staticmethod
     def sizes(length: int, capacity: int) -> tuple[int, int]:
@@ -223,7 +248,7 @@ class SampleStore:
     def _open(self) -> None:
         memory = self._memory
         self._log_at, _ = self.sizes(self.length, 0)
-        self._header = memory.array(0, 16, np.int64)
+        self.header: memoryview[int] = memoryview(memory.map)[:128].cast("q")
         self._table = memory.array(_TABLE_AT, self.length, np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
@@ -234,7 +259,7 @@ class SampleStore:
     # -- what is held
 
     def __len__(self) -> int:
-        return max(0, int(self._header[_COUNT]))
+        return max(0, self._count)
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
@@ -242,43 +267,42 @@ class SampleStore:
     @property
     def policy(self) -> str:
         """ "keep" or "lru"."""
-        return POLICIES[int(self._header[_LRU] != 0)]
+        return POLICIES[self._lru]
 
     def use_lru(self) -> None:
         """From now on, and in all processes, what is read makes room for itself."""
-        self._header[_LRU] = 1
+        self._lru = 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of the samples held."""
-        return int(self._header[_HEAD] - self._header[_TAIL])
+        return self._head - self._tail
 
     @property
     def limit(self) -> int:
         """Bytes that may be held now: the capacity, or less since memory was short."""
-        return int(self.capacity - self._header[_REDUCED])
+        return self.capacity - self._reduced
 
     @property
     def is_full(self) -> bool:
         """True if a sample was refused for lack of room."""
-        return bool(self._header[_FULL])
+        return bool(self._full)
 
     @property
     def is_mixed(self) -> bool:
         """True if the samples are not all arrays of numbers of one shape and dtype."""
-        return bool(self._header[_LAYOUT] == _MIXED)
+        return self._kind == _MIXED
 
     def stats(self) -> dict[str, int]:
         """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes
         released.
         """
-        header = self._header
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
-            "admitted": int(header[_ADMITTED]),
-            "evicted": int(header[_EVICTED]),
-            "released_bytes": int(header[_RELEASED]),
+            "admitted": self._admitted,
+            "evicted": self._evicted,
+            "released_bytes": self._released,
         }
 
     # -- the log
@@ -286,7 +310,7 @@ class SampleStore:
     @property
     def layout(self) -> Layout | None:
         """The layout of the rows; None where entries are general, or none was written yet."""
-        if self._header[_LAYOUT] != _ROWS:
+        if self._kind != _ROWS:
             return None
         if self._layout is None:
             data = self._memory.map[_SPEC_AT:_TABLE_AT]
@@ -318,13 +342,13 @@ class SampleStore:
         entry = self._copied(start, nbytes)
         if not self._is_held(index, position, codec):
             return MISSING
-        if self._header[_LRU]:
+        if self._lru:
             self._touched[index] = 1
         return codec.decode(entry)
 
     def _is_held(self, index: int, position: int, codec: _Codec) -> bool:
         self._fence()
-        if int(self._table[index]) != position + 1 or int(self._header[_TAIL]) > position:
+        if int(self._table[index]) != position + 1 or self._tail > position:
             return False
         return self.is_mixed is (codec is _GENERAL)
 
@@ -337,12 +361,12 @@ class SampleStore:
         first = int(positions.min())
         if first < 0:
             return None
-        if self._header[_LRU]:
+        if self._lru:
             self._touched[indices] = 1
 
         def are_held() -> bool:
             self._fence()
-            if self.is_mixed or int(self._header[_TAIL]) > first:
+            if self.is_mixed or self._tail > first:
                 return False
             return np.array_equal(self._table[indices] - 1, positions)
 
@@ -365,7 +389,7 @@ class SampleStore:
 
     def put_many(self, indices: Sequence[int], values: Sequence[Any]) -> bool:
         """Holds samples; False where there is no room for all of them."""
-        if self._header[_FULL] and not self._header[_LRU]:
+        if self._full and not self._lru:
             return all(index in self for index in indices)
         layout = _layout_of(values)
         entries: list[_Entry] = []
@@ -387,21 +411,20 @@ class SampleStore:
                     entries = [entries[n] for n in missing]
                 return all(self._append(entry, codec) for entry in entries)
             except OSError as error:  # the disk of a shared file is full
-                self._header[_FULL] = 1
+                self._full = 1
                 self.write_error = error
                 return False
             finally:
-                if self._header[_REDUCED] and self._header[_HEAD] - self._header[_CLEAN] > _GRAIN:
+                if self._reduced and self._head - self._clean > _GRAIN:
                     self._give_pages_back()
 
     def _decide(self, layout: Layout | None) -> _Codec:
         """How samples are written that have a layout themselves."""
-        header = self._header
-        if header[_LAYOUT] == _UNDECIDED and layout is not None:
+        if self._kind == _UNDECIDED and layout is not None:
             self._memory.write(_SPEC_AT, memoryview(pickle.dumps(tuple(layout.spec))))
-            header[_LAYOUT] = _ROWS
-        elif header[_LAYOUT] == _UNDECIDED:
-            header[_LAYOUT] = _MIXED
+            self._kind = _ROWS
+        elif self._kind == _UNDECIDED:
+            self._kind = _MIXED
         known = self.layout
         if known is not None and known != layout:
             self._convert(known)
@@ -409,24 +432,23 @@ class SampleStore:
 
     def _convert(self, layout: Layout) -> None:
         """Makes rows general entries: the first ones, all others have to go."""
-        header = self._header
         entries = []
         for index in np.flatnonzero(self._table)[:_CONVERTED].tolist():
             start = (int(self._table[index]) - 1) % self._size(layout)
             row = layout.decode(self._copied(start, layout.entry))
             entries.append(_GENERAL.encode(index, row))
         # a writer killed on the way leaves the count too low, never too high
-        header[_EVICTED] += header[_COUNT]
-        header[_COUNT] = 0
+        self._evicted += self._count
+        self._count = 0
         self._table[:] = 0
-        header[_TAIL] = header[_HEAD]
-        header[_TAIL] = up(int(header[_HEAD]))
-        header[_HEAD] = header[_TAIL]
-        header[_LAYOUT] = _MIXED
+        self._tail = self._head
+        self._tail = up(self._head)
+        self._head = self._tail
+        self._kind = _MIXED
         for entry in entries:
             if self._append(entry, _GENERAL):
-                header[_ADMITTED] -= 1
-                header[_EVICTED] -= 1
+                self._admitted -= 1
+                self._evicted -= 1
 
     @staticmethod
     def nbytes_of(value: Any) -> int:
@@ -440,7 +462,7 @@ class SampleStore:
         """Writes small rows by one call, which a second copy is worth, as many as there is room for
         before the end of the log; returns their number.
         """
-        head = int(self._header[_HEAD])
+        head = self._head
         start = head % max(1, self._size(layout))
         room = min(self._size(layout) - start, self.limit - self.nbytes)
         count = min(len(missing), room // layout.entry)
@@ -453,11 +475,11 @@ class SampleStore:
         rows = np.concatenate([values[n] for n in missing[:count]], axis=None)
         entries["row"] = rows.reshape(count, *layout.spec.shape)
         self._memory.write(self._log_at + start, entries.view(np.uint8).data)
-        self._header[_HEAD] = head + entries.nbytes
+        self._head = head + entries.nbytes
         self._table[entries["index"]] = head + layout.entry * np.arange(count) + 1
         self._touched[entries["index"]] = 0
-        self._header[_COUNT] += count
-        self._header[_ADMITTED] += count
+        self._count += count
+        self._admitted += count
         return count
 
     def _append(self, entry: _Entry, codec: _Codec) -> bool:
@@ -470,14 +492,14 @@ class SampleStore:
         while waiting:
             entry = waiting.popleft()
             while not self._has_room(entry.nbytes):
-                if not self._header[_LRU]:
-                    self._header[_FULL] = 1
+                if not self._lru:
+                    self._full = 1
                     return False
                 # the spared must not push the new one out
-                if newest is not None and int(self._header[_TAIL]) >= newest:
+                if newest is not None and self._tail >= newest:
                     dropped = 1 + len(waiting)
-                    self._header[_ADMITTED] += dropped
-                    self._header[_EVICTED] += dropped
+                    self._admitted += dropped
+                    self._evicted += dropped
                     return True
                 survivor = self._evict(spared < _SPARED, codec)
                 if survivor is not None:
@@ -494,28 +516,27 @@ class SampleStore:
         return self.nbytes + nbytes <= self.limit
 
     def _write(self, entry: _Entry, size: int) -> int:
-        head = int(self._header[_HEAD])
+        head = self._head
         for offset, piece in entry.pieces:
             start = (head + offset) % size
             rest = size - start  # until the end of the log
             self._memory.write(self._log_at + start, piece[:rest])
             if rest < len(piece):
                 self._memory.write(self._log_at, piece[rest:])
-        self._header[_HEAD] = head + entry.nbytes
+        self._head = head + entry.nbytes
         self._table[entry.number] = head + 1
         self._touched[entry.number] = 0
-        self._header[_COUNT] += 1
-        self._header[_ADMITTED] += 1
+        self._count += 1
+        self._admitted += 1
         return head
 
     def _evict(self, spare: bool, codec: _Codec) -> _Entry | None:
         """Gives the oldest entry's bytes back; returns a copy of the entry where it was read
         since and is to be spared.
         """
-        header = self._header
-        tail = int(header[_TAIL])
-        if tail == header[_HEAD]:  # a writer was killed who had counted what is not there
-            header[_COUNT] = 0
+        tail = self._tail
+        if tail == self._head:  # a writer was killed who had counted what is not there
+            self._count = 0
             return None
         start = tail % self._size(codec)
         index = int(np.frombuffer(self._log, np.int64, 1, start)[0])
@@ -525,13 +546,13 @@ class SampleStore:
             if spare and self._touched[index]:
                 copy = memoryview(self._copied(start, nbytes))
                 survivor = _Entry(index, nbytes, [(0, copy)])
-                header[_ADMITTED] -= 1
+                self._admitted -= 1
             else:
-                header[_EVICTED] += 1
+                self._evicted += 1
             # first: a writer killed here leaves the count too low, never too high
-            header[_COUNT] -= 1
+            self._count -= 1
             self._table[index] = 0
-        header[_TAIL] = tail + nbytes
+        self._tail = tail + nbytes
         return survivor
 
     # -- memory pressure
@@ -541,9 +562,9 @@ class SampleStore:
         caller is to check then.
         """
         now = time.monotonic_ns()
-        if 0 <= now - int(self._header[_LOOKED]) < period * 1e9:
+        if 0 <= now - self._looked < period * 1e9:
             return False
-        self._header[_LOOKED] = now
+        self._looked = now
         return True
 
     def release(self, nbytes: int) -> int:
@@ -558,7 +579,7 @@ class SampleStore:
                 return 0
             before = self.nbytes
             self._shrink_to(max(0, before - nbytes))
-            self._header[_RELEASED] += before - self.nbytes
+            self._released += before - self.nbytes
             return before - self.nbytes
 
     def cap(self, nbytes: int) -> None:
@@ -566,18 +587,18 @@ class SampleStore:
         with self._lock.held() as locked:
             if locked:
                 nbytes = min(max(0, nbytes), self.ceiling)
-                self._header[_CAPPED] = self.capacity - nbytes
+                self._capped = self.capacity - nbytes
                 if nbytes < self.limit:
                     self._shrink_to(nbytes)
 
     @property
     def ceiling(self) -> int:
         """Bytes that may be held at most, ever."""
-        return int(self.capacity - self._header[_CAPPED])
+        return self.capacity - self._capped
 
     def _shrink_to(self, nbytes: int) -> None:
         codec = self.layout or _GENERAL
-        self._header[_REDUCED] = self.capacity - nbytes
+        self._reduced = self.capacity - nbytes
         while self.nbytes > nbytes:
             self._evict(False, codec)
         self._give_pages_back()
@@ -586,20 +607,20 @@ class SampleStore:
         """Allows so many bytes beyond those that are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
-                reduced = max(int(self._header[_CAPPED]), self.capacity - self.nbytes - nbytes)
-                self._header[_REDUCED] = reduced
-                self._header[_FULL] = 0
+                reduced = max(self._capped, self.capacity - self.nbytes - nbytes)
+                self._reduced = reduced
+                self._full = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
         size = self._size(self.layout or _GENERAL)
-        head = int(self._header[_HEAD])
+        head = self._head
         if size:
             begin = head % size
             end = begin + size - self.nbytes
             self._memory.punch(self._log_at + begin, self._log_at + min(end, size))
             self._memory.punch(self._log_at, self._log_at + end - size)
-        self._header[_CLEAN] = head
+        self._clean = head
 
     # -- other processes
 
