@@ -23,9 +23,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
-from headrace.memory.budget import MemoryBudget
 from headrace.modes import LoadingMode
-from headrace.order import detect_world
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.hdf5.rows import packed_kind
@@ -182,13 +180,12 @@ def _open(
     is_named = dataset_name is not None or target_name is not None
     cache_dir = passed.get("cache_dir")
     progress = passed.get("progress")
-    usage = passed.get("max_memory_usage", 0.8)
+    left = DatasetBudget(passed.get("max_memory_usage", 0.8))
     if kind == "tar":
         members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
-        of_members = TarFormat(decode, DatasetBudget(usage))
+        of_members = TarFormat(decode, left)
         return kind, BaseDataset(members, sample_format=of_members, **passed)
     if not of_arrays:
-        budget = MemoryBudget(usage, local_world_size=detect_world().local_world_size)
         is_remote = files.is_remote
         lines = LinesSource(
             remote_texts(files, _ENDINGS[kind], reach) if is_remote else local_texts(files),
@@ -198,7 +195,7 @@ def _open(
             "strict",
             cache_folder(cache_dir),
             is_kept=cache_dir is not None or is_remote,
-            room=Room(budget),
+            room=Room(left.budget),
             progress=progress,
         )
         return kind, BaseDataset(lines, sample_format=LineFormat(lines), **passed)

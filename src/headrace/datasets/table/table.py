@@ -15,14 +15,12 @@ from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.format import SampleFormat, chained
 from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.core.views import targets_of_view
-from headrace.datasets.image.augment import Augment, image_sides, split_augment
+from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
 from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
 from headrace.datasets.text.documents import TokenizedDataset
-from headrace.datasets.text.opening import unit_of_tokens
-from headrace.datasets.text.options import CHAT, OF_READING, TextOptions
+from headrace.datasets.text.options import CHAT, TextOptions, of_reading
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
@@ -142,13 +140,6 @@ class TableDataset(TokenizedDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        images = {
-            "image_size": image_size,
-            "color": color,
-            "normalize": normalize,
-            "transform_input": transform_input,
-            "decode": decode,
-        }
         for name, column in (
             ("image_column", image_column),
             ("text_column", text_column),
@@ -156,12 +147,18 @@ class TableDataset(TokenizedDataset):
         ):
             if not isinstance(column, (str, type(None))):
                 raise ConfigError(f"{name} must be the name of one column, or None, not {column!r}")
+        images: dict[str, Any] = {
+            "image_size": image_size,
+            "color": color,
+            "normalize": normalize,
+            "transform_input": transform_input,
+            "decode": decode,
+        }
         if image_column is None:
             for name, usual in _IMAGE_OPTIONS.items():
                 if images[name] is not usual and images[name] != usual:
                     raise ConfigError(f"{name} is for image_column: name the column")
         check_image_options(color, transform_input, decode, normalize)
-        columns = _checked_columns(columns)
         reach, common = split_options(options)
         texts = TextOptions(
             tokenizer=tokenizer,
@@ -179,13 +176,29 @@ class TableDataset(TokenizedDataset):
             for name in _TEXT_OPTIONS:
                 if getattr(texts, name) is not None and getattr(texts, name) is not False:
                     raise ConfigError(f"{name} is for text_column: name the column")
-        elif tokenizer is None:
-            texts = replace(texts, tokenizer=CharTokenizer())
+        else:
+            self.collate = "text"
+            if tokenizer is None:
+                texts = replace(texts, tokenizer=CharTokenizer())
         self.tokenizer: Any = texts.tokenizer
         self.classes: list[str] = []
         cast_to = dtype_named(dtype)
+        names, is_one = _names_of(columns, image_column, text_column)
+        image: ColumnImage | None = None
+        if image_column is not None:
+            augment = None
+            if is_one:
+                augment, transform = split_augment(transform)
+            else:
+                transform = chained(transform)
+            has_transform = transform is not None or options.get("transforms") is not None
+            images["augment"] = augment
+            images["transformed"] = is_one and has_transform
+            images["hold"] = common.get("hold")
+            images["left"] = DatasetBudget(common.get("max_memory_usage", 0.8))
+            image = ColumnImage(image_column, _image_format(images, image_column, is_one))
         if texts.is_in_parts:
-            if image_column is not None or columns not in (None, text_column, (text_column,)):
+            if names != (text_column,):
                 raise ConfigError(
                     "with stride or packing samples are tokens of one column alone: leave out "
                     "columns and image_column"
@@ -204,7 +217,6 @@ class TableDataset(TokenizedDataset):
         rows: SampleFormat
         targets: Any = None
         if texts.is_in_parts:
-            of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
             resolved: Any = files
             documents = TableDataset(
                 resolved,
@@ -212,55 +224,42 @@ class TableDataset(TokenizedDataset):
                 target_name=target_name,
                 tokenizer=texts.tokenizer,
                 chat_template=chat_template,
-                **of_reading,
-                **reach.keywords(),
+                **of_reading(options),
             )
-            self._documents = documents
-            rows = self._texts = unit_of_tokens(
-                documents.tokens(end_token),
-                documents.sample_source.location,
-                documents.document_unit,
-                documents.text_of,
-                texts,
-            )
+            rows, targets = self._cut(documents, texts)
             source = rows.source
-            self.classes = documents.classes
-            self.collate = None if packing else "text"
-            if documents.targets is not None:
-                numbers = source.document_of(np.arange(len(source)))
-                targets = targets_of_view(documents.targets, numbers)
         elif hold_arrays(files, shown):
             if image_column is not None or text_column is not None:
                 raise ConfigError(
                     f"{shown} holds NumPy arrays, which have no columns of images or texts"
                 )
-            arrays = open_arrays(files, columns, target_name)
+            chosen = names[0] if names is not None and is_one else names
+            arrays = open_arrays(files, chosen, target_name)
             source, rows = joined_rows(arrays, cast_to)
             if target_name is not None:
                 of_arrays = [array.column(target_name) for array in arrays]
                 targets = joined_targets(of_arrays, [array.path for array in arrays], target_name)
         else:
             tables, reader = open_tables(files, shown)
-            names, is_one = _names_of(tables[0], columns, target_name, image_column, text_column)
+            if names is None:
+                names = tuple(name for name in tables[0].schema.names if name != target_name)
+            if not names:
+                raise FormatError(f"{tables[0].shown} has no column beside the targets")
             are_chats = text_column is not None and _are_chats(tables, text_column)
             read = names
             if are_chats:
-                along = columns_along(tables[0].schema)
-                read = tuple(dict.fromkeys([*names, *along]))
+                read = tuple(dict.fromkeys([*names, *columns_along(tables[0].schema)]))
             source = TableSource(tables, reader, read, is_one and len(read) == 1)
-            if image_column is not None:
-                kind = source.first.schema.field(image_column).type
-                if not holds_images(kind):
+            kinds = {name: source.first.schema.field(name).type for name in read}
+            for argument, column, fits, what in (
+                ("image_column", image_column, holds_images, "images, as bytes or structs of them"),
+                ("text_column", text_column, is_text, "texts or chats"),
+            ):
+                is_chat = are_chats and column == text_column
+                if column is not None and not is_chat and not fits(kinds[column]):
                     raise FormatError(
-                        f"{source.first.shown}: image_column={image_column!r}: the column is of "
-                        f"type {kind}, and holds no images: bytes, or structs with a field 'bytes'"
-                    )
-            if text_column is not None:
-                kind = source.first.schema.field(text_column).type
-                if not are_chats and not is_text(kind):
-                    raise FormatError(
-                        f"{source.first.shown}: text_column={text_column!r}: the column is of "
-                        f"type {kind}, and holds no texts or chats"
+                        f"{source.first.shown}: {argument}={column!r}: the column is of type "
+                        f"{kinds[column]}, and holds no {what}"
                     )
             if are_chats and target_name is not None:
                 raise ConfigError(
@@ -274,40 +273,18 @@ class TableDataset(TokenizedDataset):
                 )
             if target_name is not None:
                 targets, self.classes = _targets(source, target_name)
-            image: ImageFormat | None = None
-            if image_column is not None:
-                is_alone = is_one and image_column in names
-                augment = None
-                if is_alone:
-                    augment, transform = split_augment(transform)
-                else:
-                    transform = chained(transform)
-                has_transform = transform is not None or options.get("transforms") is not None
-                image = _image_format(
-                    images,
-                    image_column if is_alone else None,
-                    augment=augment,
-                    transformed=is_alone and has_transform,
-                    hold=common.get("hold"),
-                    left=DatasetBudget(common.get("max_memory_usage", 0.8)),
-                )
             column_texts: ColumnTexts | ColumnChats | None = None
             if text_column is not None:
                 of_column = ColumnChats if are_chats else ColumnTexts
                 column_texts = of_column(source, texts, text_column)
                 self._texts = column_texts
-                self.collate = "text"
             if is_one and image is not None:
-                rows = image
+                rows = image.format
             elif is_one and column_texts is not None:
                 rows = column_texts
             else:
-                kinds = {name: source.first.schema.field(name).type for name in read}
                 lists = [name for name, kind in kinds.items() if is_text(kind) or is_bytes(kind)]
-                among = None
-                if image is not None and image_column is not None:
-                    among = ColumnImage(image_column, image)
-                rows = TableFormat(source.specs, lists, is_one, among, column_texts, names, cast_to)
+                rows = TableFormat(source.specs, lists, is_one, image, column_texts, names, cast_to)
         super().__init__(
             source,
             sample_format=rows,
@@ -340,43 +317,27 @@ class TableDataset(TokenizedDataset):
         return None if each is None else each * len(self.sample_source)
 
 
-def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:
+def _names_of(
+    columns: Any, image_column: str | None, text_column: str | None
+) -> tuple[tuple[str, ...] | None, bool]:
+    """The columns that samples have (None: all), and whether samples are the values of the one
+    column.
+    """
+    special = [name for name in (image_column, text_column) if name is not None]
+    if len(set(special)) < len(special):
+        raise ConfigError(f"image_column and text_column are both {image_column!r}")
     if columns is None or isinstance(columns, str):
-        return columns
-    names: tuple[Any, ...] = ()
-    if isinstance(columns, Sequence) and not isinstance(columns, bytes):
-        names = tuple(columns)
-    if not names or not all(isinstance(name, str) for name in names):
+        named = [] if columns is None else [columns]
+        names = tuple(dict.fromkeys([*named, *special]))
+        return names or None, len(names) == 1
+    is_list = isinstance(columns, Sequence) and not isinstance(columns, bytes)
+    if not is_list or not columns or not all(isinstance(name, str) for name in columns):
         raise ConfigError(
             f"columns must be the name of a column, or a list of such, not {columns!r}"
         )
-    if len(set(names)) < len(names):
-        raise ConfigError(f"columns names a column twice: {list(names)!r}")
-    return names
-
-
-def _names_of(
-    table: TableFile,
-    columns: str | tuple[str, ...] | None,
-    target_name: str | None,
-    image_column: str | None,
-    text_column: str | None,
-) -> tuple[tuple[str, ...], bool]:
-    """The columns that samples have, and whether samples are the values of the one column."""
-    if image_column is not None and image_column == text_column:
-        raise ConfigError(f"image_column and text_column are both {image_column!r}")
-    special = [name for name in (image_column, text_column) if name is not None]
-    if columns is None and not special:
-        names = tuple(name for name in table.schema.names if name != target_name)
-        if not names:
-            beside = " beside the targets" if target_name else ""
-            raise FormatError(f"{table.shown} has no column{beside}")
-        return names, False
-    named = (
-        columns if isinstance(columns, tuple) else [name for name in [columns] if name is not None]
-    )
-    names = tuple(dict.fromkeys([*named, *special]))
-    return names, len(names) == 1 and not isinstance(columns, tuple)
+    if len(set(columns)) < len(columns):
+        raise ConfigError(f"columns names a column twice: {list(columns)!r}")
+    return tuple(dict.fromkeys([*columns, *special])), False
 
 
 def _are_chats(tables: Sequence[TableFile], column: str) -> bool:
@@ -403,26 +364,17 @@ def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
     return np.array([numbers[text] for text in values], np.int64), classes
 
 
-def _image_format(
-    given: dict[str, Any], column: str | None, augment: Augment | None, **how: Any
-) -> ImageFormat:
-    """The format of a column of images. (`column`: its name, if nothing is read beside it.)"""
-    size = given["image_size"]
-    is_given = size is not UNSET
-    if is_given and size is not None:
-        size = image_sides(size, "image_size", ", or None")
-    if not is_given:
+def _image_format(given: dict[str, Any], column: str, is_alone: bool) -> ImageFormat:
+    """The format of a column of images, beside which nothing is read where it `is_alone`."""
+    options = dict(given)
+    size = options.pop("image_size")
+    augment = options["augment"]
+    if size is UNSET:
         is_cropped = augment is not None and augment.size is not None
-        size = None if how["transformed"] or is_cropped else DEFAULT_SIZE
-    options: dict[str, Any] = dict(
-        color=given["color"],
-        image_size=size,
-        is_size_given=is_given,
-        exact=given["decode"] == "exact",
-        normalize=given["normalize"],
-        transform_input=given["transform_input"],
-        augment=augment,
-        is_stored_decoded=False,
-        **how,
-    )
-    return ImageFormat(**options) if column is None else ColumnImages(**options, column=column)
+        options["image_size"] = None if options["transformed"] or is_cropped else DEFAULT_SIZE
+    else:
+        options["image_size"] = size and image_sides(size, "image_size", ", or None")
+    options["is_size_given"] = size is not UNSET
+    options["exact"] = options.pop("decode") == "exact"
+    options["is_stored_decoded"] = False
+    return ColumnImages(**options, column=column) if is_alone else ImageFormat(**options)

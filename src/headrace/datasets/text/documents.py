@@ -11,6 +11,9 @@ import numpy.typing as npt
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.construction import describe_held
 from headrace.datasets.core.values import Access, Decoded, Records
+from headrace.datasets.core.views import targets_of_view
+from headrace.datasets.text.opening import unit_of_tokens
+from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import tokens_of
 from headrace.datasets.text.units import RecordTexts, TextUnit, TokenizedTexts
 from headrace.dtypes import IntArray
@@ -111,6 +114,34 @@ class TokenizedDataset(BaseDataset):
             return super().held_as()
         tokenizer = self.tokenizer_identity or self.tokenizer
         return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
+
+    def _cut(self, documents: TokenizedDataset, options: TextOptions) -> tuple[TextUnit, Any]:
+        """Makes this a dataset of windows, blocks or rows of other documents; returns what its
+        samples are, and their targets.
+        """
+        unit = unit_of_tokens(
+            documents.tokens(options.end_token),
+            documents.sample_source.location,
+            documents.document_unit,
+            documents.text_of,
+            options,
+        )
+        self._documents = documents
+        self._texts = unit
+        self.classes = documents.classes
+        return unit, self._targets_of_parts(documents.targets, unit, options)
+
+    def _targets_of_parts(self, targets: Any, unit: TextUnit, options: TextOptions) -> Any:
+        """Of the targets of documents those of the samples: a window has that of its document, a
+        block or row has none.
+        """
+        if options.packing:
+            self.collate = None
+            return None
+        if options.stride is None:
+            return targets
+        numbers = unit.source.document_of(np.arange(len(unit.source)))
+        return targets_of_view(targets, numbers)
 
     # -- what is packed
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.datasets.core.budgeting import DatasetBudget
 from headrace.datasets.core.construction import describe_argument
 from headrace.datasets.core.reader import OnError, SampleReader
 from headrace.datasets.core.threads import WorkerThreads
@@ -30,8 +31,6 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
-from headrace.memory.budget import MemoryBudget
-from headrace.order import detect_world
 from headrace.storage.class_folders import folder_targets
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import open_files
@@ -73,8 +72,7 @@ def open_texts(
     """
     unit = options.unit
     may_hold_chats = unit is None and has_template(options.tokenizer)
-    budget = MemoryBudget(max_memory_usage, local_world_size=detect_world().local_world_size)
-    room = Room(budget)
+    room = Room(DatasetBudget(max_memory_usage).budget)
     entries = list(entries_of(data_path))
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.arguments import check_integer
+from headrace.datasets.core.options import REMOTE, PathOptions
 from headrace.errors import ConfigError
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.records import TEXT_FIELD, delimiters_of
 from headrace.tokenizer import vocabulary_of
 
 CHAT, BEST_FIT = "chat", "bfd"
-OF_READING = ("cache_dir", "on_error", "progress", "max_memory_usage")
-"""Options of a dataset of windows, blocks or rows that its documents are read with."""
+_OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "unit": (None, "file", "line", "record", CHAT),
     "labels": (None, "folders"),
@@ -172,3 +172,8 @@ class TextOptions:
         usual = {field.name: field.default for field in fields(self)}
         given = {name: getattr(self, name) for name in _PACKED}
         return {name: value for name, value in given.items() if value != usual[name]}
+
+
+def of_reading(options: PathOptions) -> Any:
+    """Those options of a dataset of windows, blocks or rows that its documents are read with."""
+    return {name: value for name, value in options.items() if name in _OF_READING}

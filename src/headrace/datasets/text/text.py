@@ -17,10 +17,9 @@ from headrace.datasets.text.opening import (
     packed_tokens,
     packed_unit,
     tokenizer_of,
-    unit_of_tokens,
 )
-from headrace.datasets.text.options import OF_READING, TextOptions
-from headrace.datasets.text.units import RecordTexts, TextUnit, TokenBlocks
+from headrace.datasets.text.options import TextOptions, of_reading
+from headrace.datasets.text.units import RecordTexts, TextUnit
 from headrace.io.resolve.expressions import DataPath
 from headrace.modes import LoadingMode, ModeName
 from headrace.storage.class_folders import warn_of_splits
@@ -192,10 +191,8 @@ class TextDataset(TokenizedDataset):
             sample_format = packed_unit(packed, texts)
             self.tokenizer = tokenizer_of(packed)
             self.classes = list(packed.info.classes or [])
-            targets = packed.targets
+            targets = self._targets_of_parts(packed.targets, sample_format, texts)
         elif texts.is_in_parts:
-            of_reading: Any = {name: options[name] for name in OF_READING if name in options}  # type: ignore[literal-required]
-            of_reading.update(reach.keywords())
             documents = TextDataset(
                 data_path,
                 tokenizer=self.tokenizer,
@@ -207,19 +204,9 @@ class TextDataset(TokenizedDataset):
                 errors=errors,
                 chat_template=chat_template,
                 delimiter=delimiter,
-                **of_reading,
+                **of_reading(options),
             )
-            self._documents = documents
-            sample_format = unit_of_tokens(
-                documents.tokens(end_token),
-                documents.sample_source.location,
-                documents.document_unit,
-                documents.text_of,
-                texts,
-            )
-            self.classes = documents.classes
-            if documents.targets is not None:
-                targets = np.asarray(documents.targets)
+            sample_format, targets = self._cut(documents, texts)
         else:
             usage = options.get("max_memory_usage", 0.8)
             sample_format = open_texts(data_path, reach, texts, usage, on_error)
@@ -229,15 +216,9 @@ class TextDataset(TokenizedDataset):
                 warn_of_splits(sample_format.source.listing)
             if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
                 _, targets, self.classes = sample_format.targets
-        source = sample_format.source
-        if isinstance(sample_format, TokenBlocks):
-            self.collate = None
-            targets = None
-        elif targets is not None and stride is not None:
-            targets = targets[source.document_of(np.arange(len(source)))]
         self._texts = sample_format
         super().__init__(
-            source,
+            sample_format.source,
             sample_format=sample_format,
             targets=targets,
             transform=transform,
