@@ -101,11 +101,11 @@ class Transfer:
 
     def __init__(
         self,
-        device: torch.device | str | int,
+        device: torch.device,
         normalization: Normalization | None = None,
         memory_format: torch.memory_format | None = None,
     ) -> None:
-        self._device = torch.device(device)
+        self._device = device
         self._normalization = normalization
         self._format = memory_format
         self._seconds = 0.0
@@ -208,25 +208,17 @@ def _accelerator(kind: str, index: int) -> TorchAccelerator:
     return TorchAccelerator(torch.device(kind, index))
 
 
-def accelerator_of(device: torch.device | str | int) -> Callable[[], TorchAccelerator] | None:
-    """What finds the accelerator of a device when it is first needed; None for a device without
-    streams, or one that is not there.
+def accelerator_of(device: torch.device) -> TorchAccelerator:
+    """The accelerator of a device; without an index, of the one that is current."""
+    index = device.index
+    if index is None:
+        index = torch.get_device_module(device).current_device()
+    return _accelerator(device.type, index)
 
-    A device without an index is the one that is current then. Nothing is asked of the device
-    before.
-    """
-    target = torch.device(device)
-    if target.type not in _STREAMED:
-        return None
-    module = torch.get_device_module(target)
-    if not module.is_available():
-        return None
 
-    def find() -> TorchAccelerator:
-        index = module.current_device() if target.index is None else target.index
-        return _accelerator(target.type, index)
-
-    return find
+def has_streams(device: torch.device) -> bool:
+    """True for a device with streams that is there; nothing else is asked of it."""
+    return device.type in _STREAMED and torch.get_device_module(device).is_available()
 
 
 def transfer_to(
@@ -235,10 +227,10 @@ def transfer_to(
     memory_format: torch.memory_format | None = None,
 ) -> Transfer:
     """The transfer of an epoch's batches to a device."""
-    find = accelerator_of(device)
-    if find is None:
-        return Transfer(device, normalization, memory_format)
-    return CudaPrefetcher(find, device, normalization, memory_format)
+    target = torch.device(device)
+    if has_streams(target):
+        return CudaPrefetcher(target, normalization, memory_format)
+    return Transfer(target, normalization, memory_format)
 
 
 @dataclass(slots=True, eq=False)
@@ -255,16 +247,10 @@ class _Copy:
 
 
 class CudaPrefetcher(Transfer):
-    """The transfer to a device with streams; see NOTE [ CUDA prefetcher ].
+    """The transfer to a device with streams; see NOTE [ CUDA prefetcher ]."""
 
-    Args:
-        find: gives the accelerator.
-        *options: those of `Transfer`.
-    """
-
-    def __init__(self, find: Callable[[], TorchAccelerator], *options: Any) -> None:
+    def __init__(self, *options: Any) -> None:
         super().__init__(*options)
-        self._find = find
         self._early: Delivered | Exception | None = None  # taken before it was asked for
         self._started: _Copy | None = None  # of what was taken early
         self._copies: deque[_Copy] = deque()  # whose sources may still be read
@@ -273,7 +259,7 @@ class CudaPrefetcher(Transfer):
 
     @functools.cached_property
     def _accelerator(self) -> TorchAccelerator:
-        return self._find()
+        return accelerator_of(self._device)
 
     def await_device(self) -> None:
         self._await_all_but(_QUEUED - 1)
