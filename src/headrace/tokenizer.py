@@ -278,7 +278,8 @@ def encode_texts(
         if max_length is not None:
             options |= {"truncation": True, "max_length": max_length}
         columns = tokenizer(texts, **options)
-        encodings = [{name: columns[name][i] for name in columns} for i in range(len(texts))]
+        given = [name for name in _COLUMNS if name in columns]
+        encodings = [{name: columns[name][i] for name in given} for i in range(len(texts))]
     elif _method(tokenizer, "encode_batch"):
         encodings = list(tokenizer.encode_batch(texts))
     elif callable(tokenizer):

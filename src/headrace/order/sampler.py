@@ -112,7 +112,8 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
         )
         self.num_samples: int = self.batches.num_samples
         self.total_size: int = self.batches.total_size
-        self.shuffle: bool | str = order.shuffle  # type: ignore[assignment]  # "block" and its like count as true
+        # "block" and its like count as true
+        self.shuffle: bool | str = order.shuffle  # type: ignore[assignment]
         self._handed_out = 0  # global batches of the running iteration
         self._resume_at = 0  # global batch that the next iteration begins with
 

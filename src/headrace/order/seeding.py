@@ -52,13 +52,17 @@ _RANDOM = (
 """torchvision's random transforms, and albumentations' that share their names, which don't begin
 with "Random".
 """
-OF_SAMPLER, OF_STREAM, OF_COLLATE, OF_STEP = -1, -2, -3, -4
+OF_SAMPLER = -1
+OF_STREAM = -2
+OF_COLLATE = -3
+OF_STEP = -4
 """What draws random numbers beside samples, in place of a sample's index, which is never
 negative.
 """
 _FOUR = struct.Struct("<4q")
 _SEEDS = struct.Struct("<QQQ")
-_32_BITS, _63_BITS = (1 << 32) - 1, (1 << 63) - 1
+_32_BITS = (1 << 32) - 1
+_63_BITS = (1 << 63) - 1
 
 
 def sample_seeds(seed: int, epoch: int, index: int, k: int = 0) -> tuple[int, int, int]:
@@ -160,9 +164,9 @@ def rng_states(seeder: SampleSeeder | None = None) -> bytes:
 
 def _states(seeder: SampleSeeder | None) -> list[tuple[Generator, Any]]:
     """The global generators, and those that a seeder has found, with their states."""
-    generators = _GLOBAL if seeder is None else (*_GLOBAL, *seeder.generators)
+    held = [] if seeder is None else seeder.generators
     states: list[tuple[Generator, Any]] = []
-    for generator in generators:
+    for generator in (*_GLOBAL, *held):
         if isinstance(generator, np.random.Generator):
             states.append((generator, generator.bit_generator.state))
         elif isinstance(generator, np.random.RandomState):
