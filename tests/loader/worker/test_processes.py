@@ -226,6 +226,19 @@ def test_ctrl_c_while_workers_end_is_not_lost(
         time.sleep(10)
 
 
+class Started(workers.WorkerIterator):
+    """The workers of an iterator, without anything else of it."""
+
+    def __init__(self, worker: Any, flags: Flags) -> None:
+        self._pid = -1  # they are not its own to end
+        self._workers = [worker]
+        self._workers_done_event = flags  # type: ignore[assignment]
+
+
+def hung_of(worker: Any, flags: Flags) -> Any:
+    return Started(worker, flags).hung_newborn()
+
+
 def _sleep(doing: str, ready: Any) -> None:
     ready.set()
     while doing == "busy":
@@ -254,13 +267,13 @@ def test_which_newborn_hangs(
         time.sleep(0.2)
         if stopped:
             os.kill(process.pid, signal.SIGSTOP)
-        assert workers.hung_newborn([process], flags) is (process if expected else None)
+        assert hung_of(process, flags) is (process if expected else None)
         flags.mark(0)
-        assert workers.hung_newborn([process], flags) is None
+        assert hung_of(process, flags) is None
     finally:
         process.kill()
         process.join()
-    assert workers.hung_newborn([process], Flags(1)) is None, "it is gone"
+    assert hung_of(process, Flags(1)) is None, "it is gone"
 
 
 @pytest.mark.nightly

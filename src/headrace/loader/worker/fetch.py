@@ -297,8 +297,11 @@ class FetchIterable(Fetch):
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         assert self._draws is not None
-        drawing = self._drawing_of(request) if self._is_stateful else self._draws()
-        with outside_slot(), drawing:
+        draws = self._draws
+        if self._is_stateful:  # what was drawn before is not in its state
+            assert self._seeder is not None
+            draws = Draws(self._seeder, request.seed, request.epoch, OF_STEP, request.step)
+        with outside_slot(), draws():
             items = self._next_items()
             # the state held the position: see NOTE [ states of datasets ]
             if not items and self._may_be_at_end:
@@ -347,16 +350,6 @@ class FetchIterable(Fetch):
                 self._items = iterator_of(self.dataset, parts)
             self._may_be_at_end = "at_end" in parts
         self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
-
-    @contextlib.contextmanager
-    def _drawing_of(self, request: BatchRequest) -> Iterator[None]:
-        """Random numbers that follow from the step: what was drawn before it is not in the
-        iterator's state.
-        """
-        assert self._seeder is not None
-        with preserved_rng(self._seeder):
-            self._seeder(request.seed, request.epoch, OF_STEP, request.step)
-            yield
 
     def _report_state(self, report: dict[str, Any]) -> None:
         report["worker"] = worker_number()

@@ -132,29 +132,6 @@ def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
     workers.clear()  # nothing is left to be done by `__del__`, when modules are gone
 
 
-def hung_newborn(workers: list[Any], flags: Any) -> Any:
-    """Waits until all workers have begun, or one is known never to begin; see NOTE [ workers that
-    never begin ].
-    """
-    looks = Counter[tuple[int, float]]()
-    next_look = time.monotonic() + _LOOK_EVERY
-    until = time.monotonic() + _LONGEST_BIRTH
-    while (now := time.monotonic()) < until:
-        unborn = [worker for n, worker in enumerate(workers) if not flags.has_begun(n)]
-        # one that is dead: `next` tells of it
-        if not unborn or connection.wait([worker.sentinel for worker in unborn], _PAUSE):
-            break
-        if now < next_look:
-            continue
-        next_look = now + _LOOK_EVERY
-        for worker in unborn:
-            seconds = _seconds_of_sleeper(worker.pid)
-            looks[worker.pid, seconds] += seconds >= 0
-            if looks[worker.pid, seconds] > LOOKS:
-                return worker
-    return None
-
-
 def _seconds_of_sleeper(pid: int) -> float:
     """The CPU time of a process that sleeps; -1: it does not, or is gone."""
     try:
@@ -197,16 +174,30 @@ class WorkerIterator(TorchIterator):
             return any(number == self._rcvd_idx for number, _ in self._data_queue.queue)
 
     def hung_newborn(self) -> Any:
-        """Waits until the loops of all workers have begun. Gives one that will never begin, if
-        there is one, when all are killed.
+        """Waits until all workers have begun, or one is known never to begin, and gives that; see
+        NOTE [ workers that never begin ].
         """
-        hung = self
-        try:
-            hung = hung_newborn(self._workers, self._workers_done_event)
-        finally:  # of Ctrl-C too: a worker that hangs has nothing to lose
-            if hung is not None:
-                kill(self._workers)
-        return hung
+        looks = Counter[tuple[int, float]]()
+        next_look = time.monotonic() + _LOOK_EVERY
+        until = time.monotonic() + _LONGEST_BIRTH
+        while (now := time.monotonic()) < until:
+            unborn = self._unborn()
+            # one that is dead: `next` tells of it
+            if not unborn or connection.wait([worker.sentinel for worker in unborn], _PAUSE):
+                break
+            if now < next_look:
+                continue
+            next_look = now + _LOOK_EVERY
+            for worker in unborn:
+                seconds = _seconds_of_sleeper(worker.pid)
+                looks[worker.pid, seconds] += seconds >= 0
+                if looks[worker.pid, seconds] > LOOKS:
+                    return worker
+        return None
+
+    def _unborn(self) -> list[Any]:
+        flags: Any = self._workers_done_event
+        return [worker for n, worker in enumerate(self._workers) if not flags.has_begun(n)]
 
     def _try_get_data(self, timeout: float = _PATIENCE) -> tuple[bool, Any]:
         """Torch's, which looks at the workers only after `timeout`, and believes `is_alive`."""
@@ -223,11 +214,11 @@ class WorkerIterator(TorchIterator):
         # in a process that was forked meanwhile, they are its parent's
         if not self._workers or self._pid != os.getpid():
             return
+        kill(self._unborn())  # they have nothing to lose, and may never hear that they are to end
         try:
             super()._shutdown_workers()
         finally:
-            if getattr(self, "_shutdown", False):  # and not while Python exits
-                kill(self._workers)
+            kill(self._workers)
 
     def close(self) -> None:
         """Ends the workers now, unless they live on for further epochs."""

@@ -29,7 +29,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from multiprocessing import forkserver, process, resource_tracker, util
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -56,7 +56,8 @@ _MOST_BYTES = 16 << 20
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
 _PRELOADED = ["headrace.datasets.open", "headrace.loader.create"]
 """What the fork server imports once, for all workers that are forked from it."""
-_LONGEST_SOCKET_PATH = 103  # bytes: 107 on Linux, 103 on macOS and BSD
+# bytes; the address, with "/pymp-12345678/listener-12345678", may have 103 on macOS, 107 on Linux
+_LONGEST_TMPDIR = 71
 _PICKLED_AT_START = tuple(
     f"multiprocessing.{name}" for name in ("heap", "queues", "sharedctypes", "synchronize")
 )
@@ -110,12 +111,8 @@ def _shorten_socket_path() -> None:
     """Has `multiprocessing` make its folder in /tmp where TMPDIR is too long for the address of
     the server's socket, as Python 3.14 does by itself.
     """
-    this: Any = process.current_process()
-    config = this._config
-    folder = config.get("tempdir") or os.path.join(tempfile.gettempdir(), "pymp-12345678")
-    if len(os.fsencode(folder)) + len("/listener-12345678") <= _LONGEST_SOCKET_PATH:
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_TMPDIR:
         return
-    config.pop("tempdir", None)
     before = tempfile.tempdir
     tempfile.tempdir = "/tmp"
     try:
