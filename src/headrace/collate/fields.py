@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from headrace.errors import ConfigError
+from headrace.memory.tree import field_of, keys_of
 
 Field = str | int
 """A key, a position or the name of an attribute; "outer.inner" for a field inside of another."""
@@ -32,26 +33,6 @@ def at_path(path: FieldPath) -> str:
     if not path:
         return ""
     return f" at {''.join(step.text for step in path)}"
-
-
-def keys_of(value: Any) -> Any:
-    """The keys, positions or `dataclasses.Field` of what a container holds, equal where containers
-    are alike; None: it is none.
-    """
-    if isinstance(value, (tuple, list)):
-        return range(len(value))
-    if isinstance(value, Mapping):
-        return value.keys()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.fields(value)
-    return None
-
-
-def field_of(value: Any, key: Any) -> Any:
-    """What a container holds at one of its `keys_of`."""
-    if isinstance(key, dataclasses.Field):
-        return getattr(value, key.name)
-    return value[key]
 
 
 def step_to(value: Any, key: Any) -> Step:

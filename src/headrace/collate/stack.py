@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,10 +11,10 @@ import torch
 from PIL import Image
 
 from headrace.casting import as_torch_lays_out
-from headrace.collate.fields import FieldPath, at_path, keys_of, shown_fields, step_to
+from headrace.collate.fields import FieldPath, at_path, shown_fields, step_to
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
-from headrace.memory.tree import is_dense, like_mapping
+from headrace.memory.tree import is_dense, keys_of, rebuilt
 
 Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]
 """A batch: a tensor, or tensors and lists in the structure of the samples."""
@@ -108,27 +107,14 @@ def stack_inside(
         if keys_of(value) != keys:
             has = f" has {shown_fields(value)}, "
             raise _refused(path, number, has, 0, f" has {shown_fields(first)}. {remedy}")
-    is_object = dataclasses.is_dataclass(first)
     columns = []
     for key in keys:
-        if is_object:
+        if isinstance(key, dataclasses.Field):
             column = [getattr(value, key.name) for value in values]
         else:
             column = [value[key] for value in values]
         columns.append(stack_tree(column, special, remedy, (*path, step_to(first, key))))
-    if isinstance(first, Mapping):
-        return like_mapping(first, dict(zip(keys, columns, strict=True)))
-    if is_object:
-        batch = copy.copy(first)  # its constructor made a sample, and may refuse a batch
-        for key, column in zip(keys, columns, strict=True):
-            object.__setattr__(batch, key.name, column)  # of a frozen one too
-        return batch
-    if hasattr(first, "_fields"):
-        return type(first)(*columns)
-    try:
-        return type(first)(columns)
-    except TypeError:  # a tuple of certain things only, such as torch.Size
-        return tuple(columns)
+    return rebuilt(first, keys, columns)
 
 
 def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from headrace.arguments import checks_keywords
 from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
-from headrace.collate.fields import Field, FieldPath, Fields, at_path, keys_of, shown_fields
+from headrace.collate.fields import Field, FieldPath, Fields, at_path, shown_fields
 from headrace.collate.normalization import STATISTICS, WHITE, Normalization, check_normalize
 from headrace.collate.stack import (
     USUAL,
@@ -28,6 +28,7 @@ from headrace.collate.stack import (
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
+from headrace.memory.tree import keys_of
 
 _IMAGES = ("image", "images", "pixel_values", "img")
 _BOXES = ("boxes", "bboxes")

@@ -26,21 +26,48 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     """
     if isinstance(value, torch.Tensor):
         return function(value)
+    keys = keys_of(value)
+    if keys is None:
+        return value
+    items = [map_tensors(field_of(value, key), function) for key in keys]
+    return rebuilt(value, keys, items)
+
+
+def keys_of(value: Any) -> Any:
+    """The keys, positions or `dataclasses.Field` of what a container holds, equal where containers
+    are alike; None: it is none.
+    """
+    if isinstance(value, (tuple, list)):
+        return range(len(value))
     if isinstance(value, Mapping):
-        fields = {k: map_tensors(v, function) for k, v in value.items()}
-        return like_mapping(value, fields)
-    if isinstance(value, (list, tuple)):
-        items = [map_tensors(v, function) for v in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
+        return value.keys()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)  # not by its constructor, which may refuse what it did not make
-        for field in dataclasses.fields(value):
-            # of a frozen one too
-            object.__setattr__(made, field.name, map_tensors(getattr(value, field.name), function))
+        return dataclasses.fields(value)
+    return None
+
+
+def field_of(value: Any, key: Any) -> Any:
+    """What a container holds at one of its `keys_of`."""
+    if isinstance(key, dataclasses.Field):
+        return getattr(value, key.name)
+    return value[key]
+
+
+def rebuilt(example: Any, keys: Any, items: list[Any]) -> Any:
+    """A container of the example's type with other items at its `keys_of`."""
+    if isinstance(example, Mapping):
+        return like_mapping(example, dict(zip(keys, items, strict=True)))
+    if dataclasses.is_dataclass(example):
+        made: Any = copy.copy(example)  # its constructor may refuse what it did not make
+        for key, item in zip(keys, items, strict=True):
+            object.__setattr__(made, key.name, item)  # of a frozen one too
         return made
-    return value
+    if hasattr(example, "_fields"):
+        return type(example)(*items)
+    try:
+        return type(example)(items)
+    except TypeError:  # a tuple of certain things only, such as torch.Size
+        return tuple(items)
 
 
 def like_mapping(example: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
