@@ -366,3 +366,20 @@ def test_another_view_s_loader_leaves_an_epoch_its_chunks(
         del loader, other
         create_dataloader(val, shuffle=False, **options)
         assert dataset.budget.reserved < reserved
+
+
+def test_workers_of_two_loaders_of_one_dataset_add_up(
+    chunked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.loader.budget.CHUNK_BYTES", 1)
+    with HDF5Dataset(chunked) as dataset:
+        train, val = dataset.subset(range(30 * HEIGHT)), dataset.subset(range(30 * HEIGHT, 640))
+        loader = create_dataloader(train, shuffle=False, num_workers=2, batch_size=6)
+        chunks = dataset.block_memory.chunk_nbytes
+        assert chunks > 0
+        others = [
+            create_dataloader(val, shuffle=False, num_workers=workers, batch_size=6)
+            for workers in (0, 0, 3)  # two in this process, which has one cache
+        ]
+        assert dataset.block_memory.chunk_nbytes == chunks // 2 * (2 + 1 + 3)
+        del loader, others

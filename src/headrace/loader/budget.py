@@ -177,7 +177,8 @@ class LoaderMemory:
         Raises:
             BudgetError: the chunks of a block shuffle don't fit the budget; or not even one does.
         """
-        processes = max(1, config.num_workers or 0)
+        workers = config.num_workers or 0
+        processes = max(1, workers)
         order = plan.parameters()
         blocks = 0  # that one process has open under a block shuffle
         if order["shuffle"] == "block":
@@ -190,13 +191,14 @@ class LoaderMemory:
                 own //= processes
             blocks = drawn * (own + 1)  # with those that a batch may end and begin
         for dataset in self._datasets:
-            self._reserve_fetched(dataset, processes, blocks)
+            self._reserve_fetched(dataset, workers, blocks)
             if dataset.sample_source.block_nbytes:
-                self._reserve_chunks(dataset, processes, blocks, order["shuffle"] is True)
+                self._reserve_chunks(dataset, workers, blocks, order["shuffle"] is True)
 
     def _reserve_chunks(
-        self, dataset: BaseDataset, processes: int, blocks: int, is_random: bool
+        self, dataset: BaseDataset, workers: int, blocks: int, is_random: bool
     ) -> None:
+        processes = max(1, workers)
         held = dataset.block_memory
         held.hold_chunks(0, owner=self)
         if dataset.loading_mode is LoadingMode.EAGER:
@@ -239,12 +241,13 @@ class LoaderMemory:
                 "smaller chunks, a smaller interleave or turns of shuffle='block', or raise "
                 f"max_memory_usage.\n{self.budget.explain()}"
             )
-        held.hold_chunks(min(wanted, left if blocks else left // 2), processes, owner=self)
+        held.hold_chunks(min(wanted, left if blocks else left // 2), workers, owner=self)
 
-    def _reserve_fetched(self, dataset: BaseDataset, processes: int, blocks: int) -> None:
+    def _reserve_fetched(self, dataset: BaseDataset, workers: int, blocks: int) -> None:
         """Of remote blocks that are fetched as a whole. Where they don't fit, each batch fetches
         its own ranges: more requests, and the same samples.
         """
+        processes = max(1, workers)
         held = dataset.block_memory
         held.prefetch(0, owner=self)
         wanted = held.remote_nbytes(blocks) if blocks else 0
@@ -257,4 +260,4 @@ class LoaderMemory:
                 "smaller interleave or turns, fewer workers, or raise max_memory_usage"
             )
             wanted = 0
-        held.prefetch(wanted, processes, owner=self)
+        held.prefetch(wanted, workers, owner=self)

@@ -69,7 +69,7 @@ class _Share:
 
     def _begin(self) -> None:
         self._reservation: Reservation | None = None
-        # bytes and processes, as long as the owner lives
+        # bytes and workers, as long as the owner lives
         self._needs: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     @property
@@ -77,7 +77,7 @@ class _Share:
         """Bytes that are reserved."""
         return 0 if self._reservation is None else self._reservation.nbytes
 
-    def take(self, nbytes: int, processes: int, owner: Any) -> int:
+    def take(self, nbytes: int, workers: int, owner: Any) -> int:
         """Reserves what all owners need, where it fits, or what this one needs; returns how many
         bytes each process may hold.
 
@@ -85,14 +85,17 @@ class _Share:
             BudgetError: what this one needs doesn't fit.
         """
         budget = self._budget.budget
-        needed = nbytes * processes
+        needed = nbytes * max(1, workers)
         if owner is not None:
-            self._needs[owner] = (nbytes, processes)
+            self._needs[owner] = (nbytes, workers)
             largest = max(each for each, _ in self._needs.values())
-            most = max(count for _, count in self._needs.values())
-            if largest * most <= budget.available + self.nbytes:
+            counts = [count for _, count in self._needs.values()]
+            processes = sum(counts)
+            if 0 in counts:  # all that have no workers load in this process
+                processes += 1
+            if largest * processes <= budget.available + self.nbytes:
                 nbytes = largest
-                needed = largest * most
+                needed = largest * processes
         if self._reservation is not None:
             self._reservation.resize(needed)
         elif needed:
@@ -164,13 +167,14 @@ class BlockMemory:
         """Bytes that are reserved for remote blocks."""
         return self._fetched.nbytes
 
-    def hold_chunks(self, nbytes: int, processes: int = 1, owner: Any = None) -> None:
-        """Each of so many processes may cache `nbytes` of decoded chunks; a BudgetError, if they
-        don't fit.
+    def hold_chunks(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
+        """Each of so many workers, or this process, may cache `nbytes` of decoded chunks; a
+        BudgetError, if they don't fit.
 
-        Of the numbers of several owners the largest count, as long as these live and all fit.
+        The workers of several owners add up, and the largest number of bytes counts, as long as
+        these live and all fit.
         """
-        self._held = self._chunks.take(nbytes, processes, owner)
+        self._held = self._chunks.take(nbytes, workers, owner)
         self._source.hold_chunks(self._held)
         self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
 
@@ -191,11 +195,11 @@ class BlockMemory:
         finally:
             self.hold_chunks(before)
 
-    def prefetch(self, nbytes: int, processes: int = 1, owner: Any = None) -> None:
-        """Each of so many processes may hold `nbytes` of remote blocks that are in use; 0: it
+    def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
+        """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
         fetches what each batch takes. Owners: as for `hold_chunks`.
         """
-        nbytes = self._fetched.take(nbytes, processes, owner)
+        nbytes = self._fetched.take(nbytes, workers, owner)
         self.prefetches_whole = nbytes > 0
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
