@@ -164,14 +164,14 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     return names  # type: ignore[no-any-return]
 
 
-def labelled_targets(
+def joined_targets(
     columns: Sequence[npt.NDArray[Any] | Column],
     paths: Sequence[str],
     name: str,
     encoding: str | None = "utf-8",
 ) -> tuple[Any, list[str] | None]:
     """The targets of several files, one after the other, and the names of their classes; None: they
-    have none.
+    have none. Strings and compounds come in plain terms, compounds of numbers as dicts.
 
     Args:
         columns: of each file; of AnnData's tables `Column`s.
@@ -179,40 +179,26 @@ def labelled_targets(
         encoding: of strings.
 
     Raises:
-        FormatError: they are categories in some files, and not in others.
+        FormatError: they are categories in some files, and not in others; or a string is not in
+            that encoding.
     """
-    if not any(isinstance(column, Column) for column in columns):
-        arrays = [column for column in columns if not isinstance(column, Column)]
-        return joined_targets(arrays, paths, name, encoding), None
-    tables = [column if isinstance(column, Column) else Column(column) for column in columns]
-    joined = joined_column(tables, name)
-    values = joined.values
-    return values.tolist() if values.dtype == object else values, joined.categories
-
-
-def joined_targets(
-    columns: Sequence[npt.NDArray[Any]],
-    paths: Sequence[str],
-    name: str,
-    encoding: str | None = "utf-8",
-) -> Any:
-    """The targets of several files, one after the other; strings and compounds in plain terms,
-    compounds of numbers as dicts.
-
-    Raises:
-        FormatError: a string is not in that encoding.
-    """
-    fields: Any = columns[0].dtype.fields or {}
-    are_alike = len({column.dtype for column in columns}) == 1
+    arrays = [column for column in columns if not isinstance(column, Column)]
+    if len(arrays) < len(columns):
+        tables = [column if isinstance(column, Column) else Column(column) for column in columns]
+        joined = joined_column(tables, name)
+        values = joined.values
+        return values.tolist() if values.dtype == object else values, joined.categories
+    fields: Any = arrays[0].dtype.fields or {}
+    are_alike = len({array.dtype for array in arrays}) == 1
     if fields and are_alike and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
-        return ColumnTargets.of_rows(np.concatenate(columns))
-    if all(is_plain(column.dtype) for column in columns):
-        return columns[0] if len(columns) == 1 else np.concatenate(columns)
-    values = []
-    for column, path in zip(columns, paths, strict=True):
-        for row, value in enumerate(column):
+        return ColumnTargets.of_rows(np.concatenate(arrays)), None
+    if all(is_plain(array.dtype) for array in arrays):
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays), None
+    targets = []
+    for array, path in zip(arrays, paths, strict=True):
+        for row, value in enumerate(array):
             try:
-                values.append(as_value(value, encoding))
+                targets.append(as_value(value, encoding))
             except FormatError as error:
                 raise FormatError(f"{path}: {name!r}, row {row}: {error}") from error
-    return values
+    return targets, None

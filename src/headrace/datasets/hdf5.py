@@ -14,7 +14,7 @@ from headrace.datasets.arrays import (
     ArrayDataset,
     checked_names,
     joined_rows,
-    labelled_targets,
+    joined_targets,
 )
 from headrace.datasets.core.checks import check_arguments
 from headrace.datasets.core.options import PathOptions, split_options
@@ -131,7 +131,7 @@ class HDF5Dataset(ArrayDataset):
         targets = None
         if target_name is not None:
             shown = [redact(path) for path in paths]
-            targets, self.classes = labelled_targets(columns, shown, target_name, codec)
+            targets, self.classes = joined_targets(columns, shown, target_name, codec)
         super().__init__(
             source,
             sample_format=rows,

@@ -14,7 +14,7 @@ from headrace.datasets.arrays import (
     ArrayFormat,
     checked_names,
     joined_rows,
-    labelled_targets,
+    joined_targets,
 )
 from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.core.checks import check_arguments
@@ -234,7 +234,7 @@ class ZarrDataset(ArrayDataset):
                     _targets(one, store, opened, target_name)
                     for one, store in zip(sources, stores, strict=True)
                 ]
-                targets, self.classes = labelled_targets(
+                targets, self.classes = joined_targets(
                     columns, [one.path for one in sources], target_name
                 )
         super().__init__(

@@ -91,22 +91,19 @@ class TableFormat(SampleFormat):
         named: Sequence[str] = (),
         dtype: np.dtype[Any] | None = None,
     ) -> None:
-        self._stored, self.lists, self._image, self._texts, self.dtype = (
-            dict(specs),
-            frozenset(lists),
-            image,
-            texts,
-            dtype,
-        )
-        self.specs = {
-            name: None if spec is None else _cast_spec(spec, dtype) for name, spec in specs.items()
-        }
-        self._of_chats = set(texts.fields) if isinstance(texts, ColumnChats) else set[str]()
-        self._left_out = self._of_chats - {*named, *([] if texts is None else [texts.column])}
-        self._spec = (
-            next(iter(self.specs.values())) if is_one and image is None and texts is None else None
-        )
-        self.stores_values: bool = image is None and texts is None and dtype is None
+        self._stored = dict(specs)
+        self.specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
+        self.lists = frozenset(lists)
+        self.dtype = dtype
+        self._image = image
+        self._texts = texts
+        self._of_chats: set[str] = set()
+        if isinstance(texts, ColumnChats):
+            self._of_chats.update(texts.fields)
+        self._left_out = self._of_chats.difference(named)
+        is_plain = image is None and texts is None
+        self._spec = next(iter(self.specs.values())) if is_one and is_plain else None
+        self.stores_values: bool = is_plain and dtype is None
         self.decodes_batches: bool = texts is not None
         self.names_warnings: bool = image is not None
 
@@ -127,23 +124,19 @@ class TableFormat(SampleFormat):
         def fails(position: int, what: str, error: Exception) -> SampleError:
             return failed(sound[position], what, error)
 
-        made = self._texts.decode_batch(
-            [(items[place][0], values[place]) for place in sound], fails
-        )
-        for place, ids in zip(sound, made, strict=True):
-            values[place] = (
-                ids if isinstance(ids, SampleError) else self._with_ids(values[place], ids)
-            )
+        items = [(items[place][0], values[place]) for place in sound]
+        for place, ids in zip(sound, self._texts.decode_batch(items, fails), strict=True):
+            row = values[place]
+            values[place] = ids
+            if isinstance(ids, SampleError):
+                continue
+            values[place] = {}
+            for name, value in row.items():
+                if name == self._texts.column:
+                    values[place][IDS] = ids
+                elif name not in self._left_out:
+                    values[place][name] = value
         return values
-
-    def _with_ids(self, value: dict[str, Any], ids: Any) -> dict[str, Any]:
-        assert self._texts is not None
-        column, left_out = self._texts.column, self._left_out
-        return {
-            IDS if name == column else name: ids if name == column else one
-            for name, one in value.items()
-            if name not in left_out
-        }
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec
@@ -151,31 +144,30 @@ class TableFormat(SampleFormat):
     def to_input(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return as_input(value)
-        made = {
-            name: as_input(one)
-            for name, one in value.items()
-            if self._image is None or name != self._image.column
-        }
-        if self._image is not None:
-            made[self._image.column] = self._image.format.to_input(value[self._image.column])
-        if self._texts is not None:
-            made.update(self._texts.to_input(value[IDS]))
-        return {name: made[name] for name in dict.fromkeys([*value, *made])}
+        made: dict[str, Any] = {}
+        of_texts: dict[str, Any] = {}
+        for name, one in value.items():
+            if self._image is not None and name == self._image.column:
+                made[name] = self._image.format.to_input(one)
+            elif self._texts is not None and name == IDS:
+                of_texts = self._texts.to_input(one)
+                made[name] = of_texts[name]
+            else:
+                made[name] = as_input(one)
+        return {**made, **of_texts}
 
     def sample_nbytes(self) -> int | None:
         if self._image is not None or self._texts is not None:
             return None
-        return (
-            sum(spec.nbytes for spec in self.specs.values() if spec is not None)
-            if all(self.specs.values())
-            else None
-        )
+        sizes = [spec.nbytes for spec in self.specs.values() if spec is not None]
+        return sum(sizes) if len(sizes) == len(self.specs) else None
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = None if self._image is None else self._image.format.unnormalized()
         if self._image is None or not isinstance(left, Unnormalized):
             return left
-        made, column = copy.copy(self), self._image.column
+        made = copy.copy(self)
+        column = self._image.column
         assert isinstance(left.format, ImageFormat)
         made._image = ColumnImage(column, left.format)
         return Unnormalized(made, left.normalization, (column,))
@@ -186,16 +178,20 @@ class TableFormat(SampleFormat):
         return reader_of_columns(dataset, collating, self._stored, self.specs, self.lists)
 
 
-def _cast_spec(spec: ArraySpec, dtype: np.dtype[Any] | None) -> ArraySpec:
-    return spec if dtype is None or spec.dtype.kind not in "biufc" else ArraySpec(spec.shape, dtype)
+def _cast_spec(spec: ArraySpec | None, dtype: np.dtype[Any] | None) -> ArraySpec | None:
+    if spec is None or dtype is None or spec.dtype.kind not in "biufc":
+        return spec
+    return ArraySpec(spec.shape, dtype)
 
 
 def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
     """A value whose numbers have another dtype, those in lists and dicts too, but for some of
     its fields.
     """
-    if isinstance(value, (np.ndarray, np.generic)):
-        return cast(value, dtype) if value.dtype.kind in "biufc" else value
     if isinstance(value, dict):
         return {name: one if name in but else _cast(one, dtype) for name, one in value.items()}
-    return [_cast(one, dtype) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_cast(one, dtype) for one in value]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return cast(value, dtype)
+    return value

@@ -238,7 +238,8 @@ class TableDataset(TokenizedDataset):
             source, rows = joined_rows(arrays, cast_to)
             if target_name is not None:
                 of_arrays = [array.column(target_name) for array in arrays]
-                targets = joined_targets(of_arrays, [array.path for array in arrays], target_name)
+                paths = [array.path for array in arrays]
+                targets, _ = joined_targets(of_arrays, paths, target_name)
         else:
             tables, reader = open_tables(files, shown)
             if names is None:
