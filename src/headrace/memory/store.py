@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -486,28 +485,13 @@ class SampleStore:
         size = self._size(codec)
         if entry.nbytes > min(self.limit, size):
             return False
-        waiting = deque([entry])
         spared = 0
-        newest = None
-        while waiting:
-            entry = waiting.popleft()
-            while not self._has_room(entry.nbytes):
-                if not self._lru:
-                    self._full = 1
-                    return False
-                # the spared must not push the new one out
-                if newest is not None and self._tail >= newest:
-                    dropped = 1 + len(waiting)
-                    self._admitted += dropped
-                    self._evicted += dropped
-                    return True
-                survivor = self._evict(spared < _SPARED, codec)
-                if survivor is not None:
-                    waiting.append(survivor)
-                    spared += 1
-            position = self._write(entry, size)
-            if newest is None:
-                newest = position
+        while not self._has_room(entry.nbytes):
+            if not self._lru:
+                self._full = 1
+                return False
+            spared += self._evict(spared < _SPARED, codec)
+        self._write(entry, size)
         return True
 
     def _has_room(self, nbytes: int) -> bool:
@@ -515,7 +499,7 @@ class SampleStore:
             return False
         return self.nbytes + nbytes <= self.limit
 
-    def _write(self, entry: _Entry, size: int) -> int:
+    def _write(self, entry: _Entry, size: int) -> None:
         head = self._head
         for offset, piece in entry.pieces:
             start = (head + offset) % size
@@ -528,32 +512,35 @@ class SampleStore:
         self._touched[entry.number] = 0
         self._count += 1
         self._admitted += 1
-        return head
 
-    def _evict(self, spare: bool, codec: _Codec) -> _Entry | None:
-        """Gives the oldest entry's bytes back; returns a copy of the entry where it was read
-        since and is to be spared.
+    def _evict(self, spare: bool, codec: _Codec) -> bool:
+        """Gives the oldest entry's bytes back. True if it was read since, and so is to be spared:
+        then it is written again, as the newest one.
         """
         tail = self._tail
         if tail == self._head:  # a writer was killed who had counted what is not there
             self._count = 0
-            return None
-        start = tail % self._size(codec)
+            return False
+        size = self._size(codec)
+        start = tail % size
         index = int(np.frombuffer(self._log, np.int64, 1, start)[0])
         nbytes = codec.nbytes_at(self._log, start)
-        survivor = None
-        if index >= 0 and int(self._table[index]) == tail + 1:
-            if spare and self._touched[index]:
-                copy = memoryview(self._copied(start, nbytes))
-                survivor = _Entry(index, nbytes, [(0, copy)])
-                self._admitted -= 1
-            else:
-                self._evicted += 1
+        is_held = int(self._table[index]) == tail + 1
+        is_spared = is_held and spare and bool(self._touched[index])
+        copy = bytearray()
+        if is_spared:
+            copy = self._copied(start, nbytes)
+        if is_held:
             # first: a writer killed here leaves the count too low, never too high
             self._count -= 1
             self._table[index] = 0
+            self._evicted += 1
         self._tail = tail + nbytes
-        return survivor
+        if is_spared:
+            self._write(_Entry(index, nbytes, [(0, memoryview(copy))]), size)
+            self._admitted -= 1
+            self._evicted -= 1
+        return is_spared
 
     # -- memory pressure
 
