@@ -42,8 +42,8 @@ class TestAnonymousMemory:
     def test_holds_zeros_and_outlives_its_object(self) -> None:
         assert AnonymousMemory(0).nbytes == 1
         memory = AnonymousMemory(4096)
-        array = memory.array(64, 8, np.int32)
-        assert not array.any() and memory.array(0, 0, np.int64).tolist() == []
+        array = memory.array(64, (8,), np.int32)
+        assert not array.any() and memory.array(0, (0,), np.int64).tolist() == []
         array[:2] = [-1, 7]
         assert memory.map[64:72] == b"\xff\xff\xff\xff\x07\0\0\0"
         del memory
@@ -69,14 +69,14 @@ class TestAnonymousMemory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         memory = AnonymousMemory(4096)
-        memory.array(0, 1, np.int64)[0] = 5
+        memory.array(0, (1,), np.int64)[0] = 5
         assert list(tmp_path.iterdir()) == []
-        assert memory.array(0, 1, np.int64)[0] == 5
+        assert memory.array(0, (1,), np.int64)[0] == 5
 
 
 def change_all(memory: AnonymousMemory, numbers: list[SharedInt], pipe: Connection) -> None:
     """In a worker: says what it sees, twice, and changes it itself."""
-    array = memory.array(0, 8, np.int64)
+    array = memory.array(0, (8,), np.int64)
     for _ in range(2):
         pipe.send((array[:4].tolist(), sum(number.value for number in numbers)))
         array[4:8] = [50, 60, 70, 80]
@@ -94,7 +94,7 @@ def change_all(memory: AnonymousMemory, numbers: list[SharedInt], pipe: Connecti
 def test_parent_and_worker_see_each_others_writes(method: str) -> None:
     context = multiprocessing.get_context(method)
     memory, numbers = AnonymousMemory(1 << 20), [SharedInt(value) for value in range(300)]
-    array = memory.array(0, 8, np.int64)
+    array = memory.array(0, (8,), np.int64)
     array[:4] = [1, 2, 3, 4]
     ours, theirs = context.Pipe()
     with ours, theirs:

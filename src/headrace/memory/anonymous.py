@@ -82,9 +82,10 @@ class AnonymousMemory:
             self._map = mmap.mmap(self.fd, self.nbytes)
         return self._map
 
-    def array(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A writable [count] array of `dtype` over the bytes from `offset`."""
-        return np.frombuffer(self.map, dtype=dtype, count=count, offset=offset)
+    def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A writable array over the bytes from `offset`."""
+        flat: npt.NDArray[Any] = np.frombuffer(self.map, dtype, math.prod(shape), offset)
+        return flat.reshape(shape)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Writes bytes at an offset; an OSError where there is no room for them."""
@@ -213,7 +214,7 @@ class SharedArray:
         """The values where workers map them, in this process writable: what is written there,
         they see.
         """
-        return _array_in(self._share(), self.array.dtype, self.array.shape)
+        return self._share().array(0, self.array.shape, self.array.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.array.nbytes < SHARED_FROM or not is_spawning():
@@ -225,13 +226,7 @@ class SharedArray:
         if self._memory is None:
             self.array = _read_only(state["values"])
         else:
-            self.array = _read_only(_array_in(self._memory, state["dtype"], state["shape"]))
-
-
-def _array_in(
-    memory: AnonymousMemory, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    return memory.array(0, math.prod(shape), dtype).reshape(shape)
+            self.array = _read_only(self._memory.array(0, state["shape"], state["dtype"]))
 
 
 def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -248,8 +248,8 @@ class SampleStore:
         memory = self._memory
         self._log_at, _ = self.sizes(self.length, 0)
         self.header: memoryview[int] = memoryview(memory.map)[:128].cast("q")
-        self._table = memory.array(_TABLE_AT, self.length, np.int64)
-        self._touched = memory.array(_TABLE_AT + 8 * self.length, self.length, np.uint8)
+        self._table = memory.array(_TABLE_AT, (self.length,), np.int64)
+        self._touched = memory.array(_TABLE_AT + 8 * self.length, (self.length,), np.uint8)
         self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
         self._lock = ProcessLock(memory.fd)
         self._layout: Layout | None = None  # of the rows, once it is decided
