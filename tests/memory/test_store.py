@@ -116,7 +116,7 @@ class TestCapacity:
             assert SampleStore(1, exactly, policy).put(0, value)
             store = SampleStore(2, exactly - 1, policy)
             assert not store.put(0, value)
-            assert store.put(1, b"small") and not store.is_full
+            assert store.put(1, b"small") and not store._full
 
 
 @both_policies

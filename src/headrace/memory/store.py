@@ -283,11 +283,6 @@ class SampleStore:
         return self.capacity - self._reduced
 
     @property
-    def is_full(self) -> bool:
-        """True if a sample was refused for lack of room."""
-        return bool(self._full)
-
-    @property
     def is_mixed(self) -> bool:
         """True if the samples are not all arrays of numbers of one shape and dtype."""
         return self._kind == _MIXED
