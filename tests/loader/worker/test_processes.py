@@ -331,6 +331,21 @@ def test_daemonic_process_loads_by_itself() -> None:
     assert refusals == ["num_workers=2", "processes=2"]
 
 
+def test_ctrl_c_at_the_start_leaves_no_worker_that_an_exit_would_wait_for(
+    make_loader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.TorchIterator, "_try_put_index", interrupted)
+    loader = make_loader(Numbers(), num_workers=2, persistent_workers=False, **FORKED)
+    before = multiprocessing.active_children()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        iter(loader)
+    assert multiprocessing.active_children() == before
+    del raised
+
+
 @pytest.mark.parametrize("begun", ["nothing", "no_flags", "one_worker"])
 def test_iterator_that_cannot_begin_leaves_nothing(
     begun: str, monkeypatch: pytest.MonkeyPatch, make_loader: Any

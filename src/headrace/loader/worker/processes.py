@@ -152,7 +152,11 @@ class WorkerIterator(TorchIterator):
         # of an iterator that can't begin, those that it could start
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
-        super().__init__(loader)
+        try:
+            super().__init__(loader)
+        except BaseException:  # whose frames may be held until the program exits, and waits
+            kill(self._workers)
+            raise
         torch._C._remove_worker_pids(id(self))  # of which the handler of SIGCHLD tells
         self._worker_pids_set = False
         parts = (self._workers, self._workers_done_event, self._index_queues)
