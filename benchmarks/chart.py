@@ -3,8 +3,8 @@
     # writes docs/assets/chart-light.svg, chart-dark.svg, and both for narrow screens
     python benchmarks/chart.py
 
-The figures are those of docs/benchmarks.md: of each bar the JSON names section, row and column. The
-same JSON gives the same bytes.
+The figures are those of docs/benchmark_tables.md: of each bar the JSON names section, row and
+column. The same JSON gives the same bytes.
 """
 
 from __future__ import annotations

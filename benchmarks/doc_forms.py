@@ -377,6 +377,130 @@ def monitoring(result: Mapping[str, Any]) -> Lines:
     yield row([f"{result['batch_us']:.0f} us", f"{result['counting_us']:.0f} us", *shares])
 
 
+# -- the two benchmarks that write results/NAME.json themselves
+
+
+def circumstances(data: Mapping[str, Any]) -> str:
+    """Where and when it ran, in a line."""
+    where = data["machine"]
+    left_out = ("cores", "cpu", "python", "memory")
+    rest = ", ".join(f"{name} {version}" for name, version in where.items() if name not in left_out)
+    return (
+        f"{data['date']}; {where['cores']} cores ({where['cpu']}), {where['memory']}; Python "
+        f"{where['python']}, {rest}."
+    )
+
+
+def elastic_cell(key: str, row: Mapping[str, Any], notes: list[str]) -> str:
+    """A cell of the table: samples missing, samples doubled, batches of a rank; or why there are
+    none, by the number of its note.
+    """
+    if row.get("hangs"):  # large data takes its time
+        return (
+            f"not done in {row['seconds']:g} s"
+            if key == "billion"
+            else f"**hangs** ({row.get('at', 'at its start')})"
+        )
+    if "error" in row:
+        message = f"{row['error']} (in {row['at']})"
+        if message not in notes:
+            notes.append(message)
+        state = f"{row['state']:,} B; " if key == "billion" and "state" in row else ""
+        return f"{state}error {notes.index(message) + 1}"
+    if key == "billion":
+        growth = row["growth"]
+        # below that two runs of the same job differ anyway
+        memory = "< 10 MB" if growth < 10e6 else size(growth)
+        return f"{row['state']:,} B; {memory}"
+    low, high = row["batches"]
+    parts = [
+        f"{row['missing']}",
+        f"{row['doubled']}",
+        f"{low}" if low == high else f"{low} to {high}",
+    ]
+    wrong = (row["missing"] > 0, row["doubled"] > row["padding"], low != high)
+    return ", ".join(f"**{part}**" if bad else part for part, bad in zip(parts, wrong, strict=True))
+
+
+def elastic_table(data: Mapping[str, Any], names: Sequence[str], notes: list[str]) -> Lines:
+    """A row a change, a column a library."""
+    peers = {name: data["peers"][name]["results"] for name in names}
+    yield from head(["", *names])
+    for key, title in data["changes"].items():
+        cells = []
+        for results in peers.values():
+            cells.append(elastic_cell(key, results[key], notes) if key in results else "-")
+        yield row([title, *cells])
+    states = []
+    for results in peers.values():
+        fewer = results.get("fewer", {})
+        states.append(f"{fewer['state']:,} ({fewer['states']})" if "state" in fewer else "-")
+    yield row(["bytes of state, 8 ranks (states to keep)", *states])
+    left = [results.get("killed", {}).get("left", 0) for results in peers.values()]
+    if any(left):
+        yield row(["names left in shared memory by the killed job", *map(str, left)])
+
+
+def elastic(data: Mapping[str, Any]) -> Lines:
+    """Two tables, since one of all libraries is wider than a page; then the errors."""
+    notes: list[str] = []
+    absent = {
+        name: peer["missing_because"]
+        for name, peer in data["peers"].items()
+        if "missing_because" in peer
+    }
+    others = [name for name in data["peers"] if name not in absent and name != "headrace"]
+    ours = [name for name in ("headrace",) if name in data["peers"]]
+    half = (len(others) + 1) // 2
+    yield from ("`python benchmarks/elastic.py`, " + circumstances(data), "")
+    yield from elastic_table(data, [*ours, *others[:half]], notes)
+    if others[half:]:
+        yield from ("", *elastic_table(data, [*ours, *others[half:]], notes))
+    yield ""
+    yield from (f"{number}. ``{note}``" for number, note in enumerate(notes, start=1))
+    yield from (f"* {name}: not run, {reason}" for name, reason in absent.items())
+
+
+def entropies(data: Mapping[str, Any], batch: int) -> Lines:
+    """Measured beside predicted, a row a chunk size, a column an interleave."""
+    cells = {
+        (row["chunk"], row.get("interleave")): f"{row['measured']:.2f} ({row['predicted']:.2f})"
+        for row in data["entropy"]
+        if row["batch"] == batch
+    }
+    full = cells.pop((1, None))
+    interleaves = list(dict.fromkeys(interleave for _, interleave in cells))
+    yield from head(["samples a chunk", *(f"interleave {number}" for number in interleaves)])
+    for chunk in dict.fromkeys(chunk for chunk, _ in cells):
+        yield row([f"{chunk:,}", *(cells[chunk, interleave] for interleave in interleaves)])
+    yield row(["full shuffle", full, *[""] * (len(interleaves) - 1)])
+
+
+def shuffling(data: Mapping[str, Any]) -> Lines:
+    """Entropies, and what a model learns: medians with the lowest and highest of the seeds, and the
+    median difference of each seed to a full shuffle.
+    """
+    full = data["training"][0]
+    seeds = len(full["loss"])
+    yield f"`python benchmarks/shuffling.py --seeds {seeds}`, {circumstances(data)}"
+    for batch in dict.fromkeys(row["batch"] for row in data["entropy"]):
+        yield from ("", f"Entropy in bits, batches of {batch}:", "", *entropies(data, batch))
+    yield from ("", "What a model learns, 100 classes sorted in chunks of 64:", "")
+    yield from head(["order", "test loss", "to a full shuffle, same seed", "macro F1"])
+    for order in data["training"]:
+        change = ""
+        if order is not full:
+            apart = [loss - other for loss, other in zip(order["loss"], full["loss"], strict=True)]
+            change = f"{statistics.median(apart):+.3f} ({min(apart):+.3f} to {max(apart):+.3f})"
+        yield row([order["order"], losses(order["loss"]), change, losses(order["f1"])])
+
+
+def losses(figures: Sequence[float]) -> str:
+    return f"{statistics.median(figures):.3f} ({min(figures):.3f} to {max(figures):.3f})"
+
+
+WHOLE: dict[str, Callable[[Any], Lines]] = {"elastic": elastic, "shuffling": shuffling}
+"""Forms with their own line of circumstances, by the name of the benchmark."""
 FORMS: dict[str, Callable[[Any], Lines]] = {
     **dict.fromkeys(("arrays", "read_rows", "cold", "episodes"), line_a_section),
     **dict.fromkeys(

@@ -2,7 +2,7 @@
 peers?
 
     python benchmarks/elastic.py [--only NAME ...] [--changes KEY ...] [--timeout 300] [--memory
-    8GB] [--json] [--write] python benchmarks/elastic.py --page
+    8GB] [--json] [--write]
 
 An epoch of 968 samples is begun by one job, which saves its state and ends, and finished by another
 one. Counted are the samples that never came, those that came again, and the batches of each rank:
@@ -13,7 +13,7 @@ with 968 rows.
 
 Each job is a process group of its own, which is killed when its time is up ("hangs") or its memory
 ("more than"). Ranks are processes on this machine. `--write` puts the figures of the peers that ran
-into `results/elastic.json`; `--page` runs nothing, and puts those figures into docs/elastic.md.
+into `results/elastic.json`, of which `run_all.py --write` makes docs/benchmark_tables.md.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ from typing import Any
 
 import psutil
 from common import machine, say, version_of
+from doc_forms import elastic as tables
 from elastic_peers import PEERS, Peer
 from elastic_run import CHANGES, SMALL, Change
 from folders import temporary_folder
-from pages import put
 
 from headrace.memory.budget import format_size, parse_size
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA, PAGE = ROOT / "benchmarks" / "results" / "elastic.json", ROOT / "docs" / "elastic.md"
+DATA = ROOT / "benchmarks" / "results" / "elastic.json"
 PACKAGES = tuple((peer.package,) for peer in PEERS if peer.package)
-UNSEEN = 10e6
-"""Bytes of memory below which two runs of the same job differ anyway."""
 Row = dict[str, Any]
 
 
@@ -115,104 +113,6 @@ def _shared_memory() -> set[str]:
     them there.
     """
     return {entry.path for entry in os.scandir("/dev/shm") if re.match(r"\d{6}_", entry.name)}
-
-
-# -- the tables
-
-
-def cell(key: str, row: Row, notes: list[str]) -> str:
-    """A cell of the table: samples missing, samples doubled, batches of a rank; or why there are
-    none, by the number of its note.
-    """
-    if row.get("hangs"):  # large data takes its time
-        return (
-            f"not done in {row['seconds']:g} s"
-            if key == "billion"
-            else f"**hangs** ({row.get('at', 'at its start')})"
-        )
-    if "error" in row:
-        message = f"{row['error']} (in {row['at']})"
-        if message not in notes:
-            notes.append(message)
-        state = f"{row['state']:,} B; " if key == "billion" and "state" in row else ""
-        return f"{state}error {notes.index(message) + 1}"
-    if key == "billion":
-        growth = row["growth"]
-        return f"{row['state']:,} B; {'< 10 MB' if growth < UNSEEN else format_size(growth)}"
-    low, high = row["batches"]
-    parts = [
-        f"{row['missing']}",
-        f"{row['doubled']}",
-        f"{low}" if low == high else f"{low} to {high}",
-    ]
-    wrong = (row["missing"] > 0, row["doubled"] > row["padding"], low != high)
-    return ", ".join(f"**{part}**" if bad else part for part, bad in zip(parts, wrong, strict=True))
-
-
-def tables(data: Row) -> str:
-    """The tables of docs/elastic.md."""
-    notes: list[str] = []
-    names = [
-        peer
-        for peer in data["peers"]
-        if "missing_because" not in data["peers"][peer] and peer != "headrace"
-    ]
-    half = (len(names) + 1) // 2
-    lines: list[str] = []
-    # a table of all is wider than a page
-    for part in [some for some in (names[:half], names[half:]) if some] or [[]]:
-        lines += [
-            *_table(data, [name for name in ("headrace", *part) if name in data["peers"]], notes),
-            "",
-        ]
-    lines += [f"{number}. ``{note}``" for number, note in enumerate(notes, start=1)]
-    lines += [
-        f"* {name}: not run, {peer['missing_because']}"
-        for name, peer in data["peers"].items()
-        if "missing_because" in peer
-    ]
-    return "\n".join(lines)
-
-
-def _table(data: Row, names: list[str], notes: list[str]) -> list[str]:
-    """A row a change, a column a library."""
-    lines = [f"| | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
-    for key, title in data["changes"].items():
-        rows = (data["peers"][name]["results"].get(key) for name in names)
-        lines.append(
-            f"| {title} | "
-            f"{' | '.join('-' if row is None else cell(key, row, notes) for row in rows)} |"
-        )
-    states = (data["peers"][name]["results"].get("fewer", {}) for name in names)
-    kept = (f"{row['state']:,} ({row['states']})" if "state" in row else "-" for row in states)
-    lines.append(f"| bytes of state, 8 ranks (states to keep) | {' | '.join(kept)} |")
-    left = [data["peers"][name]["results"].get("killed", {}).get("left", 0) for name in names]
-    if any(left):
-        lines.append(
-            f"| names left in shared memory by the killed job | {' | '.join(map(str, left))} |"
-        )
-    return lines
-
-
-def versions(data: Row) -> str:
-    """Where it ran, in a line."""
-    found = data["machine"]
-    rest = ", ".join(
-        f"{name} {version}"
-        for name, version in found.items()
-        if name not in ("cores", "cpu", "python", "memory")
-    )
-    return (
-        f"{data['date']}; {found['cores']} cores ({found['cpu']}), {found['memory']}; Python "
-        f"{found['python']}, {rest}."
-    )
-
-
-def page(text: str, data: Row) -> str:
-    """docs/elastic.md with the tables of these figures."""
-    for name, part in (("tables", tables(data)), ("versions", versions(data))):
-        text = put(text, name, part)
-    return text
 
 
 # -- the command
@@ -286,18 +186,7 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="write the figures into results/elastic.json"
     )
-    parser.add_argument(
-        "--page",
-        action="store_true",
-        help="run nothing: write the figures that are there into docs/elastic.md",
-    )
     given = parser.parse_args()
-    if given.page:
-        PAGE.write_text(
-            page(PAGE.read_text(encoding="utf-8"), json.loads(DATA.read_text(encoding="utf-8"))),
-            encoding="utf-8",
-        )
-        return
     peers = [peer for peer in PEERS if given.only is None or peer.name in given.only]
     changes = [change for change in CHANGES if given.changes is None or change.key in given.changes]
     data: Row = {
@@ -311,7 +200,7 @@ def main() -> None:
         if given.write:  # at once: a later one may be interrupted
             old = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"peers": {}}
             DATA.write_text(json.dumps(_joined(old, row), indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(data, indent=1) if given.json else f"{versions(data)}\n\n{tables(data)}")
+    print(json.dumps(data, indent=1) if given.json else "\n".join(tables(data)))
 
 
 if __name__ == "__main__":

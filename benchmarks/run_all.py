@@ -1,15 +1,15 @@
 """Runs all benchmarks, one after the other, and writes one report.
 
-    python benchmarks/run_all.py                        # hours: the figures of docs/benchmarks.md
+    python benchmarks/run_all.py                      # hours: all figures
     # small data, two rounds: shows that everything runs; no figures to quote
     python benchmarks/run_all.py --quick
     python benchmarks/run_all.py --only images order    # some of them
     # one of them, with options of your own
     python benchmarks/run_all.py --only text --options "--gb 0.5"
     python benchmarks/run_all.py --report  # runs nothing: the report of what lies in --out
-    # keeps what the marked tables of docs/ are made of, and writes those tables
+    # keeps what docs/benchmark_tables.md is made of, and writes that page
     python benchmarks/run_all.py --write
-    python benchmarks/run_all.py --write --report  # runs nothing: the marked tables of what is kept
+    python benchmarks/run_all.py --write --report  # runs nothing: the page of what is kept
 
 What each script prints with `--json` is kept as `OUT/NAME.json`, with its command, its time and the
 machine around it, and `OUT/report.md` has the tables, with plots beside them where matplotlib is
@@ -17,8 +17,8 @@ installed (extra `plot`). OUT is benchmarks/results/latest, and out/benchmarks w
 Scripts whose packages are missing are skipped, and the report says so; peers that are missing are
 listed as such by the scripts.
 
-Tables in docs/ between `<!-- table: NAME -->` and `<!-- /table -->` are written by `--write`, of
-benchmarks/results/NAME.json (doc_tables.py).
+`--write` makes docs/benchmark_tables.md of benchmarks/tables.md and benchmarks/results/NAME.json
+(doc_tables.py).
 
 Photographs are made unless `--photos` names a folder of class folders. Exit status: 0; 1 where a
 script failed; 2 for an error; 130 after Ctrl-C.
@@ -43,7 +43,8 @@ from typing import Any
 
 import psutil
 from common import machine
-from doc_tables import RESULTS, TableError, marked, write_tables
+from doc_forms import WHOLE
+from doc_tables import PAGE, RESULTS, TableError, page, table_names
 from folders import temporary_folder
 from PIL import Image
 from report import write_report
@@ -256,7 +257,7 @@ def make_photos(folder: Path, count: int) -> Path:
 def run_all(given: argparse.Namespace, names: list[str]) -> bool:
     """Runs the scripts, and keeps what each gave as soon as it is there; True if none failed."""
     given.out.mkdir(parents=True, exist_ok=True)
-    tables = marked()
+    tables = set(table_names()) - set(WHOLE)  # these write their results themselves
     fine = True
     with temporary_folder() as work:
         photos = given.photos.resolve() if given.photos else Path(work) / "photos"
@@ -326,7 +327,7 @@ def main() -> int:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="keep the results that have a table in docs/, and write those tables",
+        help="keep the results that have a table, and write docs/benchmark_tables.md",
     )
     given = parser.parse_args()
     if given.write and given.quick:
@@ -344,8 +345,8 @@ def main() -> int:
     names = [name for name in SCRIPTS if not given.only or name in given.only]
     try:
         fine = given.report or run_all(given, names)
-        for page in write_tables() if given.write else ():
-            print(f"{page}: its tables are new")
+        if given.write:
+            PAGE.write_text(page(), encoding="utf-8")
     except KeyboardInterrupt:
         return 130
     except TableError as error:

@@ -1,7 +1,6 @@
 """How well does a block shuffle mix, beside a full shuffle?
 
     python benchmarks/shuffling.py [--seeds 5] [--json] [--write]
-    python benchmarks/shuffling.py --page
 
 Two measures, those of scDataset (D'Ascenzo and Cultrera di Montesano, arXiv:2506.01883): the
 entropy of the labels of a batch, in bits, and what a model learns. The data are sorted by class,
@@ -10,8 +9,8 @@ stand beside what the formula predicts. A small network (64 -> 128 -> 100, ReLU,
 is trained for three epochs on made points, one Gaussian a class, and tested on others: cross
 entropy, and macro F1 as in scDataset.
 
-`--write` puts the figures into `results/shuffling.json`; `--page` runs nothing, and puts those
-figures into docs/shuffling.md and draws the chart (`shuffling_chart.py`).
+`--write` puts the figures into `results/shuffling.json` and draws the chart (`shuffling_chart.py`);
+`run_all.py --write` makes docs/benchmark_tables.md of them.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shuffling_chart
 import torch
 from common import machine, say
-from pages import put
+from doc_forms import shuffling as tables
 from torch import nn
 
 from headrace.order import EpochOrder
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA, PAGE = ROOT / "benchmarks" / "results" / "shuffling.json", ROOT / "docs" / "shuffling.md"
+DATA = ROOT / "benchmarks" / "results" / "shuffling.json"
 CLASSES = 100
 SAMPLES = CLASSES * 10_240
 """Of the measured entropies."""
@@ -219,74 +218,6 @@ def trainings(seeds: int) -> list[Row]:
     return rows
 
 
-# -- the tables
-
-
-def entropy_table(data: Row, batch: int) -> str:
-    """Measured beside predicted, a row a chunk size, a column an interleave."""
-    rows = [row for row in data["entropy"] if row["batch"] == batch]
-    cells = {
-        (row["chunk"], row.get("interleave")): f"{row['measured']:.2f} ({row['predicted']:.2f})"
-        for row in rows
-    }
-    lines = [
-        "| samples a chunk | "
-        f"{' | '.join(f'interleave {interleave}' for interleave in INTERLEAVES)} |"
-    ]
-    lines.append(f"|--:|{'--:|' * len(INTERLEAVES)}")
-    lines += [
-        f"| {chunk:,} | {' | '.join(cells[chunk, interleave] for interleave in INTERLEAVES)} |"
-        for chunk in CHUNKS
-    ]
-    return "\n".join(
-        [
-            *lines,
-            f"| full shuffle | {' | '.join([cells[1, None]] + [''] * (len(INTERLEAVES) - 1))} |",
-        ]
-    )
-
-
-def training_table(data: Row) -> str:
-    """Loss and macro F1, medians with the lowest and highest of the seeds, and the median
-    difference of each seed to a full shuffle.
-    """
-    full = data["training"][0]
-    lines = ["| order | test loss | to a full shuffle, same seed | macro F1 |", "|---|--:|--:|--:|"]
-    for row in data["training"]:
-        apart = [loss - other for loss, other in zip(row["loss"], full["loss"], strict=True)]
-        change = (
-            ""
-            if row is full
-            else f"{statistics.median(apart):+.3f} ({min(apart):+.3f} to {max(apart):+.3f})"
-        )
-        lines.append(
-            f"| {row['order']} | {_spread(row['loss'])} | {change} | {_spread(row['f1'])} |"
-        )
-    return "\n".join(lines)
-
-
-def _spread(figures: list[float]) -> str:
-    return f"{statistics.median(figures):.3f} ({min(figures):.3f} to {max(figures):.3f})"
-
-
-def where(data: Row) -> str:
-    """Where it ran, in a line."""
-    found = data["machine"]
-    seeds = len(data["training"][0]["loss"])
-    return (
-        f"{data['date']}; {seeds} seeds; Python {found['python']}, torch {found['torch']}, NumPy "
-        f"{found['numpy']}; {found['cpu']}."
-    )
-
-
-def page(text: str, data: Row) -> str:
-    """docs/shuffling.md with the tables of these figures."""
-    parts = {f"batches of {batch}": entropy_table(data, batch) for batch in BATCHES}
-    for name, part in (parts | {"training": training_table(data), "where": where(data)}).items():
-        text = put(text, name, part)
-    return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -294,21 +225,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each order (5)")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     parser.add_argument(
-        "--write", action="store_true", help="write the figures into results/shuffling.json"
-    )
-    parser.add_argument(
-        "--page",
-        action="store_true",
-        help="run nothing: write the figures that are there into docs/shuffling.md",
+        "--write", action="store_true", help="write results/shuffling.json and the chart"
     )
     given = parser.parse_args()
-    if given.page:
-        import shuffling_chart
-
-        data = json.loads(DATA.read_text(encoding="utf-8"))
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), data), encoding="utf-8")
-        shuffling_chart.draw(data)
-        return
     torch.set_num_threads(1)
     data = {
         "date": time.strftime("%d %B %Y").lstrip("0"),
@@ -318,8 +237,8 @@ def main() -> None:
     data["training"] = trainings(given.seeds)
     if given.write:
         DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    tables = [*(entropy_table(data, batch) for batch in BATCHES), training_table(data)]
-    print(json.dumps(data, indent=1) if given.json else "\n\n".join([where(data), *tables]))
+        shuffling_chart.draw(data)
+    print(json.dumps(data, indent=1) if given.json else "\n".join(tables(data)))
 
 
 if __name__ == "__main__":

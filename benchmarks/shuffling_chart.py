@@ -1,12 +1,13 @@
 """Draws the charts of docs/shuffling.md from `results/shuffling.json`, for light and for dark
 pages.
 
-`python benchmarks/shuffling.py --page` writes docs/assets/shuffling-light.svg and
+`python benchmarks/shuffling_chart.py` writes docs/assets/shuffling-light.svg and
 shuffling-dark.svg. The same JSON gives the same bytes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -174,3 +175,8 @@ def draw(data: dict[str, Any]) -> None:
         (ROOT / "docs" / "assets" / f"shuffling-{theme}.svg").write_text(
             svg(data, theme), encoding="utf-8"
         )
+
+
+if __name__ == "__main__":
+    results = ROOT / "benchmarks" / "results" / "shuffling.json"
+    draw(json.loads(results.read_text(encoding="utf-8")))

@@ -1,5 +1,5 @@
 """The chart of README.md is what benchmarks/chart.py draws, and its figures are those of
-docs/benchmarks.md.
+docs/benchmark_tables.md.
 """
 
 from __future__ import annotations
