@@ -28,6 +28,7 @@ from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
 from headrace.storage.class_folders import (
     folder_targets,
+    mask_folders,
     refuse_other_folders,
     warn_of_splits,
 )
@@ -104,6 +105,13 @@ def _with_targets(
     wanted.refuse_options("class folders")
     if not wanted.is_outright:
         refuse_other_folders(files)
+        pair = mask_folders(files)
+        if pair is not None:
+            warn(
+                f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, "
+                f"and count as two classes of images; if {pair[1]} are masks, open the folder "
+                f"{pair[0]} and pass the other one as targets="
+            )
     numbers, classes = folder_targets(files)
     if numbers is None:
         warn(
