@@ -480,7 +480,7 @@ class _FallbackCounter(logging.Handler):
 
 
 _FALLBACKS = _FallbackCounter()
-_WAYS = logging.getLogger("headrace.datasets.core.batcher")
+_WAYS = logging.getLogger("headrace.core.batcher")
 _WAYS.addHandler(_FALLBACKS)
 _WAYS.setLevel(logging.DEBUG)
 _WAYS.propagate = False

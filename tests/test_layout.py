@@ -21,16 +21,16 @@ BELOW = {
     "monitor": "memory",
     "io": "memory",
     "storage": "io memory",
-    "modes": "storage io memory",
     "collate": "memory tokenizer",
-    "datasets": "collate modes storage io monitor order memory tokenizer",
-    "loader": "datasets collate modes monitor order memory",
-    "profiling": "loader datasets modes storage io monitor order memory",
-    "packing": "loader datasets modes storage io order memory tokenizer",
+    "core": "collate storage io order memory tokenizer",
+    "datasets": "core collate storage io monitor order memory tokenizer",
+    "loader": "datasets core collate monitor order memory",
+    "profiling": "loader datasets core storage io monitor order memory",
+    "packing": "loader datasets core storage io order memory tokenizer",
     "inspecting": "storage io memory",
-    "previewing": "loader datasets",
-    "testing": "loader datasets modes order memory",
-    "cli": "previewing inspecting packing profiling datasets storage io memory",
+    "previewing": "loader datasets core",
+    "testing": "loader datasets core order memory",
+    "cli": "previewing inspecting packing profiling datasets core storage io memory",
 }
 """What each room may import, besides itself and the ground."""
 INSIDE = {
@@ -58,12 +58,12 @@ INSIDE = {
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
-        cells wrapped core delegating image text arrays hdf5 episodes zarr sparse table
+        cells delegating image text arrays hdf5 episodes zarr sparse table
         shards options indexing unnormalized finished open memory_efficient
     """,
-    "datasets/core": """
-        batch format threads warnings reader values held ahead options checks construction budgeting
-        views splitting base batcher
+    "core": """
+        modes batch decoder threads warnings reader values held ahead options checks construction
+        budgeting views wrapped splitting dataset batcher
     """,
     "datasets/image": """
         claims pixels augment masks format matching coco joint

@@ -22,7 +22,7 @@ from headrace import (
     create_dataloader,
     pack,
 )
-from headrace.datasets.core.options import PathOptions
+from headrace.core.options import PathOptions
 from headrace.loader.config import FIELDS
 from headrace.monitor import MemoryMonitor
 from headrace.synonyms import (

@@ -29,11 +29,11 @@ from headrace import (
     TextDataset,
     ZarrDataset,
 )
-from headrace.datasets.core.options import CommonOptions, PathOptions
+from headrace.core.modes import ModeName
+from headrace.core.options import CommonOptions, PathOptions
 from headrace.datasets.options import OpenOptions
 from headrace.io.remote.options import DEADLINE, RETRIES, RemoteKeywords
 from headrace.loader.config import FIELDS, LoaderOptions
-from headrace.modes import ModeName
 
 VALID = """\
 from typing import Any, assert_type
@@ -175,7 +175,7 @@ def test_options_are_declared_as_the_code_has_them() -> None:
     assert get_type_hints(LoaderOptions) == {name: hints[name] for name in FIELDS}
     hints = get_type_hints(BaseDataset.__init__)
     parameters = inspect.signature(BaseDataset.__init__).parameters
-    own = ("self", "source", "sample_format", "targets", "transform", "loading_mode")
+    own = ("self", "source", "sample_decoder", "targets", "transform", "loading_mode")
     shared = {name: hints[name] for name in parameters if name not in own}
     assert get_type_hints(CommonOptions) == shared
     of_formats = {name for one in FORMATS for name in inspect.signature(one).parameters}

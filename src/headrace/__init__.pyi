@@ -7,7 +7,8 @@ from headrace.collate import (
     list_collate as list_collate,
     pad_collate as pad_collate,
 )
-from headrace.datasets.core.base import BaseDataset as BaseDataset
+from headrace.core.dataset import BaseDataset as BaseDataset
+from headrace.core.modes import LoadingMode as LoadingMode
 from headrace.datasets.episodes.episodes import EpisodeDataset as EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset as HDF5Dataset
 from headrace.datasets.image.augment import (
@@ -58,7 +59,6 @@ from headrace.loader.steps import (
     get_val_dataloader_steps as get_val_dataloader_steps,
 )
 from headrace.memory.lru import LRUCache as LRUCache
-from headrace.modes import LoadingMode as LoadingMode
 from headrace.order import seed_everything as seed_everything
 from headrace.packing import (
     pack as pack,

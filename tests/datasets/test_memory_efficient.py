@@ -41,8 +41,8 @@ from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract
 from headrace.testing.contract import RandomProbe, same
+from tests.core.test_base import Squares
 from tests.data.make import make_photos
-from tests.datasets.core.test_base import Squares
 
 # Without a loader nobody names the epoch, and here samples are read over and over.
 pytestmark = pytest.mark.filterwarnings(

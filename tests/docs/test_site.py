@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 import headrace
-from headrace.datasets.core.options import COMMON, REMOTE
+from headrace.core.options import COMMON, REMOTE
 from headrace.loader.config import FIELDS
 
 ROOT = Path(__file__).parents[2]

@@ -316,7 +316,7 @@ def test_val_transform_shares_the_store_and_draws_nothing(
     assert (images - exact).abs().mean() < 0.05 and torch.equal(images[1], module.val[1][0])
     assert torch.equal(next(iter(module.val_dataloader()))[0], images)
     assert module.train.held is module.val.held
-    assert module.train.transform is None and module.train.sample_format.augment is not None
+    assert module.train.transform is None and module.train.sample_decoder.augment is not None
 
 
 def test_views_with_another_transform_show_the_same_pixels(photos: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.datasets.core import held as held_module
-from headrace.datasets.core.held import Held
-from headrace.datasets.core.values import Records
+from headrace.core import held as held_module
+from headrace.core.held import Held
+from headrace.core.values import Records
 from headrace.memory import limits as pressure
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit, PressureWatch

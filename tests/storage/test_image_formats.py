@@ -18,7 +18,7 @@ from headrace.storage.image_formats import (
     BY_PLUGIN,
     HEIC,
     JPEG_XL,
-    ImageFormat,
+    ImageDecoder,
     format_by_content,
     is_readable,
 )
@@ -31,7 +31,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("wanted", BY_PLUGIN, ids=lambda one: one.name)
-def test_images_are_read_upright(wanted: ImageFormat, tmp_path: Path) -> None:
+def test_images_are_read_upright(wanted: ImageDecoder, tmp_path: Path) -> None:
     if not is_readable(wanted):
         pytest.skip(f"nothing here reads {wanted.name}")
     corner = np.zeros((40, 60, 3), np.uint8)

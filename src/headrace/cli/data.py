@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.datasets.core.base import BaseDataset
+    from headrace.core.dataset import BaseDataset
 
 UNITS = ("file", "line", "record")
 _OF_TEXTS = ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")

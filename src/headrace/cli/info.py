@@ -12,7 +12,7 @@ from headrace.cli.flags import seconds
 from headrace.cli.output import Output, shortened, visible
 
 if TYPE_CHECKING:
-    from headrace.datasets.core.base import BaseDataset
+    from headrace.core.dataset import BaseDataset
     from headrace.inspecting import Access, Advice, Node, Report
 
 SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.datasets.core.base import BaseDataset
+    from headrace.core.dataset import BaseDataset
     from headrace.packing.options import StoreOptions
     from headrace.packing.run import PackResult
 

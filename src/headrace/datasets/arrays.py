@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.views import ColumnTargets
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder
+from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.packed_rows import PackedSource
@@ -33,7 +33,7 @@ def as_input(value: Any) -> Any:
     return as_tensor(array if array.flags.writeable else array.copy())
 
 
-class ArrayFormat(SampleFormat):
+class ArrayDecoder(Decoder):
     """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length
     in plain terms; dicts of these.
 
@@ -96,22 +96,22 @@ class ArrayDataset(BaseDataset):
 
     reads_urls = True
     classes: list[str] | None = None
-    _format: ArrayFormat
+    _decoder: ArrayDecoder
 
     def held_nbytes(self) -> int | None:
-        if not self._format.is_plain or "decode" in self._overridden:
+        if not self._decoder.is_plain or "decode" in self._overridden:
             return None
         source = self.sample_source
         sources: list[Any] = source.sources if isinstance(source, ConcatSource) else [source]
         nbytes = sum(one.total_bytes for one in sources)
-        if self._format.dtype is None:
+        if self._decoder.dtype is None:
             return int(nbytes)
-        return int(nbytes * self._format.dtype.itemsize / max(1, sources[0].dtype.itemsize))
+        return int(nbytes * self._decoder.dtype.itemsize / max(1, sources[0].dtype.itemsize))
 
 
 def joined_rows(
     sources: Sequence[ArraysSource], dtype: DTypeArgument | None, encoding: str | None = "utf-8"
-) -> tuple[Any, ArrayFormat]:
+) -> tuple[Any, ArrayDecoder]:
     """Several sources of rows as one, and the format of the samples.
 
     Raises:
@@ -143,7 +143,7 @@ def joined_rows(
             )
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-    return source, ArrayFormat(cast_to, encoding, source.array_spec, plain, values[0])
+    return source, ArrayDecoder(cast_to, encoding, source.array_spec, plain, values[0])
 
 
 def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.format import SampleFormat, chained, wrapped_format
-from headrace.datasets.core.views import ColumnsOfView
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, chained, wrapped_decoder
+from headrace.core.views import ColumnsOfView
 from headrace.storage.source import Source
 
 
@@ -28,7 +28,7 @@ class DelegatingDataset(BaseDataset):
     ) -> None:
         self._inner, self._adds_transforms = inner, adds_transforms
         super().__init__(
-            source, sample_format=wrapped_format(inner), targets=inner.targets, **options
+            source, sample_decoder=wrapped_decoder(inner), targets=inner.targets, **options
         )
         self.fork_safe: bool = inner.fork_safe
         self.collate: Callable[[list[Any]], Any] | str | None = inner.collate
@@ -42,9 +42,9 @@ class DelegatingDataset(BaseDataset):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 
-    def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+    def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         return (
-            (self._format, chained(transform))
+            (self._decoder, chained(transform))
             if self._adds_transforms
             else super()._with_transform(transform)
         )

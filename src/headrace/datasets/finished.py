@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headrace.arguments import described
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.wrapped import answers_batches, parts_of
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder
+from headrace.core.wrapped import answers_batches, parts_of
 from headrace.errors import ConfigError
 from headrace.memory.per_process import PerProcess
 from headrace.memory.tree import copied
@@ -30,7 +30,7 @@ ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 """The target of a finished sample that is no pair of input and target."""
 
 
-class FinishedFormat(SampleFormat):
+class FinishedDecoder(Decoder):
     """Samples that another dataset has finished: pairs of input and target where they are tuples of
     two, else inputs as a whole.
 
@@ -67,14 +67,14 @@ class Finished(BaseDataset):
     Args:
         dataset: has ``__getitem__`` and ``__len__``.
         seed: of what it draws at random.
-        needs_pairs: see `FinishedFormat`.
+        needs_pairs: see `FinishedDecoder`.
     """
 
     def __init__(self, dataset: Any, seed: int, needs_pairs: bool = False) -> None:
         source = FinishedSamples(dataset, seed)
         super().__init__(
             source,
-            sample_format=FinishedFormat(needs_pairs),
+            sample_decoder=FinishedDecoder(needs_pairs),
             targets=_targets_of(dataset, len(source)),
             seed=seed,
         )

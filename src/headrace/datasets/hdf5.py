@@ -10,18 +10,18 @@ import numpy.typing as npt
 
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
+from headrace.core.checks import check_arguments
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.arrays import (
     ArrayDataset,
     checked_names,
     joined_rows,
     joined_targets,
 )
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.files import only_dataset
@@ -134,7 +134,7 @@ class HDF5Dataset(ArrayDataset):
             targets, self.classes = joined_targets(columns, shown, target_name, codec)
         super().__init__(
             source,
-            sample_format=rows,
+            sample_decoder=rows,
             targets=targets,
             transform=transform,
             loading_mode=loading_mode,

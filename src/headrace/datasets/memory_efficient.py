@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_names
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import OF_LOADERS, check_common
-from headrace.datasets.core.options import COMMON
-from headrace.datasets.core.splitting import JointTransform
+from headrace.core.checks import OF_LOADERS, check_common
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import COMMON
+from headrace.core.splitting import JointTransform
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.finished import Finished
 from headrace.datasets.open import known_keywords, open_dataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
-from headrace.modes import LoadingMode, ModeName
 from headrace.monitor.memory import MemoryMonitor
 from headrace.storage.source import Source
 

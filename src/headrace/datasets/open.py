@@ -6,8 +6,8 @@ import os
 from typing import Any, Unpack
 
 from headrace.arguments import check_names, synonyms
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import OF_LOADERS, keywords_of
+from headrace.core.checks import OF_LOADERS, keywords_of
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.casting import DTypeArgument
-from headrace.datasets.core.options import SharedOptions
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import SharedOptions
 from headrace.io.remote.options import RemoteKeywords
 from headrace.io.resolve.expressions import DataPath as DataPath
-from headrace.modes import LoadingMode, ModeName
 
 if TYPE_CHECKING:
     import numpy.typing as npt

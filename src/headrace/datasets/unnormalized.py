@@ -13,11 +13,11 @@ import torch
 
 from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.normalization import Normalization
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating, MadeBatch
-from headrace.datasets.core.batcher import Batcher
-from headrace.datasets.core.format import Unnormalized
-from headrace.datasets.wrapped import parts_of
+from headrace.core.batch import Collating, MadeBatch
+from headrace.core.batcher import Batcher
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Unnormalized
+from headrace.core.wrapped import parts_of
 from headrace.memory.tree import map_tensors
 from headrace.order.request import BatchRequest
 
@@ -65,19 +65,19 @@ class OfDataset(PixelBatches):
     """
 
     def __init__(self, dataset: BaseDataset, collating: Collating) -> None:
-        left = dataset.sample_format.unnormalized()
+        left = dataset.sample_decoder.unnormalized()
         assert isinstance(left, Unnormalized)
         self._dataset = dataset
-        self._format, self.normalization, self._path = left
+        self._decoder, self.normalization, self._path = left
         self._lists_samples = collating.function is list_collate
-        self._batcher = Batcher(dataset, collating, self._format)
+        self._batcher = Batcher(dataset, collating, self._decoder)
 
     def sample_nbytes(self) -> int | None:
-        return None if self._dataset.is_transformed else self._format.sample_nbytes()
+        return None if self._dataset.is_transformed else self._decoder.sample_nbytes()
 
     def dataset_of(self, dataset: Any) -> Any:
         view = self._dataset.subset(np.arange(len(self._dataset)))
-        view._format = self._format
+        view._decoder = self._decoder
         return view
 
     def make(self, request: BatchRequest, on_host: Make) -> tuple[MadeBatch, list[torch.Tensor]]:
@@ -90,7 +90,7 @@ class OfDataset(PixelBatches):
         """The steps to the images in a batch."""
         dataset = self._dataset
         steps: list[Any] = list(self._path)
-        is_pair = dataset.targets is not None or self._format.always_pairs
+        is_pair = dataset.targets is not None or self._decoder.always_pairs
         if is_pair or (dataset.return_index and not steps):
             steps = [0, *steps]
         return [_EACH, *steps] if self._lists_samples else steps
@@ -185,7 +185,7 @@ def _left(dataset: Any) -> Unnormalized | str | None:
     for part in parts_of(dataset, opaque=BaseDataset):
         if (
             isinstance(part, BaseDataset)
-            and (left := part.sample_format.unnormalized()) is not None
+            and (left := part.sample_decoder.unnormalized()) is not None
         ):
             return left
     return None

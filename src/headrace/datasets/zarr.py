@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, cast, dtype_named
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.arrays import (
     ArrayDataset,
-    ArrayFormat,
+    ArrayDecoder,
     checked_names,
     joined_rows,
     joined_targets,
 )
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
 from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
 from headrace.storage.arrays.volumes import PADS, PatchSource
@@ -43,7 +43,7 @@ from headrace.storage.zarr.volumes import (
 )
 
 
-class LabelledPatches(ArrayFormat):
+class LabelledPatches(ArrayDecoder):
     """Pairs of a patch and a patch of labels.
 
     Args:
@@ -206,9 +206,9 @@ class ZarrDataset(ArrayDataset):
                 )
                 self._volumes.append((patches, array))
             source = _joined_volumes(self._volumes)
-            sample_format = ArrayFormat(cast_to, None, source.array_spec, True)
+            sample_decoder = ArrayDecoder(cast_to, None, source.array_spec, True)
             if target_name is not None:
-                sample_format = LabelledPatches(cast_to)
+                sample_decoder = LabelledPatches(cast_to)
         else:
             is_pack = scale is None and axis == 0 and name in (None, DATA)
             if is_pack and all(packed_group(store) is not None for store in stores):
@@ -228,7 +228,7 @@ class ZarrDataset(ArrayDataset):
                     sources.append(
                         ZarrSource(path, rows_of, opened=opened, column=target_name, axis=along)
                     )
-            source, sample_format = joined_rows(sources, dtype)
+            source, sample_decoder = joined_rows(sources, dtype)
             if target_name is not None:
                 columns = [
                     _targets(one, store, opened, target_name)
@@ -239,7 +239,7 @@ class ZarrDataset(ArrayDataset):
                 )
         super().__init__(
             source,
-            sample_format=sample_format,
+            sample_decoder=sample_decoder,
             targets=targets,
             transform=transform,
             loading_mode=loading_mode,
@@ -304,7 +304,7 @@ class ZarrDataset(ArrayDataset):
         if "decode" in self._overridden:
             return None
         return sum(
-            patches.sample_bytes(self._format.dtype) * len(patches) for patches, _ in self._volumes
+            patches.sample_bytes(self._decoder.dtype) * len(patches) for patches, _ in self._volumes
         )
 
 

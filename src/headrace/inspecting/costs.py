@@ -14,7 +14,7 @@ from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.arrays.packed import PackedInfo
 
 _BATCH = 64
-# decoded bytes that a process caches under a full shuffle (`datasets.core.budgeting.CHUNK_BYTES`)
+# decoded bytes that a process caches under a full shuffle (`core.budgeting.CHUNK_BYTES`)
 _CACHED = 64 << 20
 _DECODE, _RAW = 1500.0, 2000.0  # bytes a microsecond
 # bytes a microsecond, and microseconds, that decoding a small chunk takes at most

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.datasets.core.ahead import Ahead
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
-from headrace.datasets.core.budgeting import CHUNK_BYTES
-from headrace.datasets.core.held import Held
+from headrace.core.ahead import Ahead
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
+from headrace.core.budgeting import CHUNK_BYTES
+from headrace.core.dataset import BaseDataset
+from headrace.core.held import Held
+from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import PixelBatches
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.modes import LoadingMode
 from headrace.order.lanes import OPEN_BYTES
 
 _WORKING = 16 << 20  # bytes that a process which loads takes beside its batch

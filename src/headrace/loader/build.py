@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.threads import SHARE
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
+from headrace.core.threads import SHARE
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
 from headrace.loader.data import check_device
@@ -20,7 +21,6 @@ from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import cores
 from headrace.memory.per_process import check_may_start, is_daemonic
-from headrace.modes import LoadingMode
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
 

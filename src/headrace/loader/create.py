@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.loader.config import FIELDS, Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import described
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
+from headrace.core.batch import Collating
+from headrace.core.dataset import BaseDataset
+from headrace.core.wrapped import parts_of
 from headrace.datasets.unnormalized import Images, look_at_images
-from headrace.datasets.wrapped import parts_of
 from headrace.errors import ConfigError
 
 

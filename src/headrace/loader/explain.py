@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import Images
 from headrace.display import Lines, is_default
 from headrace.errors import BudgetError
@@ -20,7 +21,6 @@ from headrace.loader.config import DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import format_size
-from headrace.modes import LoadingMode
 from headrace.order import BucketedOrder, RankBatches
 from headrace.order.visits import estimate_readings
 from headrace.sorting import distinct

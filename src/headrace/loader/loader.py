@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
 from headrace.arguments import missing_attribute
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.held import Held
+from headrace.core.batch import Collating
+from headrace.core.dataset import BaseDataset
+from headrace.core.held import Held
 from headrace.display import short_call
 from headrace.errors import StateError, warn
 from headrace.loader.agreement import Agreement

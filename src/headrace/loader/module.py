@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 from torch.utils.data import IterableDataset, Subset
 
 from headrace.arguments import checks_keywords, missing_attribute, parameters_of
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.splitting import random_steps_in
+from headrace.core.dataset import BaseDataset
+from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import Data, DataLoaderConfig, PathOptions, check_options
 from headrace.loader.create import open_path

@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from headrace.arguments import check_flag, check_integer, checks_keywords, parameters_of
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options

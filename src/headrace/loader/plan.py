@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of

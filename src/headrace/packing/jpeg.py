@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image, image_shape, load_image
 from headrace.errors import ConfigError, SampleError

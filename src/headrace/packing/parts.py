@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames

@@ -13,8 +13,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.zarr import ZarrDataset
@@ -122,7 +122,7 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
     """True if a plan follows from the dataset alone: its samples are image files, or rows of a
     file as they are.
     """
-    source, format_ = dataset.sample_source, dataset.sample_format
+    source, decoder = dataset.sample_source, dataset.sample_decoder
     if are_files(source):
         return isinstance(dataset, ImageDataset)
     files = files_of(source)
@@ -130,8 +130,8 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
         return bool(files)
     is_plain = (
         isinstance(dataset, (HDF5Dataset, ZarrDataset))
-        and format_.stores_values
-        and not format_.splits_targets
+        and decoder.stores_values
+        and not decoder.splits_targets
     )
     return is_plain and (_spec_of(files) is not None or _are_encoded(files))
 

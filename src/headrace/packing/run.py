@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.core.base import BaseDataset
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.finished import Finished
@@ -410,7 +410,7 @@ def _looks(dataset: BaseDataset, group: range) -> list[Look | SampleError]:
         return Look.of(
             f"sample {position}",
             value[0],
-            value[1] if dataset.sample_format.splits_targets else None,
+            value[1] if dataset.sample_decoder.splits_targets else None,
         )
 
     return [made for _, made in each_sample(dataset, group, look)]
@@ -444,12 +444,12 @@ def _value(
     dataset: BaseDataset, position: int, index: int, record: Any
 ) -> tuple[Any, Any] | SampleError:
     """Input and target of a record by the dataset's own steps, not transformed."""
-    value = dataset.sample_reader.decoded(index, record, dataset.sample_format)
+    value = dataset.sample_reader.decoded(index, record, dataset.sample_decoder)
     if isinstance(value, SampleError):
         return value
     try:
         value, target = dataset.split_value(position, value)
-        return dataset.sample_format.packed_value(value), target
+        return dataset.sample_decoder.packed_value(value), target
     except Exception as error:
         error.add_note(f"headrace: while packing sample {position} ({dataset.source_of(position)})")
         raise

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headrace.arguments import check_integer
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import SampleError

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.views import fingerprint_of_view
+from headrace.core.dataset import BaseDataset
+from headrace.core.views import fingerprint_of_view
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import described
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.finished import ALONE
 from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
@@ -121,7 +121,7 @@ class ValuesPlanner:
             if count
             else None
         )
-        if not dataset.sample_format.splits_targets:
+        if not dataset.sample_decoder.splits_targets:
             targets = dataset.targets
         lengths = np.array(rows.lengths, np.int64)
         values = self._values[0] if self._values else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.packing.beside.pairs import has_masks

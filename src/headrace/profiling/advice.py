@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
 from headrace.datasets.image.image import ImageDataset
 from headrace.errors import HeadraceWarning
 from headrace.loader.data import length_of
 from headrace.loader.loader import Loader
 from headrace.memory.budget import format_size, size_of
-from headrace.modes import LoadingMode
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.alone import first_requests
 from headrace.profiling.frozen import Frozen

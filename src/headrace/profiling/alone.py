@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
+from headrace.core.batch import Collating
+from headrace.core.dataset import BaseDataset
 from headrace.errors import SampleError
 from headrace.loader.device import move_to_device
 from headrace.memory.tree import map_tensors
@@ -120,10 +120,10 @@ def measure_alone(
 
 def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]:
     """The finished samples of a batch of a dataset of headrace's, without those that it skips."""
-    indices, source, format_ = (
+    indices, source, decoder = (
         dataset.whole_indices(request).tolist(),
         dataset.sample_source,
-        dataset.sample_format,
+        dataset.sample_decoder,
     )
     count, reader = len(indices), dataset.sample_reader
     ranges = _ranges(source, indices)
@@ -140,22 +140,22 @@ def _own(alone: Alone, dataset: BaseDataset, request: BatchRequest) -> list[Any]
     pairs = list(zip(indices, alone.timed("read (warm)", count, read), strict=True))
     if ranges is not None:
         _bare_read(alone, ranges)
-    if format_.decodes_batches:
-        values = alone.timed("decode", count, lambda: reader.decode_together(pairs, format_))
+    if decoder.decodes_batches:
+        values = alone.timed("decode", count, lambda: reader.decode_together(pairs, decoder))
     else:
         values = alone.timed(
-            "decode", count, lambda: [reader.decoded(*pair, format_) for pair in pairs]
+            "decode", count, lambda: [reader.decoded(*pair, decoder) for pair in pairs]
         )
         sound = [
             record
             for (_, record), value in zip(pairs, values, strict=True)
             if not isinstance(value, SampleError)
         ]
-        alone.timed_bare("decode", lambda: [format_.decode(record) for record in sound])
+        alone.timed_bare("decode", lambda: [decoder.decode(record) for record in sound])
     own = dataset.transform or dataset.transforms
-    are_inputs_known = own is not None and dataset.transforms is None and not format_.splits_targets
+    are_inputs_known = own is not None and dataset.transforms is None and not decoder.splits_targets
     inputs = (
-        [format_.to_input(value) for value in values if not isinstance(value, SampleError)]
+        [decoder.to_input(value) for value in values if not isinstance(value, SampleError)]
         if are_inputs_known
         else []
     )

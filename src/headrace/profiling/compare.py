@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import BudgetError, ConfigError
 from headrace.io.paths import is_url
 from headrace.loader.create import create_dataloader
 from headrace.loader.loader import Loader
-from headrace.modes import LoadingMode
 
 _LIMIT_S, _PIECE, _SIZED = 3.0, 8 << 20, 1_000_000
 _LEAST_BATCHES = 3  # that are timed, however long they take

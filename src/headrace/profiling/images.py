@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import open_image
 from headrace.errors import SampleError
@@ -35,11 +35,11 @@ def as_uint8(dataset: Any) -> ImageDataset | None:
     if (
         not isinstance(dataset, ImageDataset)
         or dataset.is_transformed
-        or not dataset._format.normalize
+        or not dataset._decoder.normalize
     ):
         return None
     view = dataset.subset(np.arange(len(dataset)))
-    view._format = dataclasses.replace(dataset._format, normalize=False)
+    view._decoder = dataclasses.replace(dataset._decoder, normalize=False)
     return view
 
 
@@ -92,9 +92,9 @@ def smaller_files(
         or not isinstance(dataset.data_path, (str, os.PathLike))
     ):
         return None
-    format_ = dataset._format
+    decoder = dataset._decoder
     # masks and boxes can't be packed
-    if format_.is_stored_decoded or format_.is_encoded or format_.splits_targets:
+    if decoder.is_stored_decoded or decoder.is_encoded or decoder.splits_targets:
         return None
     side = int(_MARGIN * max(dataset.image_size))
     indices = [
@@ -105,7 +105,7 @@ def smaller_files(
     records = [
         record
         for number, record in pairs
-        if not isinstance(reader.decoded(number, record, format_), SampleError)
+        if not isinstance(reader.decoded(number, record, decoder), SampleError)
     ]
     if not records:
         return None
@@ -120,7 +120,7 @@ def smaller_files(
         for number, some in enumerate((records, others)):
             start = time.perf_counter()
             for record in some:
-                format_.decode(record)
+                decoder.decode(record)
             best[number] = min(best[number], time.perf_counter() - start)
     options = f"--store jpeg --max-size {side} --quality {_QUALITY}"
     command = packing_command(dataset, f"smaller.h5 {options}")

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from headrace.arguments import check_callable, check_seconds, checks_keywords, described
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.loader import Loader

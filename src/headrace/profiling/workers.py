@@ -15,7 +15,8 @@ from typing import Any, Unpack
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import check_integer, checks_keywords
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader.config import DataLoaderConfig, PathOptions, check_options
@@ -24,7 +25,6 @@ from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import is_daemonic
-from headrace.modes import LoadingMode
 from headrace.order import detect_world
 from headrace.order.seeding import SampleSeeder, preserved_rng
 from headrace.profiling.room import finish_kernels

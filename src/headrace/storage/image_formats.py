@@ -26,7 +26,7 @@ _JXL = b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a"
 _LONGEST_HEAD = 128  # bytes of a file's first box, which names its brands
 
 
-class ImageFormat(NamedTuple):
+class ImageDecoder(NamedTuple):
     """One of these formats.
 
     Attributes:
@@ -42,13 +42,13 @@ class ImageFormat(NamedTuple):
     package: str
 
 
-AVIF = ImageFormat("AVIF", (".avif",), "pillow_avif", "pillow-avif-plugin")
-HEIC = ImageFormat("HEIF", (".heic", ".heif"), "pillow_heif", "pillow-heif")
-JPEG_XL = ImageFormat("JXL", (".jxl",), "pillow_jxl", "pillow-jxl-plugin")
+AVIF = ImageDecoder("AVIF", (".avif",), "pillow_avif", "pillow-avif-plugin")
+HEIC = ImageDecoder("HEIF", (".heic", ".heif"), "pillow_heif", "pillow-heif")
+JPEG_XL = ImageDecoder("JXL", (".jxl",), "pillow_jxl", "pillow-jxl-plugin")
 BY_PLUGIN = (AVIF, HEIC, JPEG_XL)
 
 
-def format_by_content(data: bytes | memoryview) -> ImageFormat | None:
+def format_by_content(data: bytes | memoryview) -> ImageDecoder | None:
     """The one of these formats that a file's first bytes are of."""
     head = bytes(data[:_LONGEST_HEAD])
     if head.startswith((b"\xff\x0a", _JXL)):
@@ -62,7 +62,7 @@ def format_by_content(data: bytes | memoryview) -> ImageFormat | None:
 
 
 @functools.cache
-def is_readable(wanted: ImageFormat) -> bool:
+def is_readable(wanted: ImageDecoder) -> bool:
     """True if Pillow reads a format in this process, where need be by its plugin, which is
     loaded.
     """
@@ -88,6 +88,6 @@ def _pillow_reads_avif() -> bool:
     return bool(AvifImagePlugin.SUPPORTED)
 
 
-def remedy(wanted: ImageFormat) -> str:
+def remedy(wanted: ImageDecoder) -> str:
     """What to install."""
     return f"{wanted.name}, which needs the package {wanted.package}: pip install {wanted.package}"

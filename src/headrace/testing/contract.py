@@ -35,12 +35,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
 from headrace.errors import CollateError, SampleError, StateError
 from headrace.loader.create import create_dataloader
 from headrace.loader.loader import Loader
 from headrace.memory.tree import SPARSE, sparse_parts
-from headrace.modes import LoadingMode
 from headrace.order import RankBatches
 
 MODES = tuple(mode.value for mode in LoadingMode)

@@ -49,7 +49,7 @@ def applied(pixels: Any, drawn: Drawn) -> Any:
 def drawn_of(dataset: ImageDataset, index: int) -> Drawn:
     """What the recipe draws for a sample of epoch 0."""
     random.seed(sample_seeds(42, 0, index)[0])
-    augment = dataset._format.augment
+    augment = dataset._decoder.augment
     assert augment is not None
     return augment.draw(*dataset.pixels_of(index).shape[:2])
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset
-from headrace.datasets.core import budgeting
+from headrace.core import budgeting
 from headrace.datasets.image.claims import FREE, claimed, jpeg_nbytes, pillow_nbytes
 from headrace.datasets.image.pixels import decode_image, load_image
 from headrace.errors import FormatError

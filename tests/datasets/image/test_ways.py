@@ -13,8 +13,8 @@ from PIL import Image
 
 from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
 from headrace.collate import DetectionCollator, list_collate, stack_collate
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
 from headrace.order.request import BatchRequest
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same

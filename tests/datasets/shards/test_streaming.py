@@ -26,11 +26,11 @@ from headrace import (
     StreamingDataset,
     pack,
 )
-from headrace.datasets.core import base
+from headrace.core import base
+from headrace.core.modes import LoadingMode
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.io.resolve.expressions import expand_braces
-from headrace.modes import LoadingMode
 from headrace.order.lanes import interleave_for
 from headrace.storage.text import source as texts
 from headrace.testing import DatasetContract

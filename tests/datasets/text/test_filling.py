@@ -18,8 +18,8 @@ from headrace import (
     TextDataset,
     create_dataloader,
 )
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
 from headrace.order import BatchRequest
 from headrace.testing.contract import same
 

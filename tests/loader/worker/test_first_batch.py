@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.datasets.core import ahead
-from headrace.datasets.core.values import Coming
+from headrace.core import ahead
+from headrace.core.values import Coming
 from headrace.errors import HeadraceError
 from headrace.io.ranges import ByteRanges
 from tests.testing.test_contract import SquareDataset

@@ -18,20 +18,20 @@ from headrace.casting import DTypeArgument, cast, dtype_named
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
+from headrace.core.batch import BatchReader, Collating
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
+from headrace.core.values import Records, ValueSource
 from headrace.datasets.arrays import as_input
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchReader, Collating
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.options import PathOptions, split_options
-from headrace.datasets.core.values import Records, ValueSource
 from headrace.datasets.episodes.steps import HeldSteps, load_bands
 from headrace.datasets.episodes.ways import reader_of_windows
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import kind_of
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.look import EpisodeOptions
 from headrace.storage.episodes.source import MASK, EpisodeSource
@@ -44,7 +44,7 @@ LENGTHS = "lengths"
 """Key of a batch of whole episodes: the number of steps of each."""
 
 
-class EpisodeFormat(SampleFormat):
+class EpisodeDecoder(Decoder):
     """Dicts of tensors by key; lists for strings and for elements of variable length.
 
     Args:
@@ -250,7 +250,7 @@ class EpisodeDataset(BaseDataset):
         size = None if longest is None else _sample_nbytes(source, longest, dtypes)
         super().__init__(
             source,
-            sample_format=EpisodeFormat(dtypes, encoding, size),
+            sample_decoder=EpisodeDecoder(dtypes, encoding, size),
             transform=transform,
             loading_mode=loading_mode,
             **common,
@@ -309,7 +309,7 @@ class EpisodeDataset(BaseDataset):
         source = self.sample_source
         if source.holds_objects or "decode" in self._overridden:
             return None
-        per_sample = self._format.sample_nbytes()
+        per_sample = self._decoder.sample_nbytes()
         return int(source.sizes().sum()) if per_sample is None else per_sample * len(source)
 
 

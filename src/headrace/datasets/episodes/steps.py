@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.held import Held
-from headrace.datasets.core.values import Access, Use, ValueSource, used
+from headrace.core.held import Held
+from headrace.core.values import Access, Use, ValueSource, used
 from headrace.dtypes import IntArray
 from headrace.errors import HeadraceError, SampleError
 from headrace.memory.store import MISSING

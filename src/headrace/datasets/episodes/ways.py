@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import cast_into, known_dtype
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import ColumnReader
+from headrace.core.batch import Collating
+from headrace.core.batcher import ColumnReader
+from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
 from headrace.storage.episodes.source import MASK, EpisodeSource
 

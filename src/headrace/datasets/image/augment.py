@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from headrace.arguments import checks_keywords
-from headrace.datasets.core.format import chained
+from headrace.core.decoder import chained
 from headrace.datasets.image.pixels import Box, resize_image, to_channels_first, to_channels_last
 from headrace.errors import ConfigError
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.datasets.core.views import TargetSequence
+from headrace.core.views import TargetSequence
 from headrace.datasets.image.matching import keys_for, named_few, spellings_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, warn

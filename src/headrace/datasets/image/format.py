@@ -14,7 +14,7 @@ from PIL import Image
 
 from headrace.casting import FLOAT32, DTypeArgument, known_dtype, normalized_dtype
 from headrace.collate.normalization import check_normalize
-from headrace.datasets.core.format import SampleFormat, Unnormalized
+from headrace.core.decoder import Decoder, Unnormalized
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import (
@@ -69,7 +69,7 @@ def image_dtype(
 
 
 @dataclass(kw_only=True, eq=False)
-class ImageFormat(SampleFormat):
+class ImageDecoder(Decoder):
     """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of
     PIL images or arrays come next; or as the encoded records themselves, where an image is decoded
     only when it is known which part of it is wanted.
@@ -131,7 +131,7 @@ class ImageFormat(SampleFormat):
             and not self.transformed
         )
 
-    def with_transform(self, transform: Any) -> tuple[ImageFormat, Callable[[Any], Any] | None]:
+    def with_transform(self, transform: Any) -> tuple[ImageDecoder, Callable[[Any], Any] | None]:
         """What is held stays as it is, so it may be held in another layout than the one that the
         transform gets.
         """

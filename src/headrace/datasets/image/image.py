@@ -13,20 +13,21 @@ import numpy as np
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.budgeting import DatasetBudget
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
+from headrace.core.budgeting import DatasetBudget
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.format import (
     DEFAULT_SIZE,
     UNSET,
-    ImageFormat,
+    ImageDecoder,
     check_image_options,
     image_dtype,
 )
-from headrace.datasets.image.joint import BoxFormat, MaskFormat
+from headrace.datasets.image.joint import BoxDecoder, MaskDecoder
 from headrace.datasets.image.labels import (
     FOLDERS,
     TargetsArgument,
@@ -36,7 +37,6 @@ from headrace.datasets.image.labels import (
 from headrace.datasets.image.opening import first_packed, open_images
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.arrays.packed import IMAGE
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
@@ -127,7 +127,7 @@ class ImageDataset(BaseDataset):
     """
 
     reads_urls = True
-    _format: ImageFormat
+    _decoder: ImageDecoder
 
     def __init__(
         self,
@@ -201,10 +201,10 @@ class ImageDataset(BaseDataset):
             size = DEFAULT_SIZE
         self.image_size: tuple[int, int] | None = size
         has_boxes = isinstance(labels.targets, CocoTargets)
-        format_class: type[ImageFormat] = BoxFormat if has_boxes else ImageFormat
+        format_class: type[ImageDecoder] = BoxDecoder if has_boxes else ImageDecoder
         if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
-            format_class = MaskFormat
-        sample_format = format_class(
+            format_class = MaskDecoder
+        sample_decoder = format_class(
             color=color,
             image_size=size,
             is_size_given=image_size is not UNSET,
@@ -221,14 +221,14 @@ class ImageDataset(BaseDataset):
         )
         super().__init__(
             source,
-            sample_format=sample_format,
+            sample_decoder=sample_decoder,
             targets=labels.targets,
             transform=transform,
             loading_mode=loading_mode,
             **common,
         )
         if has_boxes:
-            is_of_one_size = (sample_format.crop_size or size) is not None
+            is_of_one_size = (sample_decoder.crop_size or size) is not None
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
                 stack=is_of_one_size
             )
@@ -246,7 +246,7 @@ class ImageDataset(BaseDataset):
         return self._hold == "encoded" if self._hold is not None else self.image_size is None
 
     def held_as(self) -> str:
-        return self._format.held_as
+        return self._decoder.held_as
 
     def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
         """Returns the decoded, resized image before any transform: uint8 [H, W, C].
@@ -257,12 +257,12 @@ class ImageDataset(BaseDataset):
         value = self.value_source.read([range(len(self))[index]], self.access())[0]
         if isinstance(value, Exception):
             raise value
-        return self._format.pixels(value)
+        return self._decoder.pixels(value)
 
     @functools.cached_property
-    def pixel_format(self) -> ImageFormat:
-        """Like `sample_format`, with uint8 [H, W, C] pixels as values if `image_size` is given."""
-        return dataclasses.replace(self._format, channels_first=False)
+    def pixel_format(self) -> ImageDecoder:
+        """Like `sample_decoder`, with uint8 [H, W, C] pixels as values if `image_size` is given."""
+        return dataclasses.replace(self._decoder, channels_first=False)
 
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source
@@ -270,9 +270,9 @@ class ImageDataset(BaseDataset):
             parts = source.sources if isinstance(source, ConcatSource) else [source]
             return sum(int(part.sizes().sum()) for part in parts)
         # of masks the dtype is not known
-        if self.image_size is None or isinstance(self._format, MaskFormat):
+        if self.image_size is None or isinstance(self._decoder, MaskDecoder):
             return None
-        return len(source) * self.image_size[0] * self.image_size[1] * self._format.channels
+        return len(source) * self.image_size[0] * self.image_size[1] * self._decoder.channels
 
 
 class _Samples(Sequence[tuple[str, Any]]):

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 
 from headrace.collate import DetectionCollator
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
+from headrace.core.batch import Collating
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
-from headrace.datasets.image.format import ImageFormat
+from headrace.datasets.image.format import ImageDecoder
 from headrace.datasets.image.masks import Mask, decode_mask, mask_image, resize_nearest
 from headrace.datasets.image.pixels import Pixels, image_shape
 from headrace.dtypes import ArraySpec
@@ -29,7 +29,7 @@ _LEAST = 1.0  # pixels, of what a crop leaves of a box
 
 
 @dataclass(kw_only=True, eq=False)
-class JointFormat(ImageFormat):
+class JointDecoder(ImageDecoder):
     """Images and something that lies in them: values are the pixels and that, or the encoded record
     where an image is cropped first.
     """
@@ -73,7 +73,7 @@ class JointFormat(ImageFormat):
 
 
 @dataclass(kw_only=True, eq=False)
-class MaskFormat(JointFormat):
+class MaskDecoder(JointDecoder):
     """Pairs of an image and a mask of its size, which is resized to the nearest pixel. Records hold
     the bytes of both.
 
@@ -159,7 +159,7 @@ def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> M
 
 
 @dataclass(kw_only=True, eq=False)
-class BoxFormat(JointFormat):
+class BoxDecoder(JointDecoder):
     """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored
     image.
 

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
+from headrace.core.checks import array_in
+from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
-from headrace.datasets.core.checks import array_in
-from headrace.datasets.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco
 from headrace.datasets.image.matching import keys_for, spellings_of
 from headrace.errors import (

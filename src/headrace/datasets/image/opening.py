@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.views import ColumnTargets
+from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools
 from headrace.datasets.image.labels import (
     Labels,

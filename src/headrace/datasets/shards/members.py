@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets.core.format import SampleFormat
+from headrace.core.decoder import Decoder
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
@@ -46,7 +46,7 @@ reader runs.
 """
 
 
-class TarFormat(SampleFormat):
+class TarDecoder(Decoder):
     """Samples of tar shards as dicts, each member decoded by its extension.
 
     Args:
@@ -105,7 +105,7 @@ class TarFormat(SampleFormat):
         return sample
 
 
-class LineFormat(SampleFormat):
+class LineDecoder(Decoder):
     """The lines of texts as str, or the objects of JSON Lines."""
 
     stores_values = False

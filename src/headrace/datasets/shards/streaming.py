@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from headrace.arguments import check_integer
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.budgeting import DatasetBudget
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
+from headrace.core.budgeting import DatasetBudget
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.shards.members import Decoders, LineFormat, TarFormat
+from headrace.datasets.shards.members import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
@@ -23,7 +24,6 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
-from headrace.modes import LoadingMode
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.hdf5.rows import packed_kind
@@ -154,7 +154,7 @@ def _open(
 
     Args:
         urls: of shards, all of one kind.
-        decode: of members of .tar, see `TarFormat`.
+        decode: of members of .tar, see `TarDecoder`.
         dataset_name, target_name: of .h5 and .zarr.
         passed: transforms, and options of `BaseDataset` that concern reading.
         reach: how URLs are reached.
@@ -183,8 +183,8 @@ def _open(
     left = DatasetBudget(passed.get("max_memory_usage", 0.8))
     if kind == "tar":
         members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
-        of_members = TarFormat(decode, left)
-        return kind, BaseDataset(members, sample_format=of_members, **passed)
+        of_members = TarDecoder(decode, left)
+        return kind, BaseDataset(members, sample_decoder=of_members, **passed)
     if not of_arrays:
         is_remote = files.is_remote
         lines = LinesSource(
@@ -198,7 +198,7 @@ def _open(
             room=Room(left.budget),
             progress=progress,
         )
-        return kind, BaseDataset(lines, sample_format=LineFormat(lines), **passed)
+        return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     shards: Any = files
     packed = ""  # what was packed of images or texts comes as it was packed

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchReader, Collating
-from headrace.datasets.core.format import SampleFormat, plain_target
+from headrace.core.batch import BatchReader, Collating
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, plain_target
 from headrace.datasets.sparse.batches import SparseLayout, to_sample
 from headrace.datasets.sparse.ways import reader_of_rows
 from headrace.dtypes import ArraySpec
@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.memory.budget import format_size
 
 
-class SparseFormat(SampleFormat):
+class SparseDecoder(Decoder):
     """Rows as dense tensors, sparse CSR tensors, or pairs of columns and values. Values are the
     records, so modes hold rows sparse.
 

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, dtype_named
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.sparse.batches import LAYOUTS, sparse_collate
-from headrace.datasets.sparse.format import SparseFormat
+from headrace.datasets.sparse.format import SparseDecoder
 from headrace.dtypes import BFLOAT16
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.sparse.opening import open_rows
 from headrace.storage.sparse.source import JoinedRows, SparseSource
 
@@ -73,7 +73,7 @@ class SparseDataset(BaseDataset):
     """
 
     reads_urls = True
-    _format: SparseFormat
+    _decoder: SparseDecoder
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class SparseDataset(BaseDataset):
             self.collate = sparse_collate
         super().__init__(
             source,
-            sample_format=SparseFormat(opened.columns.width, _each(source)[0].dtype, layout),
+            sample_decoder=SparseDecoder(opened.columns.width, _each(source)[0].dtype, layout),
             targets=given,
             transform=transform,
             loading_mode=loading_mode,
@@ -159,7 +159,7 @@ class SparseDataset(BaseDataset):
     @property
     def shape(self) -> tuple[int, int]:
         """Number of rows of this dataset or view, and number of columns."""
-        return len(self), self._format.columns
+        return len(self), self._decoder.columns
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of stored values of each row ([n] int64), before columns are selected."""
@@ -176,7 +176,7 @@ class SparseDataset(BaseDataset):
     def held_as(self) -> str:
         return (
             f"{type(self).__module__}.{type(self).__qualname__} "
-            f"{self.sample_source.fingerprint()} {self._format.dtype.str}"
+            f"{self.sample_source.fingerprint()} {self._decoder.dtype.str}"
         )
 
 

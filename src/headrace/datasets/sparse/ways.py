@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchReader, Collating, MadeBatch, with_targets
+from headrace.core.batch import BatchReader, Collating, MadeBatch, with_targets
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.sparse.batches import SlotArrays, SparseLayout, sparse_collate, to_batch
 from headrace.errors import SampleError
 from headrace.order.request import BatchRequest

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.casting import cast
+from headrace.core.batch import BatchReader, Collating
+from headrace.core.decoder import Decoder, Failed, Unnormalized
 from headrace.datasets.arrays import as_input
-from headrace.datasets.core.batch import BatchReader, Collating
-from headrace.datasets.core.format import Failed, SampleFormat, Unnormalized
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.format import ImageFormat
+from headrace.datasets.image.format import ImageDecoder
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import reader_of_columns
 from headrace.dtypes import ArraySpec
@@ -45,7 +45,7 @@ def encoded_image(record: Any, column: str) -> bytes:
 
 
 @dataclass(kw_only=True, eq=False)
-class ColumnImages(ImageFormat):
+class ColumnImages(ImageDecoder):
     """The images of one column, which nothing is read beside: as those of `ImageDataset`."""
 
     column: str = ""
@@ -63,10 +63,10 @@ class ColumnImage(NamedTuple):
     """A column of images among others."""
 
     column: str
-    format: ImageFormat
+    format: ImageDecoder
 
 
-class TableFormat(SampleFormat):
+class TableDecoder(Decoder):
     """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and
     dicts of these.
 
@@ -168,7 +168,7 @@ class TableFormat(SampleFormat):
             return left
         made = copy.copy(self)
         column = self._image.column
-        assert isinstance(left.format, ImageFormat)
+        assert isinstance(left.format, ImageDecoder)
         made._image = ColumnImage(column, left.format)
         return Unnormalized(made, left.normalization, (column,))
 

@@ -10,14 +10,15 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from headrace.casting import DTypeArgument, dtype_named
+from headrace.core.budgeting import DatasetBudget
+from headrace.core.checks import check_arguments
+from headrace.core.decoder import Decoder, chained
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.arrays import joined_rows, joined_targets
-from headrace.datasets.core.budgeting import DatasetBudget
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.format import SampleFormat, chained
-from headrace.datasets.core.options import PathOptions, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
-from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageFormat, check_image_options
-from headrace.datasets.table.format import ColumnImage, ColumnImages, TableFormat
+from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageDecoder, check_image_options
+from headrace.datasets.table.format import ColumnImage, ColumnImages, TableDecoder
 from headrace.datasets.table.texts import ColumnChats, ColumnTexts, columns_along
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.options import CHAT, TextOptions, of_reading
@@ -25,7 +26,6 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.table.arrays import open_arrays
 from headrace.storage.table.columns import (
@@ -214,7 +214,7 @@ class TableDataset(TokenizedDataset):
             data_path if isinstance(data_path, (str, bytes, os.PathLike)) else files.url(0)
         )
         source: Any
-        rows: SampleFormat
+        rows: Decoder
         targets: Any = None
         if texts.is_in_parts:
             resolved: Any = files
@@ -285,10 +285,12 @@ class TableDataset(TokenizedDataset):
                 rows = column_texts
             else:
                 lists = [name for name, kind in kinds.items() if is_text(kind) or is_bytes(kind)]
-                rows = TableFormat(source.specs, lists, is_one, image, column_texts, names, cast_to)
+                rows = TableDecoder(
+                    source.specs, lists, is_one, image, column_texts, names, cast_to
+                )
         super().__init__(
             source,
-            sample_format=rows,
+            sample_decoder=rows,
             targets=targets,
             transform=transform,
             loading_mode=loading_mode,
@@ -306,15 +308,15 @@ class TableDataset(TokenizedDataset):
         """
         if self._hold is not None:
             return self._hold == "encoded"
-        return isinstance(self._format, ImageFormat) and self._format.image_size is None
+        return isinstance(self._decoder, ImageDecoder) and self._decoder.image_size is None
 
     def held_nbytes(self) -> int | None:
         if self.holds_encoded or self._overridden:
             return None
-        each = self._format.sample_nbytes()
-        if isinstance(self._format, ImageFormat):
-            size = self._format.image_size
-            each = None if size is None else size[0] * size[1] * self._format.channels
+        each = self._decoder.sample_nbytes()
+        if isinstance(self._decoder, ImageDecoder):
+            size = self._decoder.image_size
+            each = None if size is None else size[0] * size[1] * self._decoder.channels
         return None if each is None else each * len(self.sample_source)
 
 
@@ -365,7 +367,7 @@ def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
     return np.array([numbers[text] for text in values], np.int64), classes
 
 
-def _image_format(given: dict[str, Any], column: str, is_alone: bool) -> ImageFormat:
+def _image_format(given: dict[str, Any], column: str, is_alone: bool) -> ImageDecoder:
     """The format of a column of images, beside which nothing is read where it `is_alone`."""
     options = dict(given)
     size = options.pop("image_size")
@@ -378,4 +380,4 @@ def _image_format(given: dict[str, Any], column: str, is_alone: bool) -> ImageFo
     options["is_size_given"] = size is not UNSET
     options["exact"] = options.pop("decode") == "exact"
     options["is_stored_decoded"] = False
-    return ColumnImages(**options, column=column) if is_alone else ImageFormat(**options)
+    return ColumnImages(**options, column=column) if is_alone else ImageDecoder(**options)

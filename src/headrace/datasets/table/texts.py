@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.reader import SampleReader
+from headrace.core.reader import SampleReader
 from headrace.datasets.text.chats import ChatTexts
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.units import TokenizedTexts

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import cast_into
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import ColumnReader, is_known
+from headrace.core.batch import Collating
+from headrace.core.batcher import ColumnReader, is_known
+from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
 from headrace.storage.table.source import TableSource
 
@@ -34,9 +34,9 @@ def reader_of_columns(
     source = dataset.sample_source
     if not isinstance(source, TableSource) or source.is_one or not collating.stacks:
         return None
-    if not dataset.value_source.is_direct or not dataset.sample_format.makes_plain_samples:
+    if not dataset.value_source.is_direct or not dataset.sample_decoder.makes_plain_samples:
         return None
-    if dataset.sample_format.splits_targets:
+    if dataset.sample_decoder.splits_targets:
         return None
     if not all(name in lists or is_known(spec) for name, spec in specs.items()):
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.format import Failed
+from headrace.core.decoder import Failed
 from headrace.datasets.text.marked import mark
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.units import TokenizedTexts, decoded

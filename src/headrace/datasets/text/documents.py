@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.construction import describe_held
-from headrace.datasets.core.values import Access, Decoded, Records
-from headrace.datasets.core.views import targets_of_view
+from headrace.core.construction import describe_held
+from headrace.core.dataset import BaseDataset
+from headrace.core.values import Access, Decoded, Records
+from headrace.core.views import targets_of_view
 from headrace.datasets.text.opening import unit_of_tokens
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.tokenizing import tokens_of
@@ -53,7 +53,7 @@ class TokenizedDataset(BaseDataset):
     @property
     def is_of_texts(self) -> bool:
         """True if samples are tokens, and nothing beside them."""
-        return isinstance(self._format, TextUnit)
+        return isinstance(self._decoder, TextUnit)
 
     @property
     def is_of_chats(self) -> bool:
@@ -77,7 +77,7 @@ class TokenizedDataset(BaseDataset):
 
     @property
     def _tokenized(self) -> TokenizedTexts:
-        texts = self._format
+        texts = self._decoder
         assert isinstance(texts, TokenizedTexts)
         return texts
 
@@ -102,7 +102,7 @@ class TokenizedDataset(BaseDataset):
         records and rows of tables, which are all read for it, and bytes for files, lines and chats
         in text files.
         """
-        texts = self._format
+        texts = self._decoder
         if not isinstance(texts, TextUnit):
             return None
         with self.block_memory.in_order():
@@ -173,7 +173,7 @@ class TokenizedDataset(BaseDataset):
 
     def record_targets(self) -> list[Any] | None:
         """The target of each record, where they are of several kinds; None: there are none."""
-        texts = self._format
+        texts = self._decoder
         if not isinstance(texts, RecordTexts) or not texts.splits_targets:
             return None
         targets: list[Any] = []

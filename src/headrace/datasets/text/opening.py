@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.budgeting import DatasetBudget
-from headrace.datasets.core.construction import describe_argument
-from headrace.datasets.core.reader import OnError, SampleReader
-from headrace.datasets.core.threads import WorkerThreads
+from headrace.core.budgeting import DatasetBudget
+from headrace.core.construction import describe_argument
+from headrace.core.reader import OnError, SampleReader
+from headrace.core.threads import WorkerThreads
 from headrace.datasets.text.chats import ChatTexts, has_template, hold_chats
 from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint

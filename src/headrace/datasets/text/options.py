@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.arguments import check_integer
-from headrace.datasets.core.options import REMOTE, PathOptions
+from headrace.core.options import REMOTE, PathOptions
 from headrace.errors import ConfigError
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.records import TEXT_FIELD, delimiters_of

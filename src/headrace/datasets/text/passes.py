@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.reader import SampleReader, raise_if_of_the_machine
 from headrace.datasets.cells import float_in, integer_in, is_rounded
-from headrace.datasets.core.reader import SampleReader, raise_if_of_the_machine
 from headrace.datasets.text.tokenizing import PATIENCE_S, reading_all
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, SampleError, warn

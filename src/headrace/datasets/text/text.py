@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.checks import check_arguments
-from headrace.datasets.core.options import PathOptions, split_options
+from headrace.core.checks import check_arguments
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.datasets.text.opening import (
     folder_labels,
@@ -21,7 +22,6 @@ from headrace.datasets.text.opening import (
 from headrace.datasets.text.options import TextOptions, of_reading
 from headrace.datasets.text.units import RecordTexts, TextUnit
 from headrace.io.resolve.expressions import DataPath
-from headrace.modes import LoadingMode, ModeName
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import check_encoding
@@ -126,7 +126,7 @@ class TextDataset(TokenizedDataset):
 
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = "text"
-    _format: TextUnit
+    _decoder: TextUnit
 
     def __init__(
         self,
@@ -185,13 +185,13 @@ class TextDataset(TokenizedDataset):
         if tokenizer is not None:
             given["tokenizer"] = tokenizer
         packed = packed_tokens(data_path, given, reach)
-        sample_format: TextUnit
+        sample_decoder: TextUnit
         targets: npt.NDArray[Any] | None = None
         if packed is not None:
-            sample_format = packed_unit(packed, texts)
+            sample_decoder = packed_unit(packed, texts)
             self.tokenizer = tokenizer_of(packed)
             self.classes = list(packed.info.classes or [])
-            targets = self._targets_of_parts(packed.targets, sample_format, texts)
+            targets = self._targets_of_parts(packed.targets, sample_decoder, texts)
         elif texts.is_in_parts:
             documents = TextDataset(
                 data_path,
@@ -206,20 +206,20 @@ class TextDataset(TokenizedDataset):
                 delimiter=delimiter,
                 **of_reading(options),
             )
-            sample_format, targets = self._cut(documents, texts)
+            sample_decoder, targets = self._cut(documents, texts)
         else:
             usage = options.get("max_memory_usage", 0.8)
-            sample_format = open_texts(data_path, reach, texts, usage, on_error)
+            sample_decoder = open_texts(data_path, reach, texts, usage, on_error)
             if labels is not None:
-                targets, self.classes = folder_labels(sample_format.source)
+                targets, self.classes = folder_labels(sample_decoder.source)
             else:
-                warn_of_splits(sample_format.source.listing)
-            if isinstance(sample_format, RecordTexts) and sample_format.targets is not None:
-                _, targets, self.classes = sample_format.targets
-        self._texts = sample_format
+                warn_of_splits(sample_decoder.source.listing)
+            if isinstance(sample_decoder, RecordTexts) and sample_decoder.targets is not None:
+                _, targets, self.classes = sample_decoder.targets
+        self._texts = sample_decoder
         super().__init__(
-            sample_format.source,
-            sample_format=sample_format,
+            sample_decoder.source,
+            sample_decoder=sample_decoder,
             targets=targets,
             transform=transform,
             loading_mode=loading_mode,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.reader import SampleReader
-from headrace.datasets.core.values import Access, Decoded, Records
+from headrace.core.reader import SampleReader
+from headrace.core.values import Access, Decoded, Records
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchReader, Collating
-from headrace.datasets.core.format import Failed, SampleFormat
-from headrace.datasets.core.reader import SampleReader
+from headrace.core.batch import BatchReader, Collating
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, Failed
+from headrace.core.reader import SampleReader
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
@@ -34,7 +34,7 @@ from headrace.tokenizer import identity_of, token_arrays
 _MARK = "\ufeff"
 
 
-class TextUnit(SampleFormat):
+class TextUnit(Decoder):
     """Samples ``{"input_ids": ...}``, with "labels" where there are targets, or marks.
 
     Attributes:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import BatchReader, Collating, MadeBatch
-from headrace.datasets.core.batcher import ColumnReader
+from headrace.core.batch import BatchReader, Collating, MadeBatch
+from headrace.core.batcher import ColumnReader
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.text.marked import ids_of, label_rows, labels_of, unmark
 from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest

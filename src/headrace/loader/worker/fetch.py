@@ -20,11 +20,11 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from headrace.collate.stack import gathered
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import Collating, MadeBatch, named
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating, MadeBatch, named
+from headrace.core.batcher import Batcher
+from headrace.core.dataset import BaseDataset
+from headrace.core.wrapped import answers_batches
 from headrace.datasets.unnormalized import PixelBatches, numbers_of
-from headrace.datasets.wrapped import answers_batches
 from headrace.errors import EmptyBatchError
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.joint import MaskFormat, mask_of
+from headrace.datasets.image.joint import MaskDecoder, mask_of
 from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.image.masks import decode_mask, encode_mask, mask_spec, resize_nearest
 from headrace.datasets.image.pixels import decode_image, image_shape
@@ -38,7 +38,7 @@ ROWS_LAYOUT = 6
 
 def has_masks(dataset: BaseDataset) -> bool:
     """True if samples are images and masks."""
-    return isinstance(dataset.sample_format, MaskFormat)
+    return isinstance(dataset.sample_decoder, MaskDecoder)
 
 
 def boxes_of(dataset: BaseDataset) -> CocoTargets | None:
@@ -193,7 +193,7 @@ def annotations_check(dataset: BaseDataset) -> dict[str, int]:
     by_folders = isinstance(dataset.sample_source, FilesSource) and (
         isinstance(given, str) and given == FOLDERS
     )
-    if targets is None or by_folders or dataset.sample_format.splits_targets:
+    if targets is None or by_folders or dataset.sample_decoder.splits_targets:
         return {}
     return {"annotations": crc_of_columns(target_arrays(targets))}
 

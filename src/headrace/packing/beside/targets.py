@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.views import ColumnTargets
+from headrace.core.dataset import BaseDataset
+from headrace.core.views import ColumnTargets
 from headrace.errors import ConfigError
 from headrace.storage.arrays.packed import TARGETS, PackedInfo, bytes_of, target_named
 

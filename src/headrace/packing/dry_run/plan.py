@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.paths import redact

@@ -6,7 +6,7 @@ import PIL
 import simplejpeg
 import torch
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Plan, is_encoded

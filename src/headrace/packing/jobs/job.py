@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.packing.destination import Destination

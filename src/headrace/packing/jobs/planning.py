@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.datasets.text.documents import TokenizedDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError

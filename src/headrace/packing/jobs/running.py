@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from headrace.datasets.core.base import BaseDataset
+from headrace.core.dataset import BaseDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
 from headrace.loader.worker.start import choose_context, forkserver_context

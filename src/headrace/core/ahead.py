@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.core.values import Coming, Records
+from headrace.core.values import Coming, Records
 from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges, with_between
 from headrace.io.remote.concurrency import FIRST

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from headrace.datasets.core.batch import NotTogetherError
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.warnings import naming
+from headrace.core.batch import NotTogetherError
+from headrace.core.decoder import Decoder
+from headrace.core.threads import WorkerThreads
+from headrace.core.warnings import naming
 from headrace.errors import (
     AccessError,
     EmptyBatchError,
@@ -116,18 +116,18 @@ class SampleReader:
         self.count_each(stage, seconds, positions)
         return made
 
-    def decoded(self, index: int, record: Any, format_: SampleFormat) -> Any:
+    def decoded(self, index: int, record: Any, decoder: Decoder) -> Any:
         """The decoded value of a record; or a SampleError, which a record may be already."""
         if isinstance(record, SampleError):
             return record
         try:
-            with naming(format_.names_warnings, self.source.location, index):
-                return format_.decode(record)
+            with naming(decoder.names_warnings, self.source.location, index):
+                return decoder.decode(record)
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)
 
-    def decode_together(self, items: list[tuple[int, Any]], format_: SampleFormat) -> list[Any]:
+    def decode_together(self, items: list[tuple[int, Any]], decoder: Decoder) -> list[Any]:
         """Values of records, some of which may be a SampleError already."""
         values = [record for _, record in items]
         sound = [
@@ -140,7 +140,7 @@ class SampleReader:
             return self.failed(index, what, error)
 
         for number, value in zip(
-            sound, format_.decode_batch([items[number] for number in sound], failed), strict=True
+            sound, decoder.decode_batch([items[number] for number in sound], failed), strict=True
         ):
             values[number] = value
         return values

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from headrace.arguments import check_callable
 from headrace.collate.normalization import Normalization
-from headrace.datasets.core.batch import BatchReader, Collating
+from headrace.core.batch import BatchReader, Collating
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
 if TYPE_CHECKING:
-    from headrace.datasets.core.base import BaseDataset
+    from headrace.core.dataset import BaseDataset
 
 Failed = Callable[[int, str, Exception], SampleError]
 """Raises or returns the error of a sample, given its position in the batch, a few words ("can't
@@ -26,7 +26,7 @@ be decoded"), and the cause.
 """
 
 
-class SampleFormat:
+class Decoder:
     """Defines the samples of a dataset. A dataset, its views and datasets that wrap it share one
     format, which never changes.
 
@@ -165,7 +165,7 @@ class SampleFormat:
 
     # -- variants
 
-    def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+    def with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         """Returns the format of a dataset with another transform, and the part of the transform
         that the dataset must call.
         """
@@ -193,7 +193,7 @@ class Unnormalized(NamedTuple):
         path: keys of the image inside an input; (): the input is the image.
     """
 
-    format: SampleFormat
+    format: Decoder
     normalization: Normalization
     path: tuple[str, ...] = ()
 
@@ -211,7 +211,7 @@ _NEVER_OVERRIDDEN = (
 """What the class of a dataset leaves to its format."""
 
 
-class FormatOf(SampleFormat):
+class DecoderOf(Decoder):
     """The format of a dataset whose class overrides some steps, or of a view: what wraps such a
     dataset uses it.
 
@@ -225,7 +225,7 @@ class FormatOf(SampleFormat):
     def __init__(
         self,
         dataset: Any,
-        base: SampleFormat,
+        base: Decoder,
         overridden: frozenset[str],
         chosen: npt.NDArray[np.int64] | None = None,
     ) -> None:
@@ -291,10 +291,10 @@ class FormatOf(SampleFormat):
     def sample_nbytes(self) -> int | None:
         return None if self._overridden else self._base.sample_nbytes()
 
-    def with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+    def with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         view = self._dataset.with_transform(transform)
         rest = view.transform if self._dataset.transforms is None else view.transforms
-        return wrapped_format(view), rest
+        return wrapped_decoder(view), rest
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = self._base.unnormalized()
@@ -303,7 +303,7 @@ class FormatOf(SampleFormat):
         if self._overridden:
             return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
         return left._replace(
-            format=FormatOf(self._dataset, left.format, self._overridden, self._chosen)
+            format=DecoderOf(self._dataset, left.format, self._overridden, self._chosen)
         )
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
@@ -313,14 +313,14 @@ class FormatOf(SampleFormat):
         return None if self._overridden else self._base.pair_rows(collating)
 
 
-def wrapped_format(dataset: Any) -> SampleFormat:
+def wrapped_decoder(dataset: Any) -> Decoder:
     """The format of a dataset or view, for a dataset around it that numbers its samples as it
     does.
     """
-    format_: SampleFormat = dataset._format
+    decoder: Decoder = dataset._decoder
     if not dataset._overridden and dataset._chosen is None:
-        return format_
-    return FormatOf(dataset, format_, dataset._overridden, dataset._chosen)
+        return decoder
+    return DecoderOf(dataset, decoder, dataset._overridden, dataset._chosen)
 
 
 def plain_target(target: Any) -> Any:

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import cast_into
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.reader import SampleReader
+from headrace.core.decoder import Decoder
+from headrace.core.reader import SampleReader
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import SampleError
 from headrace.memory.budget import size_of
@@ -37,7 +37,7 @@ class Access(NamedTuple):
     """What a dataset or view brings along when it reads from a chain that it shares with others."""
 
     reader: SampleReader
-    decoder: SampleFormat
+    decoder: Decoder
     earlier: Exception | None = None
     """Why the samples could not be read in another way before."""
     positions: Sequence[int] | None = None
@@ -83,7 +83,7 @@ class ValueSource(ABC):
         """Returns the values; a SampleError for each that can't be read and may be left out."""
         return self.each(indices, as_it_is, access)
 
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         """Shape and dtype of all values, if `read_into` reads them. None: it doesn't."""
         return None
 
@@ -157,7 +157,7 @@ class Records(ValueSource):
         """Returns records; raises if one of them can't be read."""
         return self.source.read(indices)
 
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         if not self.is_direct or not isinstance(self.source, RowSource):
             return None
         return self.source.array_spec
@@ -212,7 +212,7 @@ class Decoded(ValueSource):
         reader.count_seconds("decode_seconds", start)
         return made
 
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         spec = self.parent.row_spec(decoder)
         if spec is None or decoder.stores_values:
             return spec
@@ -259,7 +259,7 @@ class Subset(ValueSource):
         mapped: list[int] = self.chosen[np.asarray(indices, np.int64)].tolist()
         return mapped
 
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         return self.parent.row_spec(decoder)
 
     def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import checks_keywords
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.views import TargetSequence, targets_of_view
-from headrace.datasets.wrapped import parts_of
+from headrace.core.decoder import Decoder
+from headrace.core.views import TargetSequence, targets_of_view
+from headrace.core.wrapped import parts_of
 from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.nearest_names import listed_names
 from headrace.order.seeding import random_names
@@ -197,9 +197,9 @@ def random_steps_in(dataset: Any) -> list[str]:
     """
     holders = list[Any]()
     for part in parts_of(dataset):
-        sample_format = getattr(part, "sample_format", None)
-        if isinstance(sample_format, SampleFormat):
-            holders += sample_format.random_steps()
+        sample_decoder = getattr(part, "sample_decoder", None)
+        if isinstance(sample_decoder, Decoder):
+            holders += sample_decoder.random_steps()
         holders += [
             getattr(part, name, None) for name in ("transforms", "transform", "target_transform")
         ]

@@ -22,7 +22,7 @@ from headrace.order.request import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
 if TYPE_CHECKING:
-    from headrace.datasets.core.base import BaseDataset
+    from headrace.core.dataset import BaseDataset
 
 Join = Callable[..., Any]
 """Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see
@@ -177,7 +177,7 @@ def with_targets(dataset: BaseDataset, inputs: Any, indices: Sequence[int]) -> M
         out = empty(picked.shape, _STACKED[targets.dtype.kind])
         np.copyto(out.numpy(), picked)
         return MadeBatch((inputs, out), len(indices))
-    if targets is None and not dataset.sample_format.always_pairs:
+    if targets is None and not dataset.sample_decoder.always_pairs:
         return MadeBatch(inputs, len(indices))
     each = [dataset.target_of(index) for index in indices]
     try:

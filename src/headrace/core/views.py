@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from headrace.datasets.core.format import plain_target
+from headrace.core.decoder import plain_target
 from headrace.dtypes import IntArray
 
 

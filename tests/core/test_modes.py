@@ -16,10 +16,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, SampleError, Source
-from headrace.datasets.core import held as held_module
-from headrace.datasets.core.ahead import Ahead
-from headrace.datasets.core.held import SHARE, Held, cached, eager
-from headrace.datasets.core.values import Records
+from headrace.core import held as held_module
+from headrace.core.ahead import Ahead
+from headrace.core.held import SHARE, Held, cached, eager
+from headrace.core.values import Records
 from headrace.dtypes import ArraySpec
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt

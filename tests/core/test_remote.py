@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace import BaseDataset
-from headrace.datasets.core.ahead import Ahead
+from headrace.core.ahead import Ahead
 from headrace.errors import HeadraceWarning, RemoteError
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.values import Access, Use, ValueSource, as_it_is
+from headrace.core.decoder import Decoder
+from headrace.core.values import Access, Use, ValueSource, as_it_is
 from headrace.display import progress_bar
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, WriteError
@@ -136,7 +136,7 @@ class Held(ValueSource):
                 made[position] = result
         return made
 
-    def row_spec(self, decoder: SampleFormat) -> ArraySpec | None:
+    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         return self.parent.row_spec(decoder)
 
     def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:

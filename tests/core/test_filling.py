@@ -25,8 +25,8 @@ from headrace import (
     TextDataset,
 )
 from headrace.collate import stack_collate
-from headrace.datasets.core.batch import Collating
-from headrace.datasets.core.batcher import Batcher
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
 from headrace.dtypes import ArraySpec
 from headrace.memory.store import Rows
 from headrace.order import BatchRequest

@@ -14,19 +14,19 @@ import numpy.typing as npt
 import torch
 
 from headrace.casting import as_array, known_dtype
-from headrace.datasets.core.base import BaseDataset
-from headrace.datasets.core.batch import (
+from headrace.core.batch import (
     BatchReader,
     Collating,
     MadeBatch,
     NotTogetherError,
     with_targets,
 )
-from headrace.datasets.core.format import SampleFormat
-from headrace.datasets.core.held import Held
-from headrace.datasets.core.reader import nothing_readable
-from headrace.datasets.core.values import as_rows
-from headrace.datasets.core.warnings import naming
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder
+from headrace.core.held import Held
+from headrace.core.reader import nothing_readable
+from headrace.core.values import as_rows
+from headrace.core.warnings import naming
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
@@ -41,7 +41,7 @@ class Batcher:
     Args:
         dataset: whose batches it makes.
         collating: the collate function.
-        decoder: a variant of the dataset's `sample_format`, with the same values. None: this one.
+        decoder: a variant of the dataset's `sample_decoder`, with the same values. None: this one.
 
     Attributes:
         writes_in_place: True if samples are written straight into their batch, also where they are
@@ -49,7 +49,7 @@ class Batcher:
     """
 
     def __init__(
-        self, dataset: BaseDataset, collating: Collating, decoder: SampleFormat | None = None
+        self, dataset: BaseDataset, collating: Collating, decoder: Decoder | None = None
     ) -> None:
         self._dataset = dataset
         self._collating = collating
@@ -91,8 +91,8 @@ class Batcher:
             self._ways.append("decoded row by row")
 
     @property
-    def _decoder(self) -> SampleFormat:
-        return self._variant or self._dataset.sample_format
+    def _decoder(self) -> Decoder:
+        return self._variant or self._dataset.sample_decoder
 
     def explain(self) -> str:
         """The ways of making a batch, in words."""

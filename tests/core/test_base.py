@@ -29,7 +29,7 @@ from headrace import (
     SampleError,
     Source,
 )
-from headrace.datasets.core.ahead import Ahead
+from headrace.core.ahead import Ahead
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt

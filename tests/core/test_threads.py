@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from headrace import BaseDataset, SampleError
-from headrace.datasets.core import threads as threads_module
-from headrace.datasets.core.threads import WorkerThreads, threads_of
-from tests.datasets.core.test_filling import Arrays
+from headrace.core import threads as threads_module
+from headrace.core.threads import WorkerThreads, threads_of
+from tests.core.test_filling import Arrays
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, cast
 
-from headrace.datasets.core.reader import OnError
+from headrace.core.reader import OnError
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from headrace.datasets.core.options import COMMON, REMOTE
+from headrace.core.options import COMMON, REMOTE
 from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.paths import is_url, redact

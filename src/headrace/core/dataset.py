@@ -1,4 +1,4 @@
-"""Datasets over a source, in one of four loading modes. A `SampleFormat` defines what a sample
+"""Datasets over a source, in one of four loading modes. A `Decoder` defines what a sample
 is.
 """
 
@@ -20,21 +20,22 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer, missing_attribute
-from headrace.datasets.core import construction
-from headrace.datasets.core.ahead import WINDOW, Ahead
-from headrace.datasets.core.budgeting import BlockMemory, DatasetBudget
-from headrace.datasets.core.checks import (
+from headrace.core import construction
+from headrace.core.ahead import WINDOW, Ahead
+from headrace.core.budgeting import BlockMemory, DatasetBudget
+from headrace.core.checks import (
     as_targets,
     check_call,
     check_common,
     check_source,
 )
-from headrace.datasets.core.format import Chain, FormatOf, JointChain, SampleFormat, chained
-from headrace.datasets.core.held import Held, MachineShare, cached, eager
-from headrace.datasets.core.reader import OnError, SampleReader, nothing_readable
-from headrace.datasets.core.splitting import JointTransform, Splittable, Transform
-from headrace.datasets.core.threads import WorkerThreads
-from headrace.datasets.core.values import (
+from headrace.core.decoder import Chain, Decoder, DecoderOf, JointChain, chained
+from headrace.core.held import Held, MachineShare, cached, eager
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.reader import OnError, SampleReader, nothing_readable
+from headrace.core.splitting import JointTransform, Splittable, Transform
+from headrace.core.threads import WorkerThreads
+from headrace.core.values import (
     Access,
     Coming,
     Decoded,
@@ -43,20 +44,19 @@ from headrace.datasets.core.values import (
     ValueSource,
     read_many,
 )
-from headrace.datasets.core.views import (
+from headrace.core.views import (
     blocks_of_view,
     checked_indices,
     chosen_indices,
     fingerprint_of_view,
     targets_of_view,
 )
-from headrace.datasets.core.warnings import naming
+from headrace.core.warnings import naming
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
 from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
-from headrace.modes import LoadingMode, ModeName
 from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
@@ -72,7 +72,7 @@ from headrace.order.shares import check_shared_once
 from headrace.storage.source import Source
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
-"""The steps from a record to a sample that a subclass may override; a `SampleFormat` has the
+"""The steps from a record to a sample that a subclass may override; a `Decoder` has the
 same.
 """
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
@@ -117,12 +117,12 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     an `IterableDataset`.
 
     To support a new format, subclass it, pass a source to `super().__init__`, and override
-    `decode`; or pass a `SampleFormat`. A subclass may also override the other steps:
+    `decode`; or pass a `Decoder`. A subclass may also override the other steps:
     `split_target`, `to_input` and `make_sample`.
 
     Args:
         source: the source of the records.
-        sample_format: defines what a sample is. None: records are samples.
+        sample_decoder: defines what a sample is. None: records are samples.
         targets: a sequence of one target per sample. None: samples have no targets.
         transform: a callable that is applied to the input, or a list of callables that are applied
             one after the other.
@@ -195,7 +195,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self,
         source: Source,
         *,
-        sample_format: SampleFormat | None = None,
+        sample_decoder: Decoder | None = None,
         targets: Sequence[Any] | npt.NDArray[Any] | None = None,
         transform: Transform = None,
         target_transform: Callable[[Any], Any] | None = None,
@@ -228,7 +228,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self.return_index = return_index
         self.targets: Any = as_targets(targets, len(source))
         self.sample_source: Source = source
-        self._format = sample_format or SampleFormat()
+        self._decoder = sample_decoder or Decoder()
         self._cache_size = cache_size
         self._cache_policy = cache_policy
         self._hold = hold
@@ -262,13 +262,13 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """Decodes a record. The result must be deterministic and have its final size. Loading
         modes cache it.
         """
-        return self._format.decode(record)
+        return self._decoder.decode(record)
 
     def value_spec(self) -> ArraySpec | tuple[tuple[int, ...], np.dtype[Any]] | None:
         """Shape and dtype of what `decode` returns. None: they differ between samples, or are
         not known without reading.
         """
-        return self._format.value_spec()
+        return self._decoder.value_spec()
 
     def split_target(self, index: int, value: Any) -> tuple[Any, Any]:
         """Splits a decoded value into input value and target. Default: the value, and a copy of its
@@ -277,7 +277,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         An override is called on the whole dataset, with the number of the sample there, also for
         the samples of a view: it may look up whatever the dataset holds by number.
         """
-        return self._format.split_target(value, index, self)
+        return self._decoder.split_target(value, index, self)
 
     def split_value(self, index: int, value: Any) -> tuple[Any, Any]:
         """Input value and target of a decoded value, of this dataset or view."""
@@ -289,14 +289,14 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """Converts an input value to what the transform receives. Without a transform this is the
         sample's input. Default: the value itself, writable.
         """
-        return self._format.to_input(value)
+        return self._decoder.to_input(value)
 
     def make_sample(self, value: Any, target: Any) -> Any:
         """Makes a sample of input and target. Default: a tuple of both, or the input alone if
         the dataset has no targets.
         """
-        return self._format.make_sample(
-            value, target, self.targets is not None or self._format.always_pairs
+        return self._decoder.make_sample(
+            value, target, self.targets is not None or self._decoder.always_pairs
         )
 
     def held_nbytes(self) -> int | None:
@@ -311,7 +311,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         if self.is_transformed or not len(self.sample_source):
             return None
-        return self._format.sample_nbytes()
+        return self._decoder.sample_nbytes()
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Length of each sample ([n] int64), in tokens or a similar measure. None: not known
@@ -339,9 +339,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         return self._hold == "encoded"
 
     @property
-    def sample_format(self) -> SampleFormat:
-        """The format of the samples, with the steps that the class overrides."""
-        return FormatOf(self, self._format, self._overridden) if self._overridden else self._format
+    def sample_decoder(self) -> Decoder:
+        """The decoder of the samples, with the steps that the class overrides."""
+        return (
+            DecoderOf(self, self._decoder, self._overridden) if self._overridden else self._decoder
+        )
 
     @property
     def on_error(self) -> OnError:
@@ -416,7 +418,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         request: BatchRequest,
         is_plain: bool = False,
         error: Exception | None = None,
-        decoder: SampleFormat | None = None,
+        decoder: Decoder | None = None,
     ) -> tuple[list[Any], list[int]]:
         """Returns the samples of a batch, as `__getitems__` does, and the index of each.
 
@@ -424,7 +426,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             request: the indices, and the epoch that they belong to.
             is_plain: True under a plain DataLoader, which passes no epoch.
             error: the error of an earlier attempt to make the batch in another way.
-            decoder: a variant of the dataset's `sample_format`, with the same values.
+            decoder: a variant of the dataset's `sample_decoder`, with the same values.
         """
         indices = self.checked_indices(request).tolist()
         values = self.value_source.read(indices, self.access(error))
@@ -498,7 +500,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             ConfigError: it is neither a callable nor a list of callables.
         """
         view = self.subset(np.arange(len(self)))
-        view._format, rest = self._with_transform(transform)
+        view._decoder, rest = self._with_transform(transform)
         given = [] if transform is None else transform
         if self.transforms is None and self._arguments.get("transforms") is None:
             view.transform = rest
@@ -625,7 +627,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         Args:
             earlier: why the samples could not be read in another way before.
         """
-        return Access(self.sample_reader, self.sample_format, earlier)
+        return Access(self.sample_reader, self.sample_decoder, earlier)
 
     def checked_indices(self, indices: Any) -> IntArray:
         """Indices of this dataset or view ([n] int64). Negative ones count from the end.
@@ -670,7 +672,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             return Decoded(records)
         values: ValueSource = records if self.holds_encoded else Decoded(records)
         reader = self.sample_reader.another()
-        access = Access(reader, self.sample_format)
+        access = Access(reader, self.sample_decoder)
         load = functools.partial(read_many, values, access=access)
         spec = None if self.holds_encoded else access.decoder.value_spec()
         held = self.hold(values, len(self.sample_source), load, self.held_nbytes(), spec)
@@ -731,9 +733,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
         )
 
-    def _with_transform(self, transform: Any) -> tuple[SampleFormat, Callable[[Any], Any] | None]:
+    def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         """The format of a view with that transform, and what is left for the view to call."""
-        return self._format.with_transform(transform)
+        return self._decoder.with_transform(transform)
 
     # -- finishing samples
 
@@ -749,7 +751,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     @property
     def is_random(self) -> bool:
         """True if finishing a sample may draw random numbers."""
-        return self.sample_format.draws or self.is_transformed
+        return self.sample_decoder.draws or self.is_transformed
 
     def seeded_objects(self) -> Iterator[Any]:
         """Yields the objects that may hold random generators which transforms draw from."""
@@ -777,7 +779,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         request: BatchRequest,
         values: list[Any],
         is_plain: bool = False,
-        decoder: SampleFormat | None = None,
+        decoder: Decoder | None = None,
     ) -> tuple[list[Any], list[int]]:
         """The samples of a batch without those that are left out, and the index of each.
 
@@ -786,13 +788,13 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             values: for each the decoded value, or a SampleError. Emptied: decoded and finished
                 samples of a whole batch need not be there at once.
             is_plain: True under a plain DataLoader, which names no epoch.
-            decoder: a variant of the dataset's `sample_format`, with the same values.
+            decoder: a variant of the dataset's `sample_decoder`, with the same values.
 
         Raises:
             SampleError: none of the samples can be read.
         """
         is_random = self.is_random
-        format_ = decoder or self.sample_format
+        decoder = decoder or self.sample_decoder
         reader = self.sample_reader
         may_repeat = is_plain and is_random and self._may_repeat_draws(len(request))
         failure: SampleError | None = None
@@ -806,7 +808,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
                 values[number] = None
                 if not isinstance(value, SampleError):
                     last = self._key(request, number)
-                    value = self._finish(format_, index, value, last if is_random else None)
+                    value = self._finish(decoder, index, value, last if is_random else None)
                 if isinstance(value, SampleError):
                     failure = failure or value
                     made = reader.replacement(index, self.source_of(index), value)
@@ -850,20 +852,20 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         k = request.draws[number] if request.draws else 0
         return request.seed, request.epoch, self.seed_index(request[number]), k
 
-    def _finish(self, format_: SampleFormat, index: int, value: Any, key: Key | None) -> Any:
+    def _finish(self, decoder: Decoder, index: int, value: Any, key: Key | None) -> Any:
         """The finished sample; or a SampleError, where it turned out here that it can't be
         decoded. (`key`: of its random numbers.)
         """
         try:
             value, target = self.split_value(index, value)
-            with naming(format_.names_warnings, self.source_of, index):
+            with naming(decoder.names_warnings, self.source_of, index):
                 if key is None:
-                    value, target = format_.to_pair(value, target)
+                    value, target = decoder.to_pair(value, target)
                 else:
-                    value, target = self._call_seeded(format_, value, target, key)
+                    value, target = self._call_seeded(decoder, value, target, key)
             sample = self.make_sample(value, target)
         except Exception as error:
-            if format_.decodes_late and isinstance(error, FormatError):
+            if decoder.decodes_late and isinstance(error, FormatError):
                 return self.undecodable(index, error)
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise
@@ -876,13 +878,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         whole = int(self.whole_indices(index))
         return self.sample_reader.failed(whole, "can't be decoded", error)
 
-    def _call_seeded(
-        self, format_: SampleFormat, value: Any, target: Any, key: Key
-    ) -> tuple[Any, Any]:
+    def _call_seeded(self, decoder: Decoder, value: Any, target: Any, key: Key) -> tuple[Any, Any]:
         seeder = self.seeder()
         untouched = copy.deepcopy((value, target)) if self._is_untried else None
         seeder(*key)
-        made = self._call(*format_.to_pair(value, target))
+        made = self._call(*decoder.to_pair(value, target))
         if untouched is not None:
             self._is_untried = False
             now = SampleSeeder(*self.seeded_objects())
@@ -890,7 +890,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             if len(now.generators) != len(seeder.generators):
                 self._seeder = now
                 now(*key)
-                made = self._call(*format_.to_pair(*untouched))
+                made = self._call(*decoder.to_pair(*untouched))
         return made
 
     def _call(self, value: Any, target: Any) -> tuple[Any, Any]:

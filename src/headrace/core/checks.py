@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from headrace.arguments import check_callable, check_names, described, synonyms
-from headrace.datasets.core.format import chained
-from headrace.datasets.core.held import check_cache_size
-from headrace.datasets.core.options import REMOTE
+from headrace.core.decoder import chained
+from headrace.core.held import check_cache_size
+from headrace.core.modes import LoadingMode
+from headrace.core.options import REMOTE
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.budget import MemoryBudget
-from headrace.modes import LoadingMode
 from headrace.storage.source import Source
 from headrace.synonyms import LOADER_OPTIONS
 
@@ -41,7 +41,7 @@ def keywords_of(cls: type) -> frozenset[str]:
     for base in reversed(cls.__mro__):
         if base is not object and "__init__" in vars(base):
             # which a class passes on by itself
-            names -= {"source", "targets", "sample_format", "inner", "adds_transforms"}
+            names -= {"source", "targets", "sample_decoder", "inner", "adds_transforms"}
             signature = inspect.signature(base.__init__)  # type: ignore[misc]
             names |= {p.name for p in signature.parameters.values() if p.kind in _NAMED}
     return frozenset(names - {"self"}) | (
