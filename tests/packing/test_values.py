@@ -227,7 +227,7 @@ def test_bytes_and_str_open_as_such(tmp_path: Path) -> None:
     info = packed_info(out)
     assert info is not None and (info.store, info.values, info.version) == ("ragged", "str", 3)
     pack(Samples([b"x"]), tmp_path / "bytes.h5")
-    with pytest.raises(FormatError, match="str here, and bytes there"):
+    with pytest.raises(FormatError, match="str here, and of bytes there"):
         HDF5Dataset([tmp_path / "bytes.h5", out])
 
 

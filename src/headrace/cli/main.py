@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         }
         name = flag[1].replace("-", "_")
         instead = synonyms(name, flags)
-        if instead is not None:
+        if instead:
             return f" (use {re.sub('[a-z_]+', lambda word: flags.get(word[0], word[0]), instead)})"
         meant = nearest(name, flags)
         return f" (did you mean {flags[meant]}?)" if meant else ""
