@@ -26,7 +26,7 @@ from headrace import (
     StreamingDataset,
     pack,
 )
-from headrace.core import base
+from headrace.core import dataset as base
 from headrace.core.modes import LoadingMode
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
