@@ -66,26 +66,28 @@ def check_names(
         known: the keywords that the function has.
         elsewhere: by keyword of other functions: where to pass it.
     """
-    elsewhere = elsewhere or {}
     for name in names:
-        if name in known:
-            continue
-        # a known meaning comes before the likeness of names
-        meant = nearest(name, known)
-        others = [r for r in ARGUMENTS.get(name, ()) if _argument_of(r) in elsewhere]
-        if synonyms(name, known):
-            remedy = f"use {synonyms(name, known)}"
-        elif name in elsewhere:
-            remedy = f"use it {elsewhere[name]}, whose option it is"
-        elif others:
-            remedy = f"use {others[0]} {elsewhere[_argument_of(others[0])]}"
-        elif name in WITHOUT_ARGUMENT:
-            remedy = f"use {WITHOUT_ARGUMENT[name]}"
-        elif meant and name not in ARGUMENTS:
-            remedy = f"did you mean {meant}?"
-        else:
-            remedy = f"it has {', '.join(sorted(known))}"
-        raise ConfigError(f"{function} has no {name!r}: {remedy}")
+        if name not in known:
+            remedy = _remedy(name, known, elsewhere or {})
+            raise ConfigError(f"{function} has no {name!r}: {remedy}")
+
+
+def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
+    """What to write instead; a known meaning comes before the likeness of names."""
+    instead = synonyms(name, known)
+    if instead:
+        return f"use {instead}"
+    if name in elsewhere:
+        return f"use it {elsewhere[name]}, whose option it is"
+    for remedy in ARGUMENTS.get(name, ()):
+        if _argument_of(remedy) in elsewhere:
+            return f"use {remedy} {elsewhere[_argument_of(remedy)]}"
+    if name in WITHOUT_ARGUMENT:
+        return f"use {WITHOUT_ARGUMENT[name]}"
+    meant = nearest(name, known)
+    if meant and name not in ARGUMENTS:
+        return f"did you mean {meant}?"
+    return f"it has {', '.join(sorted(known))}"
 
 
 def synonyms(name: str, known: Collection[str]) -> str:

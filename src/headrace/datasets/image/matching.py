@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, DataNotFoundError, HeadraceError, warn
+from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.io.paths import composed, in_ascii, redact
 from headrace.io.resolve.file_set import FileSet
 
@@ -44,7 +44,7 @@ def keys_for(
     """
     names = [os.fsdecode(name) for name in files.names]
     found = _matched(names, keys, spellings_of)
-    return _checked(found, names, keys, where, ConfigError, skips_unused)
+    return _checked(found, names, keys, where, False, skips_unused)
 
 
 def _matched(
@@ -87,20 +87,22 @@ def _checked(
     names: Sequence[str],
     keys: Collection[str],
     where: str,
-    error: type[HeadraceError],
+    are_files: bool,
     skips_unused: bool,
 ) -> list[str]:
-    """The keys that were found, none of which is missing. `error`: where one is."""
+    """The keys that were found, none of which is missing. `are_files`: the targets are."""
     missing = [name for name, key in zip(names, found, strict=True) if key is None]
     used = set(found)
     unused = [key for key in keys if key not in used]
     surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
     if missing:
-        raise error(
-            f"{where}: {named_few(missing)} of {len(names):,} files have no target "
-            f"by their name{f', and {surplus}' if unused else ''}: add the targets, or open only "
-            "the files that have one"
-        )
+        lack = f"{named_few(missing)} of {len(names):,} files have no target by their name"
+        if unused:
+            lack += f", and {surplus}"
+        remedy = "add the targets, or open only the files that have one"
+        if are_files:
+            raise DataNotFoundError(f"{where}: {lack}: {remedy}")
+        raise ConfigError(f"{where}: {lack}: {remedy}")
     if unused and not skips_unused:
         raise DataNotFoundError(
             f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
@@ -146,7 +148,7 @@ def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) ->
             found = again
             numbers = shorter
     where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
-    keys = _checked(found, names, numbers, where, DataNotFoundError, skips_unused)
+    keys = _checked(found, names, numbers, where, True, skips_unused)
     jpeg = next((name for name in masks.names if name.lower().endswith((b".jpg", b".jpeg"))), None)
     if jpeg is not None:
         warn(

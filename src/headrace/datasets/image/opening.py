@@ -157,14 +157,13 @@ def _open_packed(
     first = sources[0]
     info = first.info
     assert info is not None
-    if any(_common(source) != _common(first) for source in sources) or (
-        len(columns) not in (0, len(sources))
-    ):
-        raise FormatError(
-            f"{first.path} and the files beside it can't be one dataset: they were packed with "
-            "other classes, sizes or colours, or only some hold targets: pack them from one "
-            "dataset, or pass targets=None"
-        )
+    for other, column in opened:
+        if _common(other) != _common(first) or (column is None) != (opened[0][1] is None):
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: they were packed with other "
+                "classes, sizes or colours, or only one holds targets: pack them from one "
+                "dataset, or pass targets=None"
+            )
     whole: PackedSource | ConcatSource[PackedSource] = first
     if len(sources) > 1:
         whole = ConcatSource(sources)
