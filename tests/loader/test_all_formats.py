@@ -4,12 +4,19 @@ starts.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torch.utils.data import ConcatDataset
 
+from headrace import CollateError, ConfigError, TextCollator
+from headrace.collate import stack_collate
+from headrace.core.batch import Collating
+from headrace.core.batcher import Batcher
+from headrace.datasets.sparse.batches import sparse_collate
+from headrace.order.request import BatchRequest
 from headrace.testing.contract import RandomProbe, same
 from tests.data.gallery import make_gallery
 
@@ -69,3 +76,20 @@ def test_each_format_streams(
             loader = make_loader(streamed, num_workers=2, **options)
             assert same(list(loader), expected), name
             loader.close()
+
+
+def test_what_makes_batches_travels_to_workers(gallery: dict[str, Callable[..., Any]]) -> None:
+    request = BatchRequest([0, 2, 1], 3, 0)
+    made = set[str]()
+    for name, make in gallery.items():
+        with make() as dataset:
+            for function in (stack_collate, TextCollator(), sparse_collate):
+                batcher = Batcher(dataset, Collating(function))
+                try:
+                    batch = batcher.make(request).batch
+                except (CollateError, ConfigError):  # samples of several sizes, or of another kind
+                    continue
+                there = pickle.loads(pickle.dumps(batcher))
+                assert same(there.make(request).batch, batch), name
+                made.add(there.explain())
+    assert len(made) >= 8, made

@@ -90,6 +90,9 @@ class Batcher:
             self._row = row
             self._ways.append("decoded row by row")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batcher, (self._dataset, self._collating, self._variant)
+
     @property
     def _decoder(self) -> Decoder:
         return self._variant or self._dataset.sample_decoder
