@@ -169,7 +169,7 @@ class Records(ValueSource):
         reader = access.reader
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(rows)
-        reader.counts["bytes_read"] += sum(row.nbytes for row in rows)
+        reader.counts["bytes_read"] += len(rows) * row_at(rows, 0).nbytes
 
     @property
     def is_direct(self) -> bool:
@@ -190,9 +190,6 @@ class Records(ValueSource):
 
 class Decoded(ValueSource):
     """Values that the decoder of whoever reads makes of records."""
-
-    def __init__(self, parent: ValueSource) -> None:
-        super().__init__(parent)
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
