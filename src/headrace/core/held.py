@@ -89,10 +89,6 @@ class Held(ValueSource):
         self._is_auto = is_auto
         self._watch = PressureWatch()
 
-    @property
-    def is_direct(self) -> bool:
-        return False
-
     def get(self, indices: Sequence[int]) -> list[Any]:
         """Returns for each index a copy of the held value, the error of the sample, or MISSING."""
         store = self.store

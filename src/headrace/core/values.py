@@ -62,7 +62,11 @@ class Coming(NamedTuple):
 
 
 class ValueSource(ABC):
-    """Numbered values over a `parent`; what a source does not define, its parent does."""
+    """Numbered values over a `parent`.
+
+    `announce`, `find`, `stats` and `close` go on to the parent. `rows`, `row_spec`, `read_into` and
+    `is_direct` don't: without them each value is read by `each`.
+    """
 
     def __init__(self, parent: ValueSource) -> None:
         self.parent = parent
@@ -99,10 +103,10 @@ class ValueSource(ABC):
 
     @property
     def is_direct(self) -> bool:
-        """True if values are read straight from the storage: not held, nor read ahead by
-        threads.
+        """True if values are read straight from the storage, so that a batch may be read there past
+        this source: they are not held, nor read ahead by threads.
         """
-        return self.parent.is_direct
+        return False
 
     def announce(self, coming: Coming) -> None:
         """Announces the next batches, which a streaming dataset prefetches."""
@@ -191,6 +195,10 @@ class Records(ValueSource):
 class Decoded(ValueSource):
     """Values that the decoder of whoever reads makes of records."""
 
+    @property
+    def is_direct(self) -> bool:
+        return self.parent.is_direct
+
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
         decoder = access.decoder
@@ -251,6 +259,10 @@ class Subset(ValueSource):
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         return self.parent.each(self._mapped(indices), use, access)
+
+    @property
+    def is_direct(self) -> bool:
+        return self.parent.is_direct
 
     def _mapped(self, indices: Sequence[int]) -> list[int]:
         mapped: list[int] = self.chosen[np.asarray(indices, np.int64)].tolist()
