@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,8 @@ class Batcher:
         self._dataset = dataset
         self._collating = collating
         self._variant = decoder
-        # in place of bound methods, which would keep the dataset until the garbage is collected
-        self._ways: list[Literal["from memory", "straight from storage", "decoded row by row"]] = []
+        self._are_held = False  # values, perhaps
+        self._are_stored = False  # rows, as they are read
         self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
         self._row: ArraySpec | None = None
         decoder = self._decoder
@@ -66,7 +66,6 @@ class Batcher:
         self._pair = decoder.pair_rows(collating) if decoder.makes_plain_samples else None
         if self._pair is not None:
             self._row = self._pair[0]
-            self._ways.append("decoded row by row")
         elif collating.stacks and decoder.makes_plain_samples and not decoder.splits_targets:
             self._choose_rows()
         self.writes_in_place = self._row is not None
@@ -76,19 +75,17 @@ class Batcher:
         dataset = self._dataset
         decoder = self._decoder
         held = dataset.value_source.find(Held)
-        if held is not None and not dataset.holds_encoded:
-            self._ways.append("from memory")
+        self._are_held = held is not None and not dataset.holds_encoded
         stored = dataset.value_source.row_spec(decoder)
         is_copied = decoder.copies and not decoder.draws
         if is_known(stored) and is_copied and decoder.input_spec(stored) == stored:
             self._row = stored
-            self._ways.append("straight from storage")
+            self._are_stored = True
             return
         value = decoder.value_spec()
         row = None if value is None else decoder.input_spec(value)
         if is_known(row):
             self._row = row
-            self._ways.append("decoded row by row")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batcher, (self._dataset, self._collating, self._variant)
@@ -103,8 +100,14 @@ class Batcher:
             return "sample by sample"
         if self._own is not None:
             return self._own.name
-        ways = [*self._ways] if self._row is not None else [*self._ways, "sample by sample"]
-        return "; until all samples of a batch are held, ".join(ways)
+        way = "decoded row by row"
+        if self._are_stored:
+            way = "straight from storage"
+        elif self._row is None:
+            way = "sample by sample"
+        if self._are_held:
+            return f"from memory; until all samples of a batch are held, {way}"
+        return way
 
     def _is_bare(self) -> bool:
         """True if nobody looks at single samples. A user may set a transform at any time."""
@@ -134,14 +137,15 @@ class Batcher:
         """The batch, or None where it can only be made of samples."""
         if self._own is not None:
             return self._own.read(request)
-        made: MadeBatch | None = None
-        if "from memory" in self._ways:
+        if self._are_held:
             made = self._from_memory(request)
-        if made is None and "straight from storage" in self._ways:
-            made = self._from_storage(request)
-        if made is None and "decoded row by row" in self._ways:
-            made = self._row_by_row(request)
-        return made
+            if made is not None:
+                return made
+        if self._row is None:
+            return None
+        if self._are_stored:
+            return self._from_storage(request, self._row)
+        return self._row_by_row(request, self._row)
 
     def of_samples(self, request: BatchRequest, earlier: Exception | None = None) -> MadeBatch:
         """The same batch, of samples that are made one by one and collated.
@@ -185,11 +189,10 @@ class Batcher:
             return self._readable(failures, request, out, None)
         return with_targets(dataset, out, request)
 
-    def _from_storage(self, request: BatchRequest) -> MadeBatch:
+    def _from_storage(self, request: BatchRequest, row: ArraySpec) -> MadeBatch:
         """Reads records into their rows of the batch."""
         dataset = self._dataset
-        assert self._row is not None
-        out = empty_rows(len(request), self._row)
+        out = empty_rows(len(request), row)
         indices = dataset.checked_indices(request).tolist()
         try:
             dataset.value_source.read_into(indices, as_rows(as_array(out)), dataset.access())
@@ -197,11 +200,10 @@ class Batcher:
             raise NotTogetherError from error
         return with_targets(dataset, out, request)
 
-    def _row_by_row(self, request: BatchRequest) -> MadeBatch:
+    def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch:
         """Decodes each record, and writes its input, and of pairs its target, into their rows."""
         dataset = self._dataset
-        assert self._row is not None
-        out = empty_rows(len(request), self._row)
+        out = empty_rows(len(request), row)
         beside: Any = None
         if self._pair is not None:
             spec = self._pair[1]
