@@ -97,7 +97,7 @@ INSIDE = {
         texts shards tables inspect
     """,
     "inspecting/nodes": "hdf5 zarr",
-    "io/resolve": "contents expressions folders listings file_set local remote packs resolver",
+    "io/resolve": "contents expressions folders file_set local remote packs resolver",
     "storage/arrays": """
         codecs compressors patches values chunks reader spans axes gather rows decoded
         packed packed_rows volumes

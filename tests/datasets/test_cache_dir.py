@@ -17,7 +17,6 @@ import pytest
 from headrace import HeadraceWarning, StreamingDataset, TextDataset
 from headrace.errors import AccessError
 from headrace.io.array_file import ArrayWriter
-from headrace.io.resolve import listings
 from headrace.storage.hdf5 import chunks
 from headrace.testing.contract import same
 from tests.data.gallery import make_gallery
@@ -35,7 +34,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     (folder / "a.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "bb", "label": 2}\n')
     make_tar(folder / "a.tar", [("0.cls", b"2")])
     fields = {"text_field": "text", "target_field": "label"}
-    kept = ("lines", "tokens", "hdf5 chunks", "image files")
+    kept = ("lines", "tokens", "hdf5 chunks")
     return {
         **{name: made[name] for name in kept},
         "plain copy": functools.partial(TextDataset, folder / "a.txt.gz", unit="line"),
@@ -47,7 +46,6 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 @pytest.fixture(autouse=True)
 def _all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "KEPT_FROM", 1)
-    monkeypatch.setattr(listings, "SETTLED_NS", -(10**18))
 
 
 def first_of(opened: Callable[..., Any], cache: Path) -> Any:

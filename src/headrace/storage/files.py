@@ -34,9 +34,7 @@ class FilesSource(Source):
     Args:
         data_path: folder, file, glob, fsspec URL, or a list of these.
         extensions: endings of the files that count, in any case.
-        remote: how URLs are read. Its `cache_dir`, made if it is missing, also keeps listings of
-            local folders, which are used again while they still hold (see
-            `headrace.io.resolve.listings`); without one a folder is listed at every start.
+        remote: how URLs are read.
 
     Raises:
         DataNotFoundError: nothing there, or nothing that fits.

@@ -16,12 +16,10 @@ def scan(
     path: Any,
     endings: Sequence[str],
     server: Any = None,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
 ) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
     kind = Kind("files", tuple(ending.lower() for ending in endings))
-    return resolve(path, kind, RemoteOptions(cache_dir=cache_dir), server=server, asks=True)
+    return resolve(path, kind, RemoteOptions(), server=server, asks=True)
 
 
 def touch(root: Path, *names: str | bytes) -> Path:

@@ -87,9 +87,3 @@ class TestHidden:
                 assert names_of(found) == wanted, path
                 assert all(not name.startswith(".") or "/.*/" in path for name in found.folders)
         assert ImageDataset(tmp_path).classes == ["cats"]
-
-    def test_a_kept_listing_has_none(self, tmp_path: Path) -> None:
-        touch(tmp_path / "data", "cats/1.jpg", *HIDDEN)
-        for _ in range(2):
-            found = scan(tmp_path / "data", (".jpg",), cache_dir=str(tmp_path / "kept"))
-            assert names_of(found) == ["cats/1.jpg"]

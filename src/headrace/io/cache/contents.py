@@ -29,7 +29,6 @@ _WHAT = {
     "tokens": "tokens of texts",
     "chunks": "tables of the chunks of HDF5 files",
     "tar": "indices of tars",
-    "listing": "listings of folders",
     "hdf5-index": "indices of remote HDF5 files",
     "hdf5-layout": "layouts of remote HDF5 files",
     "tar-index": "indices of remote tars",

@@ -9,15 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from headrace.errors import DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import check_regular, redact
 from headrace.io.resolve.contents import MOST, are_bookkeeping, is_hidden_part, names_below
 from headrace.io.resolve.file_set import Found, Kind, in_order
-from headrace.io.resolve.folders import NOTHING, Listing, list_folder
-from headrace.io.resolve.listings import cached_listing
+from headrace.io.resolve.folders import list_folder
 
 
 class LocalWalk:
@@ -25,14 +22,13 @@ class LocalWalk:
 
     Args:
         kind: of the files that count.
-        cache_dir: where listings of folders are cached; None: nowhere.
 
     Attributes:
         others: names of what else is there, where nothing counts.
     """
 
-    def __init__(self, kind: Kind, cache_dir: str | None) -> None:
-        self._kind, self._cache_dir = kind, cache_dir
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
         self._endings = tuple(os.fsencode(ending) for ending in kind.endings)
         self.others: list[str] = []
 
@@ -67,20 +63,14 @@ class LocalWalk:
             if not stores:
                 self.others += itertools.islice(names_below(folder), MOST)
             return Found(folder, in_order(stores, self._kind.keeps_order), set(), {folder})
-        listing = self._list(folder)
-        dead = np.flatnonzero(listing.kinds == NOTHING)
-        if len(dead):
-            _warn_of_dead_links(folder, len(dead), os.fsdecode(listing.links[int(dead[0])]))
+        listing = list_folder(os.fsencode(folder), self._endings)
+        _warn_of_dead_links(folder, list(map(os.fsdecode, listing.dead_links)))
         if not stores and (not len(listing.names) or are_bookkeeping(listing.names)):
             self.others += itertools.islice(names_below(folder), MOST)
-        names = (
-            in_order([*stores, *listing.names], self._kind.keeps_order)
-            if stores or self._kind.keeps_order
-            else listing.names
-        )
-        return Found(
-            folder, names, {name for name in listing.folders if name and b"/" not in name}, {folder}
-        )
+        names = listing.names
+        if stores or self._kind.keeps_order:
+            names = in_order([*stores, *listing.names], self._kind.keeps_order)
+        return Found(folder, names, listing.folders, {folder})
 
     def _stores_in(self, folder: str) -> list[str]:
         if not self._kind.stores:
@@ -91,11 +81,6 @@ class LocalWalk:
             if name.lower().endswith(self._kind.stores) and not is_hidden_part(os.fsencode(name))
         ]
 
-    def _list(self, folder: str) -> Listing:
-        if self._cache_dir is None:
-            return list_folder(os.fsencode(folder), self._endings)
-        return cached_listing(folder, self._endings, self._cache_dir)
-
     def _matched(self, pattern: str) -> Found:
         """What a glob matches: names that end as they should; or, where none does, what is
         recognized by its content.
@@ -104,9 +89,7 @@ class LocalWalk:
         globbed = _globbed(pattern)
         files = list(filter(os.path.isfile, globbed))
         others = set(globbed).difference(files)
-        dead = sorted(path for path in others if not os.path.exists(path))
-        if dead:
-            _warn_of_dead_links(pattern, len(dead), dead[0])
+        _warn_of_dead_links(pattern, sorted(path for path in others if not os.path.exists(path)))
         matches = [
             os.path.relpath(match, root or ".")
             for match in (globbed if self._kind.stores else files)
@@ -175,12 +158,13 @@ def _folders_from(top: str) -> Iterator[str]:
                 waiting.append((os.path.join(folder, entry.name), around | {own}))
 
 
-def _warn_of_dead_links(place: str, count: int, first: str) -> None:
-    links = "a link leads" if count == 1 else f"{count:,} links lead"
-    warn(
-        f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
-        f"remove {redact(first)!r}"
-    )
+def _warn_of_dead_links(place: str, dead: list[str]) -> None:
+    if dead:
+        links = "a link leads" if len(dead) == 1 else f"{len(dead):,} links lead"
+        warn(
+            f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
+            f"remove {redact(min(dead))!r}"
+        )
 
 
 def before_magic(path: str, separator: str) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.io.paths import cache_folder, check_regular, is_url, redact
+from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve import contents
@@ -58,8 +58,7 @@ def resolve(
         data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
             already stays as it is.
         kind: which files count.
-        options: how URLs are read; with a `cache_dir` listings of local folders are cached there,
-            and used while they still hold.
+        options: how URLs are read.
         name: the argument's, for messages.
         server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to
             who gets the files.
@@ -79,10 +78,7 @@ def resolve(
     entries = parts_among(entries_of(data_path, name), kind.endings, options, kind.all_endings)
     urls = urls_among(entries, name)
     if not urls:
-        folder = (
-            None if options.cache_dir is None else os.path.abspath(cache_folder(options.cache_dir))
-        )
-        files = _walked(entries, LocalWalk(kind, folder), kind)
+        files = _walked(entries, LocalWalk(kind), kind)
         refuse_sidecars(files)
         return files
     opened = server or RemoteFiles(urls[0], options)
