@@ -112,12 +112,12 @@ INSIDE = {
         layout store kind zips stores library_store library ome shards rows packed volumes
         episodes
     """,
-    "storage/text": "lines plain records chats line_index index_beside scan files source index",
+    "storage/text": "lines plain records chats line_index scan files source",
     "storage/table": """
         library messages encrypted columns in_place files parquet arrow source arrays
     """,
     "storage/tar": "index source",
-    "storage/tokens": "source best_fit packed joined",
+    "storage/tokens": "source packed joined",
     "storage": """
         blocks parallel source concat files pairs class_folders arrays episodes hdf5 zarr
         sparse replay table tar text tokens image_formats kinds read_rows

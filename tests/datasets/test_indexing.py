@@ -1,6 +1,5 @@
 """An index beside a shard spares the first run most round trips, and is refused elsewhere."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from headrace import (
     ConfigError,
     HDF5Dataset,
     StreamingDataset,
-    TextDataset,
     WriteError,
     ZarrDataset,
     write_index,
@@ -25,7 +23,7 @@ from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 from tools.write_index import main
 
-ENDINGS = {"a": "tar", "b": "h5", "c": "jsonl", "d": "txt"}
+ENDINGS = {"a": "tar", "b": "h5"}
 
 
 @pytest.fixture
@@ -38,10 +36,6 @@ def shards(tmp_path: Path) -> Path:
         make_tar(folder / f"a{shard}.tar", members)
         with h5py.File(folder / f"b{shard}.h5", "w") as file:
             file["data"], file["labels"] = rows, np.arange(40)
-        lines = [json.dumps({"i": n, "shard": shard}) + "\n" for n in range(40)]
-        (folder / f"c{shard}.jsonl").write_text("".join(lines))
-        texts = [f"line {n} of {shard}\n" for n in range(40)]
-        (folder / f"d{shard}.txt").write_text("".join(texts))
     zarr.create_array(folder / "e.zarr", data=rows, shards=(16, 30), chunks=(4, 30))
     return folder
 
@@ -83,18 +77,12 @@ def test_a_folder_of_shards(
 def test_an_index_of_another_file_is_not_used(
     shards: Path, server: RangeServer, tmp_path: Path
 ) -> None:
-    write_index([shards / "a0.tar", f"{shards}/c0*.jsonl"])
+    write_index([shards / "a0.tar", f"{shards}/b0*.h5"])
     make_tar(shards / "a0.tar", [(f"{n}.cls", b"%d" % n) for n in range(61)])
-    with open(shards / "c0.jsonl", "a") as file:
-        file.write('{"i": 40}\n')
     with pytest.warns(HeadraceWarning, match="the index beside it is not used"):
         members = StreamingDataset(f"{server.url}/a0.tar", cache_dir=tmp_path / "cache")
-    options: dict[str, Any] = {"unit": "record", "text_field": "i"}
-    with pytest.warns(HeadraceWarning, match="the index beside it is not used"):
-        lines = TextDataset(f"{server.url}/c0.jsonl", cache_dir=tmp_path / "cache", **options)
-    assert len(members) == 61 and len(lines) == 41
+    assert len(members) == 61
     members.close()
-    lines.close()
 
 
 def test_what_has_no_index(server: RangeServer, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class TestTextFiles(RemoteFaultContract):
 @pytest.mark.slow
 class TestRecords(RemoteDatasetContract):
     names = ("a.jsonl", "b.csv")
+    has_index_beside = False
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
-  %(prog)s shards/            every .tar, .h5, .jsonl, .txt and .zarr.zip below a folder;
+  %(prog)s shards/            every .tar, .h5 and .zarr.zip below a folder;
                               upload the .index files with them
   %(prog)s s3://bucket/train  the same in a bucket that may be written to
 """

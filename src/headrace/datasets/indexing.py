@@ -19,9 +19,6 @@ from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.rows import INDEX as HDF5
 from headrace.storage.table.arrow import INDEX as ARROW
 from headrace.storage.tar.index import INDEX as TAR
-from headrace.storage.text.index import INDEX as LINES
-from headrace.storage.text.plain import is_compressed
-from headrace.storage.text.records import FORMATS, JSON_LINES
 from headrace.storage.zarr.kind import is_zarr
 from headrace.storage.zarr.shards import INDEX as SHARDS, indexed
 from headrace.storage.zarr.stores import ZarrUrl
@@ -32,15 +29,11 @@ _KINDS: dict[str, IndexKind] = {
     ".zip": ZIP,
     **dict.fromkeys((".arrow", ".feather"), ARROW),
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
-    **dict.fromkeys((".txt", ".md", *FORMATS), LINES),
 }
 """Indexes by the endings of files."""
 _INDEXED = Kind(
     "files with an index",
-    (
-        *(".tar", ".h5", ".hdf5", ".he5", ".h5ad", *JSON_LINES),
-        *(".txt", ".arrow", ".feather", ".zarr.zip"),
-    ),
+    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather", ".zarr.zip"),
     stores=(".zarr",),
     recognizes=is_zarr,
 )
@@ -57,17 +50,14 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
-            .h5, .h5ad, .txt, .md, .csv, .tsv, .json, .jsonl, .ndjson, .arrow, .feather, .zarr.zip
-            and .zarr (of sharded arrays). Folders are searched for .tar, .h5, .h5ad, .txt, .jsonl,
-            .ndjson, .arrow, .feather, .zarr.zip and .zarr.
+            .h5, .h5ad, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays).
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
         The paths or URLs of the written indexes.
 
     Raises:
-        ConfigError: an option is invalid; or a file can't have an index, such as compressed texts,
-            which are unpacked on each machine.
+        ConfigError: an option is invalid; or a file can't have an index, such as a text.
         DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read,
             or is damaged.
         WriteError: the index can't be written there.
@@ -108,10 +98,6 @@ def _wanted(path: str, url: str, server: RemoteFiles, is_only: bool) -> list[tup
         return []
     if ending in _KINDS:
         return [(url, _KINDS[ending])]
-    if is_compressed(name):
-        raise ConfigError(
-            f"{redact(path)} is compressed, and is unpacked on each machine: it has no index"
-        )
     raise ConfigError(
         f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one"
     )

@@ -46,7 +46,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     text_field: str | Callable[[Any], str]
     target_field: str | None
     labels: Literal["folders"] | None
-    packing: bool | Literal["bfd"]
+    packing: bool
     end_token: int | None
     newline: Newline
     encoding: str | None  # of texts: a str

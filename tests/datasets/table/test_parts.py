@@ -40,7 +40,6 @@ TEXTS = [f"Zeile {row} äöü " * (1 + row % 4) for row in range(N)]
 CUTS: list[dict[str, Any]] = [
     {"packing": True, "max_length": 16},
     {"packing": True, "max_length": 16, "end_token": 3},
-    {"packing": "bfd", "max_length": 48},
     {"stride": 5, "max_length": 9},
 ]
 CHATS: dict[str, Any] = {"text_column": "messages", "tokenizer": chat_tokenizer(CALLS)}
@@ -79,19 +78,18 @@ def test_parts_are_those_of_text_dataset(cut: dict[str, Any], tmp_path: Path) ->
                             assert same(batch, other), (kind, shuffle)
 
 
-def test_chats_in_rows_and_blocks(tmp_path: Path) -> None:
+def test_chats_in_blocks(tmp_path: Path) -> None:
     path, lines = write(tmp_path / "a.parquet", chats_table(), rows=2), write_chats(tmp_path)
     with TextDataset(lines, tokenizer=CHATS["tokenizer"]) as texts:
         assert TableDataset(path, **CHATS).text_of(3) == texts.text_of(3)
-    for cut in ({"packing": True, "max_length": 16}, {"packing": "bfd", "max_length": 70}):
-        ours = TableDataset(path, **CHATS, **cut)
-        other = TextDataset(lines, unit="chat", tokenizer=CHATS["tokenizer"], **cut)
-        with ours, other:
-            assert same_samples(ours, other), cut
-            assert "labels" in ours[0]
-            if cut["packing"] == "bfd":
-                documents = first_batch(ours, 2)["document_ids"]
-                assert document_mask(documents).shape == (2, 1, 70, 70)
+    cut: Any = {"packing": True, "max_length": 16}
+    ours = TableDataset(path, **CHATS, **cut)
+    other = TextDataset(lines, unit="chat", tokenizer=CHATS["tokenizer"], **cut)
+    with ours, other:
+        assert same_samples(ours, other)
+        assert "labels" in ours[0]
+        documents = first_batch(ours, 2)["document_ids"]
+        assert document_mask(documents).shape == (2, 1, 16, 16)
     for wrong in ({"stride": 3}, {"packing": True, "end_token": 1}):
         with pytest.raises(ConfigError):
             TableDataset(path, max_length=9, **CHATS, **wrong)

@@ -26,7 +26,6 @@ PARTS: dict[str, dict[str, Any]] = {
     "windows": {"unit": "file", "max_length": 40, "stride": 25},
     "blocks": {"unit": "line", "max_length": 40, "packing": True, "end_token": 0},
     "records": {"unit": "record", "max_length": 40, "packing": True},
-    "rows": {"unit": "record", "max_length": 40, "packing": "bfd"},
 }
 
 

@@ -283,7 +283,7 @@ class TestBadInput:
             ({"stride": 5}, "max_length="),
             ({"packing": True}, "max_length="),
             ({"packing": "wrapped"}, "'wrapped'"),
-            ({"packing": "bfd", "max_length": 4, "stride": 2}, "together"),
+            ({"packing": True, "max_length": 4, "stride": 2}, "together"),
             ({"end_token": 1}, "end_token"),
             ({"end_token": -1, "packing": True}, "end_token"),
             ({"target_field": "x", "unit": "file"}, "target_field"),

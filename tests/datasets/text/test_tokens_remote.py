@@ -26,7 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "heads": {"max_length": 1},
     "windows": {"max_length": 16, "stride": 5},
     "blocks": {"max_length": 16, "packing": True},
-    "rows": {"max_length": 16, "packing": "bfd"},
 }
 
 
@@ -57,8 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
     monkeypatch.setattr("headrace.storage.blocks.LONGEST", 300)
-    monkeypatch.setattr("headrace.storage.tokens.best_fit._ROWS", 10)
-    monkeypatch.setattr("headrace.storage.tokens.best_fit._LEAST", 1)
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     return server
 
@@ -99,7 +96,7 @@ def test_the_same_samples(name: str, way: str, far_of: Any, folder: Path, make_l
         assert len(far.blocks()) > 3 or name == "classes.h5"
         assert far.classes == near.classes
         assert isinstance(far.tokenizer, CharTokenizer)
-        assert (far.targets is None) == (way in ("blocks", "rows"))
+        assert (far.targets is None) == (way == "blocks")
         assert np.array_equal(far.targets, near.targets)
         if mode != "streaming":
             assert same(far.__getitems__([5, 0, 5, -1]), near.__getitems__([5, 0, 5, -1]))

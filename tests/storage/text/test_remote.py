@@ -20,12 +20,9 @@ from headrace.errors import (
     HeadraceWarning,
 )
 from headrace.io import sequential as in_order
-from headrace.io.index import index_bytes
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.storage.text import source as texts
 from headrace.storage.text.files import local_texts, remote_texts
-from headrace.storage.text.index import INDEX
 from headrace.storage.text.source import LinesSource
 from tests.io.resolve.scanning import scan
 from tests.servers.ranges import RangeServer
@@ -195,65 +192,6 @@ def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Pa
     with pytest.warns(HeadraceWarning, match="the table of lines is not kept"):
         near, far = both({"a.txt": b"1\n2\n"})
     same(near, far)
-
-
-# -- which files
-
-
-# -- what lies beside a text
-
-
-@pytest.fixture
-def maker(server: RangeServer) -> Iterator[RemoteFiles]:
-    files = RemoteFiles(server.url, RemoteOptions())
-    yield files
-    files.close()
-
-
-def indexed(served: Path, contents: dict[str, bytes], files: Any, url: str) -> None:
-    for name, content in contents.items():
-        (served / name).write_bytes(content)
-        found = index_bytes(INDEX.make(files, f"{url}/{name}"), INDEX, len(content))
-        (served / f"{name}.index").write_bytes(found)
-
-
-@pytest.mark.parametrize("unit", ["line", "record"])
-def test_an_index_beside_each_text(
-    both: Any, server: RangeServer, served: Path, unit: str, maker: RemoteFiles
-) -> None:
-    given = LINES if unit == "line" else RECORDS | ODD
-    contents = {name: data for name, data in given.items() if not name.endswith(("gz", "zst"))}
-    long = "long.txt" if unit == "line" else "long.jsonl"
-    contents[long] = b"{}" * 40_000 + b"\n" + b"[]\n" * 300_000
-    indexed(served, contents, maker, server.url)
-    server.counts()
-    near, far = both(contents, unit)
-    # an empty one, of which it is asked whether it is a folder
-    fetched = {name for name, _, _ in server.counts()["ranges"]} - {"2.txt"}
-    assert fetched == {f"{name}.index" for name in contents}
-    assert len(far) == len(near)
-    assert far.read(range(50)) == near.read(range(50))
-    assert far.headers == near.headers
-    assert np.array_equal(far.nbytes(), near.nbytes())
-    assert np.array_equal(far.blocks(), near.blocks())
-    near, far = both(contents, unit, newline="\n")
-    assert len(near) == len(far)
-    fetched = {name for name, _, _ in server.counts()["ranges"]}
-    assert fetched >= contents.keys() - {"2.txt"}
-
-
-def test_an_index_of_another_text_is_not_used(
-    both: Any, server: RangeServer, served: Path, maker: RemoteFiles
-) -> None:
-    indexed(served, {"a.txt": b"1\n2\n"}, maker, server.url)
-    with pytest.warns(HeadraceWarning, match=r"a.txt: .*another version"):
-        same(*both({"a.txt": b"1\n2\n3\n"}))
-    arrays = [np.frombuffer(b"{}", np.uint8)] * 2 + [np.empty(0, np.int64)]
-    (served / "a.txt.index").write_bytes(index_bytes(arrays, INDEX, 8))
-    with pytest.warns(HeadraceWarning, match=r"a.txt: .*damaged"):
-        same(*both({"a.txt": b"1\n2\n3\n4\n"}))
-    with pytest.raises(FormatError, match=r"a.txt.gz is compressed"):
-        INDEX.make(maker, server.url + "/a.txt.gz")
 
 
 def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:

@@ -91,8 +91,8 @@ class TableDataset(TokenizedDataset):
             image as a tensor.
         tokenizer, max_length, chat_template: for `text_column`: see `TextDataset`.
         stride, packing, end_token: for `text_column`, if no other column is read: samples are
-            windows over the texts, blocks of tokens, or rows of whole texts or chats, as in
-            `TextDataset`. With `stride` a window has the target of its row.
+            windows over the texts, or blocks of tokens, as in `TextDataset`. With `stride` a window
+            has the target of its row.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Attributes:
@@ -134,7 +134,7 @@ class TableDataset(TokenizedDataset):
         max_length: int | None = None,
         chat_template: str | None = None,
         stride: int | None = None,
-        packing: bool | Literal["bfd"] = False,
+        packing: bool = False,
         end_token: int | None = None,
         **options: Unpack[PathOptions],
     ) -> None:
@@ -170,7 +170,6 @@ class TableDataset(TokenizedDataset):
             chat_template=chat_template,
             cache_dir=reach.cache_dir,
             progress=common.get("progress"),
-            leaves_out=options.get("on_error", "raise") != "raise",
         )
         if text_column is None:
             for name in _TEXT_OPTIONS:

@@ -87,7 +87,7 @@ class TokenizedDataset(BaseDataset):
 
         Raises:
             SampleError: the text can't be read.
-            ConfigError: there are no texts; or, with `packing`, a block or row belongs to no single
+            ConfigError: there are no texts; or, with `packing`, a block belongs to no single
                 one.
         """
         if self._texts is None:
@@ -116,7 +116,7 @@ class TokenizedDataset(BaseDataset):
         return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
 
     def _cut(self, documents: TokenizedDataset, options: TextOptions) -> tuple[TextUnit, Any]:
-        """Makes this a dataset of windows, blocks or rows of other documents; returns what its
+        """Makes this a dataset of windows or blocks of other documents; returns what its
         samples are, and their targets.
         """
         unit = unit_of_tokens(
@@ -133,7 +133,7 @@ class TokenizedDataset(BaseDataset):
 
     def _targets_of_parts(self, targets: Any, unit: TextUnit, options: TextOptions) -> Any:
         """Of the targets of documents those of the samples: a window has that of its document, a
-        block or row has none.
+        block has none.
         """
         if options.packing:
             self.collate = None

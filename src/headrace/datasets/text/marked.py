@@ -31,24 +31,6 @@ def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
     np.invert(ids, out=ids, where=is_marked)
 
 
-def label_rows(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    documents: npt.NDArray[np.int32],
-    labels: npt.NDArray[np.int64],
-    is_marked: bool,
-) -> None:
-    """Writes the labels of rows of whole documents into another array of their shape: -100 at
-    padding, where ids are marked as not supervised, and at the first token of each document, which
-    follows from no other of it. Marked ids become the ids, in their place.
-    """
-    if is_marked:
-        unmark(ids, labels)
-    else:
-        np.copyto(labels, ids)
-    labels[(documents < 0) | (positions == 0)] = IGNORED
-
-
 def ids_of(marked: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The ids, int64 of the same shape."""
     wide = marked.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Opens texts as files, lines, records or chats; tokens as documents, windows, blocks or rows."""
+"""Opens texts as files, lines, records or chats; tokens as documents, windows or blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.core.construction import describe_argument
 from headrace.core.reader import OnError, SampleReader
 from headrace.core.threads import WorkerThreads
 from headrace.datasets.text.chats import ChatTexts, has_template, hold_chats
-from headrace.datasets.text.options import BEST_FIT, CHAT, TextOptions
+from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.text.units import (
     FileTexts,
@@ -25,7 +25,7 @@ from headrace.datasets.text.units import (
     TokenizedTexts,
     TokenWindows,
 )
-from headrace.errors import ConfigError, FormatError, SampleError, warn
+from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import cache_folder, is_url, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
@@ -39,15 +39,12 @@ from headrace.storage.text import records
 from headrace.storage.text.files import TextFilesSource, local_texts, remote_texts
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
-_PADDING = 0  # of rows, whatever the tokenizer: a packed file does not know its own
-_TOGETHER = 256  # chats that are read at a time
 
 
 def open_texts(
@@ -170,7 +167,7 @@ def unit_of_tokens(
     text_of: Callable[[int], str] | None,
     options: TextOptions,
 ) -> TextUnit:
-    """Documents, windows, blocks or rows of some tokens.
+    """Documents, windows or blocks of some tokens.
 
     Args:
         tokens: of all documents, and their fingerprint.
@@ -180,51 +177,17 @@ def unit_of_tokens(
         options: of the dataset.
 
     Raises:
-        SampleError: of a chat that is cut nothing that is supervised is left.
-        ConfigError: no block or row comes of them; or an option has no meaning for chats.
+        ConfigError: no block comes of them; or an option has no meaning for chats.
     """
     if name == CHAT:
         options.check_chats()
     length = options.max_length or 1
     all_tokens = tokens[0]
-    if options.packing == BEST_FIT:
-        left_out, padding = None, _PADDING
-        if name == CHAT:
-            left_out = _unsupervised(all_tokens, where, length, options)
-            padding = ~_PADDING
-        return TokenBlocks(BestFitSource(*tokens, where, length, padding, left_out), name)
     if options.packing:
         return TokenBlocks(BlocksSource(*tokens, where, length), name)
     left_out = all_tokens.short[1] if len(all_tokens.short) > 1 else None  # of a packed file none
     source = DocumentsSource(*tokens, where, options.max_length, options.stride, left_out)
     return TokenWindows(source, name, text_of)
-
-
-def _unsupervised(
-    tokens: Tokens, where: str | Callable[[int], str], length: int, options: TextOptions
-) -> npt.NDArray[np.int64]:
-    """The numbers of the chats that are longer than a row, and of which no supervised token is
-    left when they are cut.
-    """
-    edges = tokens.short[0]
-    long = np.flatnonzero(np.diff(edges) > length)
-    found = list[int]()
-    for start in range(0, len(long), _TOGETHER):
-        some = long[start : start + _TOGETHER]
-        parts = tokens.parts(edges[some], edges[some] + length)
-        for number, part in zip(some.tolist(), parts, strict=True):
-            if not (part >= 0).any():
-                found.append(number)
-    if found:
-        first = where(found[0]) if callable(where) else f"{where}, document {found[0]:,}"
-        what = f"its first {length:,} tokens hold none of the assistant's: raise max_length"
-        of_all = f"{len(found):,} of {len(edges) - 1:,}"
-        if not options.leaves_out:
-            raise SampleError(
-                f'{first}: {what}, or pass on_error="skip", which leaves such chats out ({of_all})'
-            )
-        warn(f"{of_all} chats are left out; the first: {first}: {what}")
-    return np.array(found, np.int64)
 
 
 def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextUnit:

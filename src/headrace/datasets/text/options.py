@@ -14,13 +14,13 @@ from headrace.storage.text.lines import Newline
 from headrace.storage.text.records import TEXT_FIELD, delimiters_of
 from headrace.tokenizer import vocabulary_of
 
-CHAT, BEST_FIT = "chat", "bfd"
+CHAT = "chat"
 _OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "unit": (None, "file", "line", "record", CHAT),
     "labels": (None, "folders"),
     "newline": (None, "\n", "\r", "\r\n"),
-    "packing": (True, False, BEST_FIT),
+    "packing": (True, False),
 }
 _PACKED = (
     "unit",
@@ -41,9 +41,6 @@ _PACKED = (
 class TextOptions:
     """What texts are, how they become ids, and how ids become samples: see `TextDataset`.
 
-    Attributes:
-        leaves_out: True if what can't be read is left out; else it is an error.
-
     Raises:
         ConfigError: arguments make no sense, or don't go together.
     """
@@ -55,7 +52,7 @@ class TextOptions:
     target_field: str | None = None
     labels: str | None = None
     stride: int | None = None
-    packing: bool | str = False
+    packing: bool = False
     end_token: int | None = None
     newline: Newline = None
     encoding: str = "utf-8"
@@ -64,7 +61,6 @@ class TextOptions:
     delimiter: str | None = None
     cache_dir: str | os.PathLike[str] | None = None
     progress: bool | None = None
-    leaves_out: bool = False
 
     def __post_init__(self) -> None:
         vocabulary_of(self.tokenizer)  # raises where it is none
@@ -99,7 +95,7 @@ class TextOptions:
     def _check_parts(self) -> None:
         if self.packing and self.stride is not None:
             raise ConfigError(
-                "packing and stride can't be given together: a token is in one block or row, "
+                "packing and stride can't be given together: a token is in one block, "
                 "windows overlap"
             )
         if not self.is_in_parts:
@@ -142,7 +138,7 @@ class TextOptions:
 
     @property
     def is_in_parts(self) -> bool:
-        """True if samples are windows, blocks or rows, which all tokens are needed for."""
+        """True if samples are windows or blocks, which all tokens are needed for."""
         return bool(self.packing) or self.stride is not None
 
     def check_chats(self) -> None:
@@ -175,5 +171,5 @@ class TextOptions:
 
 
 def of_reading(options: PathOptions) -> Any:
-    """Those options of a dataset of windows, blocks or rows that its documents are read with."""
+    """Those options of a dataset of windows or blocks that its documents are read with."""
     return {name: value for name, value in options.items() if name in _OF_READING}

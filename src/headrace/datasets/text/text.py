@@ -48,12 +48,6 @@ class TextDataset(TokenizedDataset):
     endgeneration %}``, and -100 elsewhere. It is an error if a chat has no assistant's turn, or if
     none of it remains after the cut at `max_length`. With `packing`, blocks have "labels" too.
 
-    With ``packing="bfd"``, samples are rows of whole documents, packed by best fit decreasing like
-    TRL's strategy of that name: ``{"input_ids": int64, "labels": int64, "document_ids": int32,
-    "position_ids": int64}``, all [max_length]. The rows are the same in each epoch. A document that
-    is longer than a row is cut at its end. The rest of a row is padding: id 0, document -1. Labels
-    are -100 there and at the first token of each document. Position ids restart with each document.
-
     Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens, which are read by
     byte ranges. Several are read as one. The options for texts and tokenizer were fixed when they
     were packed.
@@ -90,7 +84,6 @@ class TextDataset(TokenizedDataset):
         stride: number of tokens from the start of one window to the start of the next, at most
             `max_length`.
         packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped.
-            "bfd": samples are rows of whole documents.
         end_token: id that is appended to each document, for `stride` and `packing`. None: no token.
         newline: line ending, as in Python's ``open``. None: LF, CR or CRLF; or one of these.
         encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte
@@ -141,7 +134,7 @@ class TextDataset(TokenizedDataset):
         target_field: str | None = None,
         labels: Literal["folders"] | None = None,
         stride: int | None = None,
-        packing: bool | Literal["bfd"] = False,
+        packing: bool = False,
         end_token: int | None = None,
         newline: Newline = None,
         encoding: str = "utf-8",
@@ -179,7 +172,6 @@ class TextDataset(TokenizedDataset):
             delimiter=delimiter,
             cache_dir=reach.cache_dir,
             progress=common.get("progress"),
-            leaves_out=on_error != "raise",
         )
         given = texts.packed_already()
         if tokenizer is not None:

@@ -1,5 +1,5 @@
-"""Tokenises all documents of a dataset once: what is packed, and what windows, blocks and rows are
-made of.
+"""Tokenises all documents of a dataset once: what is packed, and what windows and blocks are made
+of.
 
 The tokens are one long array: cached in `cache_dir`, where the tokenizer can be identified; else in
 memory.

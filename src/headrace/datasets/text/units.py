@@ -16,7 +16,7 @@ from headrace.core.batch import BatchReader, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
 from headrace.core.reader import SampleReader
-from headrace.datasets.text.marked import ids_of, label_rows, labels_of
+from headrace.datasets.text.marked import ids_of, labels_of
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.passes import RecordTargets, record_columns, target_as, targets_in
 from headrace.datasets.text.ways import reader_of_blocks, reader_of_ids
@@ -27,7 +27,6 @@ from headrace.storage.text.chats import chat_field
 from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.line_index import Arrays
 from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import identity_of, token_arrays
 
@@ -313,39 +312,26 @@ class TokenWindows(TextUnit):
 
 
 class TokenBlocks(TextUnit):
-    """Blocks of tokens over all documents, and the number of each token's document; or rows of
-    whole documents with padding, and each token's place in its document too.
+    """Blocks of tokens over all documents, and the number of each token's document.
 
     Args:
-        source: the blocks or rows.
+        source: the blocks.
         name: what a document is.
     """
 
-    def __init__(self, source: BlocksSource | BestFitSource, name: str) -> None:
+    def __init__(self, source: BlocksSource, name: str) -> None:
         self.source = source
         self.name = name
 
     def to_input(self, value: Any) -> Any:
-        if "position_ids" not in value:
-            documents = torch.from_numpy(value["document_ids"].astype(np.int32))
-            return {**super().to_input(value["input_ids"]), "document_ids": documents}
-        ids = value["input_ids"].copy()
-        labels = np.empty_like(ids)
-        label_rows(ids, value["position_ids"], value["document_ids"], labels, self.is_marked)
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "labels": torch.from_numpy(labels),
-            "document_ids": torch.from_numpy(value["document_ids"].copy()),
-            "position_ids": torch.from_numpy(value["position_ids"].copy()),
-        }
+        documents = torch.from_numpy(value["document_ids"].astype(np.int32))
+        return {**super().to_input(value["input_ids"]), "document_ids": documents}
 
     def text_of(self, index: int, reader: SampleReader) -> str:
-        raise ConfigError("text_of: with packing= a sample is a block or row, of no one text")
+        raise ConfigError("text_of: with packing=True a sample is a block, of no one text")
 
     def sample_nbytes(self) -> int | None:
         length: int = self.source.length
-        if isinstance(self.source, BestFitSource):
-            return length * (8 + 8 + 4 + 8)
         return length * (8 + 8 * self.is_marked + 4)
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:

@@ -16,11 +16,10 @@ import numpy.typing as npt
 from headrace.core.batch import BatchReader, Collating, MadeBatch
 from headrace.core.batcher import ColumnReader
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.text.marked import ids_of, label_rows, labels_of, unmark
+from headrace.datasets.text.marked import ids_of, labels_of, unmark
 from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.best_fit import BestFitSource
 from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
 
@@ -140,36 +139,16 @@ def reader_of_ids(
 def reader_of_blocks(
     dataset: BaseDataset, collating: Collating, is_marked: bool = False
 ) -> BatchReader | None:
-    """What makes batches of blocks, or of rows of documents, where they are stacked and not held.
+    """What makes batches of blocks, where they are stacked and not held.
     None: samples are made one by one.
     """
     source = dataset.sample_source
     if not collating.stacks or not dataset.value_source.is_direct:
         return None
-    if not isinstance(source, (BlocksSource, BestFitSource)):
+    if not isinstance(source, BlocksSource):
         return None
     long = ArraySpec((source.length,), np.dtype(np.int64))
     documents = ArraySpec((source.length,), np.dtype(np.int32))
-    if isinstance(source, BestFitSource):
-
-        def read_rows(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
-            source.read_columns(indices.tolist(), outs)
-            label_rows(
-                outs["input_ids"],
-                outs["position_ids"],
-                outs["document_ids"],
-                outs["labels"],
-                is_marked,
-            )
-            return int(outs["input_ids"].size) * source.dtype.itemsize
-
-        columns = {
-            "input_ids": long,
-            "labels": long,
-            "document_ids": documents,
-            "position_ids": long,
-        }
-        return ColumnReader("rows of documents straight from storage", dataset, columns, read_rows)
 
     def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
         numbers = indices.tolist()

@@ -66,7 +66,7 @@ def remote_texts(
         files = RemoteFiles(listing.url(0), options)
     try:
         urls = listing.urls()
-        for url, version in zip(urls, files.learn(urls, beside=True), strict=True):
+        for url, version in zip(urls, files.learn(urls), strict=True):
             if not version.size and files.is_folder(url):
                 raise DataNotFoundError(
                     f"{redact(url)} is a folder with the name of a file: add a slash to its end"

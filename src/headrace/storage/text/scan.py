@@ -33,7 +33,6 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
-from headrace.storage.text.index_beside import LineIndex
 from headrace.storage.text.lines import (
     QUOTE,
     Newline,
@@ -98,7 +97,6 @@ class Scan:
         codec: how bytes are decoded: encoding and errors.
         room: for what is held at once.
         bases: where each file begins, as if all were one, and the last one ends.
-        known: indices of files that need no scan, by their numbers.
         checks_quotes: True if tables are gone through twice, since one of them has odd quotes.
         progress: show a progress bar; None: only on a terminal, and of much.
         delimiters: what stands between fields, of each format of tables.
@@ -115,7 +113,6 @@ class Scan:
         codec: tuple[str, str],
         room: Room,
         bases: Sequence[int],
-        known: Mapping[int, LineIndex],
         checks_quotes: bool,
         progress: bool | None,
         delimiters: Mapping[str, str],
@@ -127,14 +124,8 @@ class Scan:
             newline_in,
             codec,
         )
-        self._room, self._bases, self._known, self._checks = room, bases, known, checks_quotes
-        self._remote = _in_order(
-            [
-                text
-                for number, text in enumerate(texts)
-                if text.files.is_remote and number not in known
-            ]
-        )
+        self._room, self._bases, self._checks = room, bases, checks_quotes
+        self._remote = _in_order([text for text in texts if text.files.is_remote])
         self._counts: list[int] = []
         self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
         self._headers: list[list[str]] = []
@@ -191,13 +182,6 @@ class Scan:
 
     def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
         shift = self._bases[number] - text.begin
-        if (known := self._known.get(number)) is not None:
-            self._headers.append(known.header)
-            self._counts.append(known.count)
-            self._blank.append(known.blank)
-            yield from (places + shift for places in known.places())
-            self._bar.update(text.end)
-            return
         kind = self._formats[number] if self._formats else ""
         count, last = 0, np.empty(0, np.int64)
         blank = []

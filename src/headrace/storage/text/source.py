@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import HEAD, ArrayFile, Arrays as IndexArrays, Unkept
+from headrace.io.array_file import HEAD, ArrayFile, Unkept
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact, without_query
 from headrace.io.ranges import ByteRanges
@@ -31,7 +31,6 @@ from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
 from headrace.storage.text.files import Texts
-from headrace.storage.text.index_beside import LineIndex, arrays_of, index_beside
 from headrace.storage.text.line_index import Arrays, HeldArrays, PlacesEncoder, PlacesTable
 from headrace.storage.text.lines import Newline, strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
@@ -102,7 +101,6 @@ class LinesSource(Locatable):
             ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
         )
         """How the bytes that `read` gives are decoded."""
-        self._known = self._beside(paths, encoding)
         self._checks_quotes = False
         self._texts = [self._text(path, encoding, errors) for path in paths]
         if self.files.is_remote and not self._texts[0].is_copy:
@@ -125,24 +123,9 @@ class LinesSource(Locatable):
         self._is_alike = len(set(self._formats)) <= 1 and all(
             names == self.headers[0] for names in self.headers
         )
-        self._known = {}
         if not self.files.is_remote:
             self.files.close()  # each process opens what it reads
         self._blocks = dict[int, IntArray]()  # by their length
-
-    def _beside(self, paths: list[str], encoding: str) -> dict[int, LineIndex]:
-        """What lies beside remote texts, where it is of what is wanted of them."""
-        if not self.files.is_remote:
-            return {}
-        # all of them: each is handed out once
-        found = [index_beside(cast(RemoteFiles, self.files), path) for path in paths]
-        if self._newline is not None or encoding != "utf-8" or self.delimiter is not None:
-            return {}
-        return {
-            number: index
-            for number, index in enumerate(found)
-            if index is not None and index.unit == self._unit
-        }
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
         files, read, begin = self.files, path, 0
@@ -178,7 +161,6 @@ class LinesSource(Locatable):
             *of_texts,
             self.room,
             bases,
-            self._known,
             self._checks_quotes,
             progress,
             self._delimiters,
@@ -230,17 +212,6 @@ class LinesSource(Locatable):
         scan, encoder = self._scan(progress), PlacesEncoder()
         encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
         return HeldArrays(encoded, [*scan.short(), np.array(encoder.edges, np.int64)])
-
-    def line_index(self) -> IndexArrays:
-        """The arrays of the line index of one text."""
-        places = self._table.places
-        begin, distances = (
-            int(places.reach(np.zeros(1, np.int64))[0][0]),
-            places.distances(int(self._first[-1])),
-        )
-        return arrays_of(
-            self._unit, self.headers[0], begin, distances, self._shift + np.arange(len(self._shift))
-        )
 
     # -- reading
 
