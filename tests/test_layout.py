@@ -119,7 +119,7 @@ INSIDE = {
     "storage/tar": "index source",
     "storage/tokens": "source packed joined",
     "storage": """
-        blocks parallel source concat files pairs class_folders arrays episodes hdf5 zarr
+        blocks parallel describe source concat files pairs class_folders arrays episodes hdf5 zarr
         sparse replay table tar text tokens image_formats kinds read_rows
     """,
 }

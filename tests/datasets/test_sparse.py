@@ -111,7 +111,8 @@ def test_rows_of_all_layouts(files: dict[str, Path]) -> None:
                 assert dataset.lengths().tolist() == np.count_nonzero(DENSE, axis=1).tolist()
                 assert dataset.held_nbytes() == 8 * np.count_nonzero(DENSE)
                 is_library = not direct or "lzf" in name
-                for how in dataset.sample_source.how().values():
+                for column in dataset.sample_source.describe().columns:
+                    how = column.read_by
                     assert ("h5py" in how or "zarr-python" in how) == is_library, name
 
 

@@ -115,7 +115,7 @@ def test_costs_are_those_of_reading(tmp_path: Path) -> None:
         source = HDF5Source(folder / "a.h5", "data")
         source.read([17])
         assert cost.chunks == source.take_counts()["chunks_decoded"]
-        assert cost.way == source.how()["data"]
+        assert cost.way == source.describe().ways["data"]
         assert cost.by_library == (not source.is_direct)
         assert (cost.nbytes, cost.total) == (12 * 10 * 2, ROWS * 240)
         # parts of chunks are read, though whole ones are told to the system

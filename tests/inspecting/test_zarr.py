@@ -61,7 +61,7 @@ def test_arrays_and_costs_are_those_of_zarr(tmp_path: Path) -> None:
         source = ZarrSource(folder / "a.zarr")
         source.read([17])
         counted = source.take_counts()["chunks_decoded"]
-        assert cost.way == source.how()["rows"]
+        assert cost.way == source.describe().ways["rows"]
         assert cost.by_library == (not source.is_direct)
         # whose chunk is read as a whole, and not decoded
         assert cost.chunks == (1 if name == "fortran" else counted)
@@ -204,7 +204,7 @@ def test_a_remote_store_is_the_local_one(tmp_path: Path, server: RangeServer) ->
         (here,), (there,) = near.access, far.access
         assert (here.chunks, here.decoded, here.read) == (there.chunks, there.decoded, there.read)
         with headrace.ZarrDataset(url, cache_dir=cache) as dataset:
-            assert there.way == dataset.sample_source.how()["rows"]
+            assert there.way == dataset.sample_source.describe().ways["rows"]
     with pytest.raises(DataNotFoundError):
         inspect(f"{server.url}/none.zarr")
 

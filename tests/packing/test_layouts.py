@@ -73,7 +73,9 @@ def test_round_trip(compression: Any, chunks: int | None, tmp_path: Path) -> Non
         is_chunked = chunks is not None or compression is not None
         assert file["data"].chunks == ((min(chunks or COUNT, COUNT), 6, 5) if is_chunked else None)
     with HDF5Dataset(out, target_name="targets") as packed:
-        assert "h5py" not in str(packed.sample_source.how()), "headrace reads it by itself"
+        assert "h5py" not in str(packed.sample_source.describe().ways), (
+            "headrace reads it by itself"
+        )
         for index in (0, 36, 5, 7):
             row, target = packed[index]
             assert np.array_equal(row, Rows()[index][0]) and target == index % 3

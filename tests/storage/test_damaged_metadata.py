@@ -40,7 +40,7 @@ def test_keys_of_chunks_that_are_out_of_order(tmp_path: Path) -> None:
         changed = data[:at] + packed(*new, 0) + data[at + len(key) :]
         path = specimen.write(tmp_path / str(number), a=changed)
         source = HDF5Source(path, NAME)
-        assert source.how() == {NAME: "h5py: the index of its chunks is unusual"}
+        assert source.describe().ways == {NAME: "h5py: the index of its chunks is unusual"}
         with h5py.File(path) as file:
             assert all(np.array_equal(source.read([row])[0], file[NAME][row]) for row in range(N))
         source.close()

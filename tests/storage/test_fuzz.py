@@ -194,7 +194,7 @@ def check(kind: str, path: Path, way: int, several: bool) -> None:
     for row in rows:
         alone.append(_tried(lambda row=row: _plain(source.read([row])[0]), HeadraceError))
     is_read, together = _tried(lambda: list(map(_plain, source.read(rows))), HeadraceError)
-    if is_read and not source.how()[NAME].startswith("h5py"):
+    if is_read and not source.describe().ways[NAME].startswith("h5py"):
         assert together == [found for _, found in alone], "a batch differs from its rows"
     if kind == HDF5:
         return

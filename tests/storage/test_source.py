@@ -33,7 +33,7 @@ def test_the_rest_follows() -> None:
     assert Source.__abstractmethods__ == {"__len__", "read", "fingerprint"}
     source = Words()
     assert source.blocks() is None and source.location(1) == "Words[1]"
-    assert source.how() == {} and source.block_nbytes == 0 and source.take_counts() == {}
+    assert source.describe().ways == {} and source.block_nbytes == 0 and source.take_counts() == {}
     assert source.run(str, 3) == ["0", "1", "2"]
     source.hold_chunks(5)
     source.close()

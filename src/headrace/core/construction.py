@@ -71,7 +71,7 @@ def explained(dataset: Any, stats: Mapping[str, int]) -> Lines:
         f"{type(dataset.sample_source).__name__}",
         f"loading_mode {dataset.loading_mode}: "
         f"{what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
-        *(f"{name}: {way}" for name, way in dataset.sample_source.how().items()),
+        *(f"{name}: {way}" for name, way in dataset.sample_source.describe().ways.items()),
     ]
     if stats:
         lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))

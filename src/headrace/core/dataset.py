@@ -69,6 +69,7 @@ from headrace.order.seeding import (
     warn_off_main_thread,
 )
 from headrace.order.shares import check_shared_once
+from headrace.storage.describe import Description
 from headrace.storage.source import Source
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
@@ -523,6 +524,23 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             if self._chosen is not None:
                 self._fingerprint = fingerprint_of_view(self._fingerprint, self._chosen)
         return self._fingerprint
+
+    def describe(self) -> Description:
+        """Says what the dataset holds, how it is read, and what a random sample costs: what
+        `headrace info` shows.
+        """
+        found = self.sample_source.describe()
+        found.samples = len(self)
+        found.fingerprint = self.fingerprint
+        found.opens_as = repr(self).partition("  # ")[0]
+        found.held = self.held_nbytes()
+        if getattr(self.targets, "ndim", 0) == 1 and self.targets.dtype.kind in "iu":
+            names = dict(enumerate(getattr(self, "classes", None) or ()))
+            numbers, counts = np.unique(np.asarray(self.targets), return_counts=True)
+            classes = {number: 0 for number in names}
+            classes.update(zip(numbers.tolist(), counts.tolist(), strict=True))
+            found.classes = {str(names.get(one, one)): count for one, count in classes.items()}
+        return found
 
     def explain(self) -> str:
         """Describes how samples are read, what is cached, and the state of the memory budget."""

@@ -159,7 +159,7 @@ def _tell_costs(report: Report, source: TableSource, tables: list[TableFile]) ->
         return
     sizes = np.concatenate([table.nbytes for table in tables])
     row, block = int(sizes.sum() // report.samples), int(np.median(sizes))
-    way = "; ".join(f"{kind}: {how}" for kind, how in source.how().items() if kind != "files")
+    way = source.describe().columns[0].read_by
     if source.is_in_place:
         report.access = [
             Access("", "a row", way, row, read=row, total=int(sizes.sum()), chunk_count=len(sizes))
@@ -241,7 +241,7 @@ def _arrays(files: FileSet, shown: str) -> Report:
     report.tell_opening(f"headrace.TableDataset({', '.join([repr(shown), *options])})", problem)
     report.fingerprint = source.fingerprint() if len(sources) == 1 else None
     row = source.total_bytes // max(1, len(source))
-    way = "; ".join(dict.fromkeys(source.how().values()))
+    way = "; ".join(dict.fromkeys(column.read_by for column in source.describe().columns))
     report.access = (
         [Access("", "a row", way, row, read=row, reads=len(arrays), total=source.total_bytes)]
         if len(source)

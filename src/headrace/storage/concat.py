@@ -18,6 +18,7 @@ from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Description, joined
 from headrace.storage.source import ArraySource, Rows, fingerprint_of_files
 
 S = TypeVar("S", bound=ArraySource)
@@ -183,15 +184,8 @@ class ConcatSource(ArraySource, Generic[S]):
             counts.update(self.sources[number].take_counts())
         return counts
 
-    def how(self) -> dict[str, str]:
-        """By which path each array is read, and why; where sources differ, each way that there
-        is.
-        """
-        ways: dict[str, dict[str, None]] = {}
-        for source in self.sources:
-            for name, way in source.how().items():
-                ways.setdefault(name, {})[way] = None
-        return {name: "; or ".join(some) for name, some in ways.items()}
+    def describe(self) -> Description:
+        return joined([source.describe() for source in self.sources])
 
     @property
     def cut_nbytes(self) -> int:

@@ -20,8 +20,10 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
+from headrace.storage.describe import Column, Description
 from headrace.storage.source import Source
 
+_LOOKED_AT = 1000  # files whose sizes are looked at
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 
 
@@ -64,9 +66,15 @@ class FilesSource(Source):
         """The files' bytes."""
         return self._files.read_each(ByteRanges.of_wholes(self._paths, indices))
 
-    def how(self) -> dict[str, str]:
-        cache = None if self._server is None else self._server.cache
-        return {} if cache is None else {"files": cache.explain()}
+    def describe(self) -> Description:
+        count = len(self)
+        if self._server is not None:
+            way = f"a file each, fetched whole; {self._files.explain()}"
+            return Description([Column("files", way)], files=count)
+        some = np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)
+        mean = int(self.sizes(some).mean()) if count else 0
+        column = Column("files", f"a file each, {self._files.explain()}", read=mean)
+        return Description([column], files=count, stored=mean * count)
 
     def take_counts(self) -> Counter[str]:
         return self._files.take_counts()

@@ -6,10 +6,12 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from headrace.dtypes import IntArray
+from headrace.storage.describe import Description
 from headrace.storage.files import FilesSource
 from headrace.storage.source import Source
 
@@ -34,8 +36,12 @@ class PairedSource(Source):
         others = self.others.read(self.numbers[np.asarray(indices, np.int64)].tolist())
         return list(zip(self.files.read(indices), others, strict=True))
 
-    def how(self) -> dict[str, str]:
-        return self.files.how()
+    def describe(self) -> Description:
+        files, others = self.files.describe(), self.others.describe()
+        files.columns.append(replace(others.columns[0], name="beside"))
+        files.files += others.files
+        files.stored += others.stored
+        return files
 
     def take_counts(self) -> Counter[str]:
         return self.files.take_counts() + self.others.take_counts()

@@ -21,6 +21,7 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
+from headrace.storage.describe import Description
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype, or one array whose rows they are."""
@@ -123,9 +124,11 @@ class Source(ABC):
         """Returns what was counted in this process since the last call, for `get_stats()`."""
         return Counter()
 
-    def how(self) -> dict[str, str]:
-        """Describes by which path each array is read, and why."""
-        return {}
+    def describe(self) -> Description:
+        """Says by which path records are read, and what a random one costs, without reading
+        any.
+        """
+        return Description()
 
     def close(self) -> None:
         """Closes what is open in this process. The next `read` opens it again. Default: closes

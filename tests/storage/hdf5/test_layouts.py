@@ -100,8 +100,10 @@ def test_kept_layouts_give_the_same(
             assert bool(opened) != bool(attempt) and len(kept(tmp_path)) == layouts, name
             assert far.fingerprint == near.fingerprint
             assert np.array_equal(far.blocks(), near.blocks()) and len(far) == 3 * N
-            ways = [way.replace("ranges", "pread") for way in far.sample_source.how().values()]
-            assert ways == list(near.sample_source.how().values())
+            ways = [
+                way.replace("ranges", "pread") for way in far.sample_source.describe().ways.values()
+            ]
+            assert ways == list(near.sample_source.describe().ways.values())
             assert same(far.__getitems__(indices), near.__getitems__(indices))
             assert target is None or np.array_equal(far.targets, near.targets)
         near.close()

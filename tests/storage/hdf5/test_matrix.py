@@ -66,7 +66,7 @@ def test_filters_and_chunk_shapes(tmp_path: Path, filters: str) -> None:
                 )
     for name, array in expected.items():
         source = check(tmp_path / "a.h5", name, array)
-        assert source.is_direct == (filters not in LIBRARY), source.how()
+        assert source.is_direct == (filters not in LIBRARY), source.describe().ways
     assert not check(tmp_path / "a.h5", "image 4", expected["image 4"], direct=False).is_direct
 
 
@@ -310,7 +310,7 @@ def test_layouts_that_only_h5py_knows(tmp_path: Path) -> None:
     for name, found in expected.items():
         source = check(tmp_path / "a.h5", name, found)
         assert source.is_direct == (name == "x"), name
-        assert source.how()[name].startswith("pread" if name == "x" else "h5py: ")
+        assert source.describe().ways[name].startswith("pread" if name == "x" else "h5py: ")
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_lines_of_many_files(
     assert found == [(f"{folder}/{place}", offset) for _, place, offset, _ in PLACES]
     assert source.nbytes().tolist() == [size for *_, size in PLACES]
     assert source.file_numbers().tolist() == [0] * 5 + [2] * 2 + [3] * 3 + [4] + [7] * 2
-    assert "13 of 8 files, 2 of them through plain copies" in source.how()["lines"]
+    assert "13 of 8 files, 2 of them through plain copies" in source.describe().ways["lines"]
     state = pickle.dumps(source)
     assert len(state) < 9000
     assert read_all(pickle.loads(state)) == LINES

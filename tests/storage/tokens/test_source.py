@@ -130,4 +130,6 @@ def test_what_is_said_and_tells_them_apart() -> None:
     tokens, _ = tokens_of([3, 0, 2])
     source = BlocksSource(tokens, "f", "all texts", 3)
     assert source.location(0) == "all texts, document 0"
-    assert source.how() == {"tokens": "5 of 3 documents, as uint16, in memory, which workers share"}
+    assert source.describe().ways == {
+        "tokens": "5 of 3 documents, as uint16, in memory, which workers share"
+    }

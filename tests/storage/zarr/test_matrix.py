@@ -80,8 +80,8 @@ def test_codecs_and_chunk_shapes_of_version_3(tmp_path: Path, codecs: str) -> No
                 expected[name_] = filled(root, name_, data, **how, shards=shards)
     for name, array in expected.items():
         source = check(tmp_path / "a.zarr", name, array)
-        assert source.is_direct, source.how()
-        assert ("shards" in source.how()[name]) == ("shards" in name)
+        assert source.is_direct, source.describe().ways
+        assert ("shards" in source.describe().ways[name]) == ("shards" in name)
     check(tmp_path / "a.zarr", name, array, direct=False)
 
 
@@ -96,7 +96,7 @@ def test_codecs_and_chunk_shapes_of_version_2(tmp_path: Path, codecs: str) -> No
             expected[name_] = filled(root, name_, data, chunks=chunks, **V2[codecs])
     for name, array in expected.items():
         source = check(tmp_path / "a.zarr", name, array)
-        assert source.is_direct == (codecs not in LIBRARY), source.how()
+        assert source.is_direct == (codecs not in LIBRARY), source.describe().ways
 
 
 def test_transposed(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_zip_files(tmp_path: Path, version: int) -> None:
         root = zarr.open_group(store, mode="w", zarr_format=version)
         filled(root, "x", data, chunks=(2, 4, 6, 3))
     source = check(tmp_path / "b.zip", "x", data)
-    assert not source.is_direct and "compressed itself" in source.how()["x"]
+    assert not source.is_direct and "compressed itself" in source.describe().ways["x"]
 
 
 def test_arrays_and_groups_by_name(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_unusual_goes_to_zarr(tmp_path: Path) -> None:
     metadata = json.loads(place.read_text())
     metadata["something_new"] = {"must_understand": False}
     place.write_text(json.dumps(metadata))
-    assert "something_new" in ZarrSource(tmp_path / "a.zarr", "x").how()["x"]
+    assert "something_new" in ZarrSource(tmp_path / "a.zarr", "x").describe().ways["x"]
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

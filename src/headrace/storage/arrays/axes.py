@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.storage.arrays.reader import ArrayReader, ChunkCache, Map, pieces_of
+from headrace.storage.describe import Column
 from headrace.storage.source import Rows
 
 # bytes of a sample that lie in one piece, from which on they are read by themselves
@@ -101,6 +103,11 @@ class AxisReader(ArrayReader):
         rest = (*stored[:axis], *stored[axis + 1 :])
         self.shape = (stored[axis], *(rest[::-1] if is_reversed else rest))
         self.how: str = f"{chunks.how}, along axis {axis}" if axis else chunks.how
+
+    def describe(self, name: str, extents: Sequence[float] | None = None) -> Column:
+        box = list(self.chunks.grid.shape)
+        box[self._axis] = 1
+        return replace(super().describe(name, box), sample=f"{self.dtype} {list(self.shape[1:])}")
 
     @property
     def height(self) -> int:

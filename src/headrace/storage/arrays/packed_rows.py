@@ -27,6 +27,7 @@ from headrace.storage.arrays.packed import (
 )
 from headrace.storage.arrays.reader import ArrayReader, Map
 from headrace.storage.arrays.rows import ArraysSource
+from headrace.storage.describe import Description
 from headrace.storage.source import Rows
 
 
@@ -142,6 +143,19 @@ class PackedSource(ArraysSource):
         what lies beside its samples.
         """
         return self.info if self.name == DATA else None
+
+    def describe(self) -> Description:
+        found, info = super().describe(), self.of_samples
+        if info is None:
+            return found
+        reader = self._readers[0]
+        if self.is_flat and isinstance(reader, ArrayReader):
+            mean = reader.shape[0] / max(1, len(self))
+            found.columns = [reader.describe(DATA, [mean])]
+        found.facts["packed"] = f"{info.kind}, stored {info.store}"
+        if info.target_columns is not None:
+            found.facts["targets"] = ", ".join(name for name, _ in info.target_columns)
+        return found
 
     def __len__(self) -> int:
         return self.info.count if self.is_flat and self.info is not None else super().__len__()

@@ -36,6 +36,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.sorting import distinct
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid
+from headrace.storage.describe import Column
 from headrace.storage.source import Rows, row_at
 
 T = TypeVar("T")
@@ -186,6 +187,28 @@ class ArrayReader:
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
         self.counts: Counter[str] = Counter()
+
+    def describe(self, name: str, extents: Sequence[float] | None = None) -> Column:
+        """What a random box of an array costs: along each axis it crosses (extent - 1) / chunk + 1
+        chunks on average, and no more than there are. None: a row.
+        """
+        chunks, grid = self.chunks, self.chunks.grid
+        box = [1, *grid.shape[1:]] if extents is None else extents
+        shape = list(self.shape[1:]) if extents is None else [round(extent) for extent in box]
+        nbytes = int(math.prod(box) * self.dtype.itemsize)
+        column = Column(name, self.how, f"{self.dtype} {shape}", nbytes, read=nbytes)
+        is_exact = chunks.is_raw and (extents is None or len(box) == 1)
+        if is_exact or not math.prod(grid.shape):
+            return column
+        column.chunk, column.chunks = grid.chunks, 1.0
+        for extent, chunk, count in zip(box, grid.chunks, grid.counts, strict=True):
+            column.chunks *= min(float(count), max(0.0, extent - 1) / chunk + 1)
+        column.decoded = int(column.chunks * chunks.nbytes)
+        stored = chunks.stored_nbytes
+        if stored == math.prod(grid.shape) * chunks.dtype.itemsize and chunks.decodes:
+            stored = 0  # files of their own, whose sizes nobody has asked for
+        column.read = int(column.chunks * stored / math.prod(grid.counts))
+        return column
 
     @property
     def is_chunked(self) -> bool:

@@ -22,6 +22,7 @@ from headrace.storage.arrays.chunks import COUNTABLE, shown_array
 from headrace.storage.arrays.gather import gather
 from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Column, Description
 from headrace.storage.source import ArraySource, Rows
 
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
@@ -43,6 +44,10 @@ class LibraryRows(ABC):
     @abstractmethod
     def read(self, rows: Sequence[int]) -> list[Any]:
         """The rows as the library gives them."""
+
+    def describe(self, name: str) -> Column:
+        """What a random row costs: nobody knows."""
+        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")
 
 
 class ReadersSource(ArraySource):
@@ -172,8 +177,9 @@ class ArraysSource(ReadersSource):
         """Dtype and shape of a row of each dataset, in words."""
         return ", ".join(f"{f.dtype} {list(f.shape[1:])}" for f in self._fields.values())
 
-    def how(self) -> dict[str, str]:
-        return {name or "rows": field.how for name, field in self._fields.items()}
+    def describe(self) -> Description:
+        columns = [field.describe(name or "rows") for name, field in self._fields.items()]
+        return Description(columns, stored=self.stored_nbytes)
 
     def __len__(self) -> int:
         return int(self.shape[0])

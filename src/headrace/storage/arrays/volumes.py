@@ -19,6 +19,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.storage.arrays.patches import PatchGrid, padded_places
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import ReadersSource
+from headrace.storage.describe import Description
 from headrace.storage.source import Rows
 
 PADS = ("reflect", "edge", "constant")
@@ -236,12 +237,15 @@ class PatchSource(ReadersSource):
                 chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
         return chunks * volume.reader.chunks.nbytes
 
-    def how(self) -> dict[str, str]:
-        nearest = "; each voxel of a patch has the nearest one"
-        return {
-            volume.name or "the array": volume.reader.how + (nearest if volume.tables else "")
-            for volume in self.volumes
-        }
+    def describe(self) -> Description:
+        found = Description(stored=sum(one.reader.chunks.stored_nbytes for one in self.volumes))
+        for volume in self.volumes:
+            name = volume.name or "the array"
+            column = volume.reader.describe(name, volume.shape(self.grid.patch))
+            if volume.tables:
+                column.read_by += "; each voxel of a patch has the nearest one"
+            found.columns.append(column)
+        return found
 
     def fingerprint(self) -> str:
         """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie

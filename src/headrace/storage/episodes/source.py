@@ -32,6 +32,7 @@ from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Description
 from headrace.storage.episodes.steps import EpisodeArrays, PendingSteps
 from headrace.storage.episodes.windows import Bands, Windows
 from headrace.storage.source import Locatable, one_after_the_other
@@ -423,7 +424,7 @@ class EpisodeSource(Locatable):
         """True if there are values of any size."""
         return any(key.holds_objects for key in self.keys)
 
-    def how(self) -> dict[str, str]:
+    def describe(self) -> Description:
         way = "ranges" if self.is_remote else "pread"
         lengths, options = self.windows.lengths, self.windows.options
         told = (
@@ -440,7 +441,9 @@ class EpisodeSource(Locatable):
             if self.left_out
             else ""
         )
-        return {"episodes": told, **{key.name: key.how(way) for key in self.keys}}
+        mean = float(lengths.mean()) if len(lengths) else 0.0
+        columns = [key.describe(way, float(key.window or mean)) for key in self.keys]
+        return Description(columns, {"episodes": told}, stored=self.stored_nbytes)
 
     def fingerprint(self) -> str:
         """A hash of names, lengths, keys, dtypes, shapes, and of how windows lie."""

@@ -17,6 +17,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
+from headrace.storage.describe import Column
 
 
 class EpisodeArrays:
@@ -93,10 +94,18 @@ class EpisodeArrays:
         """Those of `readers` that read numbers."""
         return [reader for reader in self.readers if isinstance(reader, ArrayReader)]
 
-    def how(self, way: str) -> str:
-        """By which path it is read; `way`: what lies in files as it is."""
-        ways = dict.fromkeys(reader.how for reader in self.readers)
-        return "; or ".join([*([way] if (self._begins.array >= 0).any() else []), *ways])
+    def describe(self, way: str, steps: float) -> Column:
+        """What so many steps in a row cost; `way`: by which what lies in files as it is is read."""
+        ways = [reader.how for reader in self.readers]
+        if (self._begins.array >= 0).any():
+            ways.insert(0, way)
+        sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
+        nbytes = int(steps * self.row_bytes)
+        column = Column(self.name, "", sample, nbytes, read=nbytes)
+        if self.array_readers and not (self._begins.array >= 0).all():
+            column = self.array_readers[0].describe(self.name, [steps, *self.row_shape])
+        column.read_by = "; or ".join(dict.fromkeys(ways))
+        return column
 
 
 class PendingSteps:

@@ -19,6 +19,7 @@ from headrace.storage.arrays.reader import OpenArrays
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.arrays.spans import Room, read_joined
 from headrace.storage.concat import ConcatSource
+from headrace.storage.describe import Description
 from headrace.storage.source import ArraySource
 from headrace.storage.sparse.matrix import Matrix
 from headrace.storage.sparse.rows import CSRRows, Record
@@ -224,17 +225,19 @@ class SparseSource(ArraySource):
             reader.counts.clear()
         return counts
 
-    def how(self) -> dict[str, str]:
+    def describe(self) -> Description:
         prefix = f"{self.group}/" if self.group else ""
-        ways = {
-            f"{prefix}{name}": reader.how
-            for name, reader in (("indices", self._indices), ("data", self._data))
-        }
+        mean = int(self._indptr.array[-1]) / max(1, len(self))
+        readers = {"indices": self._indices, "data": self._data}
+        columns = [reader.describe(prefix + name, [mean]) for name, reader in readers.items()]
+        stored = sum(reader.chunks.stored_nbytes for reader in readers.values())
+        found = Description(columns, stored=stored)
+        found.facts["rows"] = f"sparse (CSR), {mean:,.0f} of {self._width:,} values on average"
         if self._numbers is not None:
-            ways["columns"] = (
+            found.facts["columns"] = (
                 f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
             )
-        return ways
+        return found
 
     def fingerprint(self) -> str:
         """A hash of shape, dtypes and chunks of the matrix, of the lengths of its rows, and of

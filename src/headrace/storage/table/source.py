@@ -39,6 +39,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ChunkCache, Decoded
+from headrace.storage.describe import Column, Description
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable
 from headrace.storage.table.columns import Numbers
@@ -217,20 +218,22 @@ class TableSource(RowSource, Locatable):
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return f"{self.tables[number].shown}, row {index - int(self._firsts[number])}"
 
-    def how(self) -> dict[str, str]:
-        read, said = "ranges" if self.files.is_remote else "pread", dict[str, Counter[str]]()
+    def describe(self) -> Description:
+        read = "ranges" if self.files.is_remote else "pread"
+        ways: Counter[str] = Counter()
         for table in self.tables:
-            way = (
-                f"{read} of the rows"
-                if table.is_in_place
-                else f"{read} + pyarrow, a {table.block_is} at a time"
-            )
-            said.setdefault(table.kind, Counter())[f"{table.blocks_are}, {way}"] += len(table.rows)
-        ways = {
-            kind: "; ".join(f"{count:,} {way}" for way, count in some.items())
-            for kind, some in said.items()
-        }
-        return {**ways, "files": self.files.explain()} if self.files.is_remote else ways
+            way = "of the rows" if table.is_in_place else f"+ pyarrow, a {table.block_is} at a time"
+            ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] += len(table.rows)
+        sizes = self._nbytes.array
+        column = Column("rows", "; ".join(f"{count:,} {way}" for way, count in ways.items()))
+        column.sample = ", ".join(f"{name} {self.first.kinds[name]}" for name in self.names)
+        column.nbytes = column.read = int(sizes.sum()) // max(1, len(self))
+        if not self.is_in_place and len(sizes):
+            column.chunks = 1
+            column.decoded = int(np.median(sizes))
+            column.read = self.stored_nbytes // len(sizes)
+        facts = {"files": self.files.explain()} if self.files.is_remote else {}
+        return Description([column], facts, len(self.tables), self.stored_nbytes)
 
     def take_counts(self) -> Counter[str]:
         counts = super().take_counts()

@@ -26,6 +26,7 @@ from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Column, Description
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.tar.index import TarIndex, compressed, tar_indices
@@ -33,6 +34,7 @@ from headrace.storage.tar.index import TarIndex, compressed, tar_indices
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS))
+_SHOWN = 16  # extensions that are described
 _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 
 
@@ -261,8 +263,7 @@ class TarSource(Locatable):
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
-    def how(self) -> dict[str, str]:
-        """Describes the number of samples, and what is left out."""
+    def describe(self) -> Description:
         others = sum(notes["others"] for notes in self._notes)
         left_out = (
             f"; {others:,} members have no key or no extension, and are no part of a sample"
@@ -270,10 +271,10 @@ class TarSource(Locatable):
             else ""
         )
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
-        way = f"; {self.files.explain()}" if self.files.is_remote else ""
-        return {
-            "samples": (
-                f"{len(self):,} in {shards}, each read at once by an index of "
-                f"{len(self._offsets):,} members{left_out}{way}"
-            )
-        }
+        way = (
+            f"{len(self):,} in {shards}, each read at once by an index of "
+            f"{len(self._offsets):,} members{left_out}; {self.files.explain()}"
+        )
+        mean = self.stored_nbytes // max(1, len(self))
+        column = Column("samples", way, ", ".join(self._names_of_kinds[:_SHOWN]), read=mean)
+        return Description([column], files=len(self._paths), stored=self.stored_nbytes)

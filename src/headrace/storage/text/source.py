@@ -27,6 +27,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.single_flight import found_or_built
 from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Column, Description
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
@@ -464,7 +465,7 @@ class LinesSource(Locatable):
         )
         return f"{redact(text.shown)}, line {line:,}"
 
-    def how(self) -> dict[str, str]:
+    def describe(self) -> Description:
         copies = sum(text.is_copy for text in self._texts)
         path = self._table.path
         where = "in memory" if path is None else f"read from {redact(path)}"
@@ -473,13 +474,12 @@ class LinesSource(Locatable):
             if copies
             else ""
         )
-        said = {
-            f"{self._unit}s": (
-                f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is "
-                f"{where}"
-            )
-        }
-        return {**said, "files": self.files.explain()} if self.files.is_remote else said
+        way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
+        nbytes = sum(text.end for text in self._texts)
+        column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
+        return Description(
+            [column], {"files": self.files.explain()}, files=len(self._texts), stored=nbytes
+        )
 
 
 def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:

@@ -23,6 +23,7 @@ from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
+from headrace.storage.describe import Column, Description
 from headrace.storage.source import Locatable
 from headrace.storage.text.line_index import Arrays
 
@@ -179,19 +180,24 @@ class TokensSource(Locatable):
     def stored_nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 
-    def how(self) -> dict[str, str]:
+    def describe(self) -> Description:
         tokens = self.tokens
         where = (
             f"by ranges from {tokens.shown}" if tokens.shown else "in memory, which workers share"
         )
         made = f", made with {tokens.made_with}" if tokens.made_with else ""
-        said = {
-            "tokens": (
-                f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
-                f"{where}{made}"
-            )
-        }
-        return {**said, "files": self.files.explain()} if self.is_remote else said
+        way = (
+            f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
+            f"{where}{made}"
+        )
+        nbytes = self.count * self.dtype.itemsize
+        mean = nbytes // max(1, len(self))
+        found = Description(
+            [Column("tokens", way, str(self.dtype), mean, read=mean)], stored=nbytes
+        )
+        if self.is_remote:
+            found.facts["files"] = self.files.explain()
+        return found
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}:{len(self)}"
