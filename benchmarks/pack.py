@@ -111,7 +111,7 @@ def packed(
     options.setdefault("workers", job.workers)
     headrace.pack(
         dataset,
-        folder / ("packed" if parts or options.get("format") == "zarr" else "packed.h5"),
+        folder / ("packed" if parts else "packed.h5"),
         progress=False,
         **options,
     )
@@ -296,11 +296,10 @@ def _parts(job: Job, store: str) -> Path:
     return prepared(job.work, f"parts-{store}", write) / "packed"
 
 
-HEADRACE, HEADER, PARTS, ZARR = (
+HEADRACE, HEADER, PARTS = (
     "headrace, one file",
     "headrace, one file, check header",
     "headrace, parts",
-    "headrace, Zarr, check header",
 )
 MDS, LITDATA, WEBDATASET, FFCV = "MosaicML Streaming (MDS)", "LitData", "WebDataset", "FFCV"
 PACKAGES = {
@@ -327,7 +326,6 @@ def encoded(job: Job) -> Section:
         "headrace, parts, check header, 2 processes": functools.partial(
             packed, parts=True, processes=2, workers=1, **check
         ),
-        ZARR: functools.partial(packed, format="zarr", **check),
         HEADRACE: packed,
         MDS: mds,
         LITDATA: litdata,
@@ -339,7 +337,6 @@ def encoded(job: Job) -> Section:
         Ratio(
             "encoded: headrace, parts, check header / MDS", "headrace, parts, check header", (MDS,)
         ),
-        Ratio("encoded: Zarr, check header / MDS", ZARR, (MDS,)),
     ]
     return Section(
         "encoded", "img/s", MDS, contestants(job, "encoded", writers), ratios, len(job.files)
@@ -355,7 +352,6 @@ def jpeg(job: Job) -> Section:
         "headrace, parts, 2 processes": functools.partial(
             packed, parts=True, processes=2, workers=1, **options
         ),
-        "headrace, Zarr": functools.partial(packed, format="zarr", **options),
         FFCV: ffcv,
     }
     made = [Contestant(limit, bare, (job, _reencode_all)), *contestants(job, "jpeg", writers)]
@@ -372,7 +368,6 @@ def decoded(job: Job) -> Section:
     writers = {
         HEADRACE: functools.partial(packed, **options),
         PARTS: functools.partial(packed, parts=True, **options),
-        "headrace, Zarr": functools.partial(packed, format="zarr", **options),
         MDS: functools.partial(mds, decoded=True),
         LITDATA: functools.partial(litdata, decoded=True),
         FFCV: functools.partial(ffcv, decoded=True),
@@ -381,7 +376,6 @@ def decoded(job: Job) -> Section:
     ratios = [
         Ratio("decoded: headrace / bare decode loop", HEADRACE, (limit,)),
         Ratio("decoded: headrace / best peer", HEADRACE, (MDS, LITDATA, FFCV)),
-        Ratio("decoded: Zarr / bare decode loop", "headrace, Zarr", (limit,)),
     ]
     return Section("decoded", "img/s", limit, made, ratios, len(job.files))
 

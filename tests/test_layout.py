@@ -78,14 +78,13 @@ INSIDE = {
     "datasets/episodes": "steps ways episodes",
     "datasets/shards": "members streaming",
     "packing": """
-        part options beside plan values destination own_source samples zarr parts status
-        verify formats jpeg texts run zarr_parts jobs dry_run api
+        part options beside plan values destination own_source samples parts status
+        verify formats jpeg texts run jobs dry_run api
     """,
     "packing/beside": "targets pairs",
     "packing/formats": "layout versions hdf5",
     "packing/jobs": "planning job running",
-    "packing/dry_run": "measure plan",
-    "packing/zarr": "layout shard part verify",
+    "packing/dry_run": "plan",
     "profiling/report": "page plot result",
     "profiling": """
         room tune workers compare report model gil frozen running alone limit images
@@ -109,7 +108,7 @@ INSIDE = {
         rows episodes
     """,
     "storage/zarr": """
-        layout store kind zips stores library_store library ome shards rows packed volumes
+        layout store kind zips stores library_store library ome shards rows volumes
         episodes
     """,
     "storage/text": "lines plain records chats line_index scan files source",

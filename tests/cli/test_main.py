@@ -113,7 +113,6 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
     (["pack", "plain.h5", "out.h5", "--unit", "line"], 2, "is no text"),
     (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),
-    (["pack", "books/verse/a.txt", "out", "--format", "zarr"], 2, "--format zarr"),
 ]
 
 
@@ -147,12 +146,11 @@ def test_pack_then_verify(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"{here}/out.h5: 24 samples, all sound\n"
 
 
-@pytest.mark.parametrize("format", ["hdf5", "zarr"])
 def test_jobs_share_the_parts(
-    format: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = str(tmp_path / "out")
-    job = ["pack", str(photos), packed, "--format", format, "--no-progress", "--shard-size"]
+    job = ["pack", str(photos), packed, "--no-progress", "--shard-size"]
     assert main([*job, "16kB", "--part", "1/2"]) == 0 and main(["status", packed]) == 1
     assert capsys.readouterr().out.endswith(f"{packed}: 2 of 4 parts done\nmissing: 0, 2\n")
     assert main(["join", packed]) == 2 and "missing: 0, 2" in capsys.readouterr().err

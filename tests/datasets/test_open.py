@@ -22,7 +22,6 @@ from headrace import (
     TextDataset,
     ZarrDataset,
     open_dataset,
-    pack,
     read_rows,
     write_index,
 )
@@ -154,5 +153,3 @@ def test_what_is_no_data_does_not_count(tmp_path: Path) -> None:
         assert type(dataset) is HDF5Dataset and len(dataset) == 12
     with open_dataset(write_arrays(tmp_path / "stores", "a.zarr", "b.zarr")) as dataset:
         assert type(dataset) is ZarrDataset and len(dataset) == 12
-    with open_dataset(pack(folder / "a.h5", tmp_path / "packed", format="zarr")) as dataset:
-        assert type(dataset) is ZarrDataset and len(dataset) == 6

@@ -7,13 +7,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace import ImageDataset, ZarrDataset, create_dataloader, pack
-from tests.data.make import make_photos
+from headrace import ZarrDataset, create_dataloader
 from tests.integration import foreign_zarr
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -22,30 +20,6 @@ WRITERS: dict[str, Callable[[Path], list[foreign_zarr.Case]]] = {
     "tensorstore": foreign_zarr.write_tensorstore,
     "numcodecs": foreign_zarr.write_numcodecs,
 }
-
-
-@pytest.mark.parametrize("compression", ["encoded", None, "zstd", "lz4"])
-def test_tensorstore_reads_a_pack(compression: str | None, tmp_path: Path) -> None:
-    tensorstore: Any = pytest.importorskip("tensorstore")
-    how: dict[str, Any] = {"store": "decoded", "compression": compression}
-    if compression == "encoded":
-        how = {}
-    with ImageDataset(make_photos(tmp_path / "photos"), image_size=(20, 30)) as photos:
-        out = pack(photos, tmp_path / "out", format="zarr", shard_size=16_000, **how)
-
-        def array(name: str) -> Any:
-            return tensorstore.open(
-                {"driver": "zarr3", "kvstore": f"file://{out}/data.zarr/{name}/"}, read=True
-            ).result()
-
-        assert np.array_equal(array("targets").read().result(), photos.targets)
-        data = array("data")
-        for index, (path, _) in enumerate(photos.samples):
-            if how:
-                assert np.array_equal(data[index].read().result(), photos.pixels_of(index))
-                continue
-            first, end = (int(array(name)[index].read().result()) for name in ("starts", "stops"))
-            assert data[first:end].read().result().tobytes() == Path(path).read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore::Warning")

@@ -24,14 +24,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "header": {"check": "header"},
     "jpeg": {"store": "jpeg", "max_size": 24},
     "parts": {"shard_size": 3000},
-    "zarr": {"shard_size": 3000, "format": "zarr"},
     "decoded": {"store": "decoded"},
     "decoded parts": {"store": "decoded", "shard_size": 500, "compression": "gzip", "chunks": 2},
-    "decoded zarr": {"store": "decoded", "shard_size": 500, "format": "zarr"},
-    "lz4 zarr": {
-        **{"store": "decoded", "shard_size": 500, "format": "zarr"},
-        **{"compression": "lz4", "chunks": 2},
-    },
+    "lz4 parts": {"store": "decoded", "shard_size": 500, "compression": "lz4", "chunks": 2},
 }
 COLUMNS = ("kind", "height/m", "sound", "seen in")
 SHARDS = {"arrays": 500, "ragged": 50, "texts": 40}
@@ -132,7 +127,7 @@ MAKERS = {maker.__name__: maker for maker in (photos, columns, masks, boxes, arr
 IMAGES = ("photos", "columns", "masks", "boxes")
 CASES = [
     *((source, way) for way in WAYS for source in IMAGES),
-    *(("arrays", way) for way in ("file", "parts", "decoded parts", "decoded zarr", "lz4 zarr")),
+    *(("arrays", way) for way in ("file", "parts", "decoded parts", "lz4 parts")),
     *(("ragged", way) for way in ("file", "parts")),
     *(("texts", way) for way in ("file", "parts")),
 ]

@@ -1,6 +1,6 @@
-"""Layouts of packed arrays: contiguous, in chunks, compressed, in shards of Zarr; what a plan says.
+"""Layouts of packed arrays: contiguous, in chunks, compressed; what a plan says.
 
-h5py and zarr-python read them: test_other_programs.py.
+h5py reads them: test_other_programs.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import gc
 import json
 import math
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zarr
 from torch.utils.data import Dataset
 
-from headrace import HDF5Dataset, ImageDataset, TextDataset, ZarrDataset, open_dataset, pack
+from headrace import HDF5Dataset, ZarrDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
-from headrace.packing import pack_status, verify
+from headrace.packing import verify
 from headrace.packing.formats import layout as layouts
 from headrace.packing.formats.hdf5 import PackedWriter
 from headrace.storage.arrays import compressors
@@ -158,11 +156,6 @@ def test_what_has_no_such_layout(
         (Rows(), {"chunks": True}, "chunks"),
         (Rows(), {"chunks": 2.5}, "chunks"),
         (Rows(), {"chunks": 30}, r"chunks=30: .* 3\.6 kB"),
-        (tmp_path / "a.txt", {"format": "zarr"}, "texts"),
-        (Rows(ragged=7), {"format": "zarr"}, "several shapes"),
-        (Rows(dtype="<M8[s]"), {"format": "zarr"}, "dtype|numbers"),
-        (Rows((0, 3)), {"format": "zarr"}, "no elements"),
-        (Dicts(), {"format": "zarr"}, "dtype"),
     ]
     for source, options, word in rows:
         with pytest.raises(ConfigError, match=word):
@@ -185,9 +178,8 @@ def test_another_layout_is_another_plan(tmp_path: Path) -> None:
     assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
 
 
-@pytest.mark.parametrize("format", ["hdf5", "zarr"])
-def test_re_encoded_grey_is_another_plan(format: Any, photos: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"store": "jpeg", "shard_size": 9000, "format": format}
+def test_re_encoded_grey_is_another_plan(photos: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"store": "jpeg", "shard_size": 9000}
     pack(images(photos, color="L"), tmp_path / "out", part="0/2", **how)
     with pytest.raises(TargetExistsError, match="other jpeg"):
         pack(images(photos), tmp_path / "out", part="1/2", **how)
@@ -241,77 +233,7 @@ def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert file["data"].chunks == (4, 20, 30, 3) and file["data"].compression == "gzip"
 
 
-# --- Zarr -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick_every(5)
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<i8", "|b1", "<c8", ">u2", "<f2"])
-@pytest.mark.parametrize("shape", [(3, 4), (), (5,)])
-def test_arrays_in_zarr(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    out = pack(Rows(shape, dtype), tmp_path / "out", format="zarr", shard_size=100)
-    group: Any = zarr.open_group(out / "data.zarr", mode="r")
-    source = Rows(shape, dtype)
-    assert all(np.array_equal(group["data"][n], source[n][0]) for n in range(COUNT))
-    by_group = ZarrDataset(out / "data.zarr", "data", target_name="targets")
-    with ZarrDataset(out, target_name="targets") as rows, by_group:
-        for number, (value, target) in enumerate(rows):
-            assert np.array_equal(np.asarray(value), source[number][0])
-            assert target == by_group[number][1] == number % 3
-        assert rows.fingerprint == by_group.fingerprint
-    with open_dataset(out) as rows:
-        assert isinstance(rows, ZarrDataset) and verify(out).samples == len(rows) == COUNT
-
-
-@pytest.mark.quick_every(6)
-@pytest.mark.parametrize("dtype", ["|u1", ">f4"])
-@pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", None])
-@pytest.mark.parametrize("chunks", [1, 4, None])
-def test_chunks_in_zarr(dtype: str, compression: Any, chunks: Any, tmp_path: Path) -> None:
-    source = Rows((9, 7), dtype)
-    nbytes = 63 * np.dtype(dtype).itemsize
-    how: dict[str, Any] = {"format": "zarr", "shard_size": 8 * nbytes, "chunks": chunks}
-    out = pack(source, tmp_path / "out", compression=compression, workers=3, **how)
-    assert pack_status(out).parts == 5
-    data: Any = zarr.open_array(out / "data.zarr", path="data", mode="r")
-    assert data.chunks[0] == (chunks or 8)
-    with ZarrDataset(out, target_name="targets") as rows:
-        for number, (value, target) in enumerate(rows):
-            assert np.array_equal(np.asarray(value), source[number][0]) and target == number % 3
-        assert "zarr-python" not in rows.explain()
-    if compression is not None:
-        stored = sum(path.stat().st_size for path in (out / "data.zarr" / "data").glob("c.*"))
-        assert stored < COUNT * nbytes or chunks == 1, "very small chunks don't get smaller"
-        with pytest.raises(TargetExistsError, match="compression"):
-            pack(source, out, **how)
-    shard = out / "data.zarr" / "data" / "c.1.0.0"
-    whole = shard.read_bytes()
-    named = []
-    for place in (10, len(whole) - 5):  # a sample, and the shard's index
-        flip(shard, place)
-        named.append([index for index, _, _ in verify(out).bad])
-        shard.write_bytes(whole)
-    assert named == [list(range(8, 8 + data.chunks[0])), [-1]]
-
-
-@pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photographs; not to be written to."""
-    out = tmp_path_factory.mktemp("zarr") / "out"
-    return Path(pack(photos, out, format="zarr", shard_size=16_000))
-
-
-def test_a_missing_column_chunk_is_an_error(packed: Path, tmp_path: Path) -> None:
-    for name in ("targets", "crc32", "names"):
-        out = Path(shutil.copytree(packed, tmp_path / name))
-        (out / "data.zarr" / name / "c.1").unlink()
-        with pytest.raises(FormatError, match="missing"):
-            ImageDataset(out)
-
-
-def test_packs_of_another_kind(packed: Path, photos: Path, tmp_path: Path) -> None:
-    hdf5 = pack(photos, tmp_path / "hdf5", shard_size=16_000)
-    for dataset, path in ((HDF5Dataset, packed), (TextDataset, packed), (ZarrDataset, hdf5)):
-        with pytest.raises(FormatError, match=r"headrace\.open_dataset"):
-            dataset(path)
-    with pytest.raises(FormatError, match="HDF5 files"):
-        ImageDataset([packed, hdf5])
+def test_packs_of_another_kind(photos: Path, tmp_path: Path) -> None:
+    packed = pack(photos, tmp_path / "packed", shard_size=16_000)
+    with pytest.raises(FormatError, match=r"headrace\.open_dataset"):
+        ZarrDataset(packed)

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import pytest
 from hypothesis import given, strategies as st
 from torch.utils.data import Dataset
 
-from headrace import ImageDataset, ZarrDataset, open_dataset, pack
+from headrace import ImageDataset, open_dataset, pack
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -51,7 +50,6 @@ from tests.servers.s3 import S3Server
 
 SHARD = 16_000
 """Bytes: the 24 photographs of the fixture become four parts."""
-FORMATS = ("hdf5", "zarr")
 
 
 class Numbers(Dataset[Any]):
@@ -64,16 +62,10 @@ class Numbers(Dataset[Any]):
         return np.full((1 + index % 3, 4), index, np.float32), index
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def format(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def packed(photos: Path, format: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The photographs, packed in one go; not to be written to."""
-    out = tmp_path_factory.mktemp(format) / "whole"
-    return Path(pack(photos, out, shard_size=SHARD, format=format))
+    return Path(pack(photos, tmp_path_factory.mktemp("packed") / "whole", shard_size=SHARD))
 
 
 @pytest.fixture
@@ -97,22 +89,11 @@ def test_parts_are_ranges_of_samples(sizes: list[int], shard_size: int) -> None:
     assert len(parts) <= -(-sum(sizes) // shard_size) + 1
 
 
-def test_a_part_has_files_of_its_own(packed: Path, format: str) -> None:
-    assert pack_status(packed).parts == 4
-    folders = [packed]
-    if format == "zarr":
-        folders = [path for path in (packed / "data.zarr").iterdir() if path.is_dir()]
-    for folder in folders:
-        names = [path.name for path in folder.iterdir() if path.name[:2] in ("c.", "pa")]
-        numbers = [re.split(r"[.-]", name)[1] for name in names]
-        assert {int(number) for number in numbers} == {0, 1, 2, 3}, folder
-
-
 # --- who packs ------------------------------------------------------------------------------------
 
 
-def test_two_jobs_at_once(photos: Path, packed: Path, format: str, tmp_path: Path) -> None:
-    job = partial(pack, photos, tmp_path / "out", shard_size=SHARD, format=format)
+def test_two_jobs_at_once(photos: Path, packed: Path, tmp_path: Path) -> None:
+    job = partial(pack, photos, tmp_path / "out", shard_size=SHARD)
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(job) for _ in range(2)]:
             future.result()
@@ -203,17 +184,11 @@ def test_parts_that_are_written_elsewhere(tmp_path: Path) -> None:
 # --- jobs that go on ------------------------------------------------------------------------------
 
 
-def test_same_call_goes_on(
-    photos: Path, packed: Path, out: Path, format: str, tmp_path: Path
-) -> None:
+def test_same_call_goes_on(photos: Path, packed: Path, out: Path, tmp_path: Path) -> None:
     """Where a part is missing, one is damaged, one too long, and a job was killed."""
     (out / "manifest.json").unlink()
-    if format == "hdf5":
-        data = sorted(out.glob("part-*.h5"))
-        data[1].with_suffix(".json").write_text("{")
-    else:
-        data = sorted((out / "data.zarr" / "data").glob("c.*"))
-        (out / "data.zarr" / "targets" / "c.1").unlink()
+    data = sorted(out.glob("part-*.h5"))
+    data[1].with_suffix(".json").write_text("{")
     data[0].unlink()
     data[2].write_bytes(data[2].read_bytes() + b"x")
     (data[0].parent / f".{data[0].name}.0123abcd.part").write_bytes(b"of a job that was killed")
@@ -225,62 +200,38 @@ def test_same_call_goes_on(
         ImageDataset(out)
     with pytest.raises(DataNotFoundError, match="missing: 0"):
         join(out)
-    pack(photos, out, shard_size=SHARD, format=format)
+    pack(photos, out, shard_size=SHARD)
     assert contents(out) == contents(packed)
     assert data[3].stat().st_mtime == 10**10, "finished parts stay"
 
 
-def test_nobody_opens_a_store_that_is_packed_again(photos: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"shard_size": SHARD, "format": "zarr"}
-    out = Path(pack(photos, tmp_path / "out", **how))
-    whole = contents(out)
-    for name in ("c.0", "c.1"):
-        (out / "data.zarr" / "crc32" / name).unlink()
-    pack(photos, out, parts="0:1", **how)
-    assert pack_status(out).stale == [1] and not (out / "data.zarr" / "zarr.json").exists()
-    with pytest.raises(DataNotFoundError, match="not complete"):
-        ImageDataset(out)
-    with pytest.raises((FormatError, DataNotFoundError)):
-        ZarrDataset(out / "data.zarr", "data")
-    pack(photos, out, **how)
-    assert contents(out) == whole
-
-
-def test_another_plan_is_refused(
-    photos: Path, packed: Path, out: Path, format: str, tmp_path: Path
-) -> None:
-    other = FORMATS[format == "hdf5"]
+def test_another_plan_is_refused(photos: Path, packed: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(TargetExistsError, match=r"shard_size: 16000 there, 30000 now"):
-        pack(photos, out, shard_size=30_000, format=format)
-    with pytest.raises(TargetExistsError, match=f"format: {format} there, {other} now"):
-        pack(photos, out, shard_size=SHARD, format=other)
+        pack(photos, out, shard_size=30_000)
     with pytest.raises(TargetExistsError, match="store: encoded there, decoded now"):
-        pack(images(photos), out, shard_size=SHARD, store="decoded", format=format)
+        pack(images(photos), out, shard_size=SHARD, store="decoded")
     assert contents(out) == contents(packed)
-    pack(photos, out, shard_size=30_000, format=other, overwrite=True)
-    new = Path(pack(photos, tmp_path / "new", shard_size=30_000, format=other))
+    pack(photos, out, shard_size=30_000, overwrite=True)
+    new = Path(pack(photos, tmp_path / "new", shard_size=30_000))
     assert contents(out) == contents(new), "nothing is left of the other plan"
 
 
-@pytest.mark.parametrize(
-    "name", ["data.zarr/zarr.json", "part-00000-of-00002.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["part-00000-of-00002.json", "manifest.json"])
 def test_files_of_others_are_kept(name: str, photos: Path, tmp_path: Path) -> None:
     other = tmp_path / name
-    other.parent.mkdir(exist_ok=True)
     other.write_text('{"mine": 1}')
-    for format, dry_run in itertools.product(FORMATS, (True, False)):
+    for dry_run in (True, False):
         with pytest.raises(TargetExistsError, match=f"{name} is not of a pack"):
-            pack(photos, tmp_path, shard_size=SHARD, format=format, dry_run=dry_run)
+            pack(photos, tmp_path, shard_size=SHARD, dry_run=dry_run)
     assert contents(tmp_path).keys() == {name} and other.read_text() == '{"mine": 1}'
     assert verify(pack(photos, tmp_path, shard_size=SHARD, overwrite=True)).ok
 
 
-def test_a_pack_without_plan_and_checks_goes_on(out: Path, photos: Path, format: str) -> None:
+def test_a_pack_without_plan_and_checks_goes_on(out: Path, photos: Path) -> None:
     whole = contents(out)
     for path in out.glob("plan*"):
         path.unlink()
-    pack(photos, out, shard_size=SHARD, format=format)
+    pack(photos, out, shard_size=SHARD)
     assert contents(out) == whole
 
 
@@ -309,16 +260,13 @@ def test_a_changed_source_is_named(is_open: bool, copy: Path, tmp_path: Path) ->
 
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("store", ["encoded", "decoded", "jpeg"])
-def test_unreadable_samples_are_left_out(
-    store: str, format: str, copy: Path, tmp_path: Path
-) -> None:
+def test_unreadable_samples_are_left_out(store: str, copy: Path, tmp_path: Path) -> None:
     broken = sorted(copy.rglob("*.jpg"))[3]
     broken.write_bytes(broken.read_bytes()[:200])
-    how: dict[str, Any] = {"shard_size": SHARD, "store": store, "format": format}
+    how: dict[str, Any] = {"shard_size": SHARD, "store": store}
     with pytest.raises(SampleError, match=broken.name) as caught:
         pack(images(copy), tmp_path / "out", **how)
-    part = "part-" if format == "hdf5" else "data/c."
-    assert format == "zarr" or any(part in note for note in caught.value.__notes__)
+    assert any("part-" in note for note in caught.value.__notes__)
     with images(copy, on_error="skip") as source:
         out = pack(source, tmp_path / "skipped", part="0/2", **how)
         with pytest.warns(HeadraceWarning, match=r"1 samples? can't be read"):
@@ -330,29 +278,10 @@ def test_unreadable_samples_are_left_out(
         view = source.subset([index for index, path in enumerate(paths) if path != broken])
         with images(out) as packed:
             assert len(packed) == 23
-            same_data = packed.fingerprint == view.fingerprint
-            assert same_data == (format == "zarr") and packed.fingerprint != source.fingerprint
+            assert packed.fingerprint not in (view.fingerprint, source.fingerprint)
             if store != "jpeg":
                 assert same(samples_of(packed), samples_of(view))
     assert verify(out).ok
-
-
-@pytest.mark.quick_every(2)
-@pytest.mark.parametrize("store", ["encoded", "decoded", "jpeg"])
-def test_a_sample_that_fails_later_is_an_error(store: Any, copy: Path, tmp_path: Path) -> None:
-    """The shape of a store is that of the plan."""
-    with images(copy, on_error="skip") as source:
-        how: dict[str, Any] = {"store": store, "format": "zarr", "shard_size": SHARD}
-        pack(source, tmp_path / "out", parts="0:1", **how)
-        last = Path(source.samples[23][0])
-        last.write_bytes(bytes(last.stat().st_size))
-        with pytest.raises(SampleError, match=f"{last.name}.*overwrite=True") as caught:
-            pack(source, tmp_path / "out", **how)
-        assert any("data/c." in note for note in caught.value.__notes__)
-        last.write_bytes(b"shorter")
-        with pytest.raises((FileChangedError, TargetExistsError)):
-            pack(source, tmp_path / "out", **how)
-        assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 # --- arguments and places -------------------------------------------------------------------------
@@ -381,9 +310,8 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
 
 def test_places(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for format in FORMATS:
-        with pytest.raises(ConfigError, match="is a file"):
-            pack(photos, tmp_path / "file", shard_size=SHARD, format=format)
+    with pytest.raises(ConfigError, match="is a file"):
+        pack(photos, tmp_path / "file", shard_size=SHARD)
     assert pack(photos, f"file://{tmp_path}/out", shard_size="1GB") == tmp_path / "out"
     assert pack_status(f"file://{tmp_path}/out").parts == 1
     with pytest.raises(DataNotFoundError):
@@ -392,20 +320,18 @@ def test_places(photos: Path, tmp_path: Path) -> None:
         pack_status(tmp_path)
 
 
-def test_a_plan_that_is_lost_is_made_again(
-    photos: Path, packed: Path, out: Path, format: str
-) -> None:
+def test_a_plan_that_is_lost_is_made_again(photos: Path, packed: Path, out: Path) -> None:
     whole = (out / "plan.json").read_bytes()
     (out / "plan.json").write_bytes(whole[:20])
     with pytest.raises(FormatError, match=r"plan\.json"):
-        pack(photos, out, shard_size=SHARD, format=format)
+        pack(photos, out, shard_size=SHARD)
     for foreign in ('{"tasks": ["milk"]}', "[1]"):
         (out / "plan.json").write_text(foreign)
         with pytest.raises(FormatError, match="no plan of headrace: leave it"):
-            pack(photos, out, shard_size=SHARD, format=format, overwrite=True)
+            pack(photos, out, shard_size=SHARD, overwrite=True)
         assert (out / "plan.json").read_text() == foreign
     (out / "plan.json").unlink()
-    pack(photos, out, shard_size=SHARD, format=format)
+    pack(photos, out, shard_size=SHARD)
     assert contents(out) == contents(packed)
 
 
@@ -420,14 +346,10 @@ def test_a_file_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_file_vanishes_while_sizes_are_taken(tmp_path: Path) -> None:
     """Another job renames its temporary file between the listing and the look at it."""
-    for folder in (tmp_path, tmp_path / "below"):
-        folder.mkdir(exist_ok=True)
-        (folder / "part.h5").write_bytes(b"12")
-        (folder / ".part.h5.1234.part").symlink_to("gone")
-    place = FolderDestination(tmp_path)
-    assert place.sizes()["part.h5"] == 2 and place.sizes("below") == {"below/part.h5": 2}
-    missing = FolderDestination(tmp_path / "missing")
-    assert missing.sizes() == missing.sizes("below") == {}
+    (tmp_path / "part.h5").write_bytes(b"12")
+    (tmp_path / ".part.h5.1234.part").symlink_to("gone")
+    assert FolderDestination(tmp_path).sizes() == {"part.h5": 2}
+    assert FolderDestination(tmp_path / "missing").sizes() == {}
     remove_abandoned(str(tmp_path / "missing"), (".",))  # by another job, which joins too
 
 
@@ -447,9 +369,9 @@ def bucket(
 
 
 @pytest.mark.slow
-def test_to_an_object_store(photos: Path, packed: Path, format: str, bucket: Any) -> None:
+def test_to_an_object_store(photos: Path, packed: Path, bucket: Any) -> None:
     client, options = bucket
-    how: dict[str, Any] = {"shard_size": SHARD, "format": format, **options}
+    how: dict[str, Any] = {"shard_size": SHARD, **options}
     with pytest.raises(DataNotFoundError, match="bucket"):
         pack(photos, "s3://missing/packed", **how)
     out = pack(photos, "s3://bucket/packed", part="0/2", **how)
@@ -476,7 +398,7 @@ def test_to_an_object_store(photos: Path, packed: Path, format: str, bucket: Any
                 found = sorted(remote, key=lambda sample: sample[-1])
                 assert same([sample[:2] for sample in found], samples_of(source))
                 assert remote.fingerprint == source.fingerprint
-    key = next(key for key in stored if "part-00001" in key or "/crc32/c.1" in key)
+    key = next(key for key in stored if "part-00001" in key)
     client.put_object(Bucket="bucket", Key=key, Body=stored[key][:-1])
     assert pack_status(out, **options).stale == [1]
 
@@ -508,8 +430,6 @@ KILLED: list[tuple[str, dict[str, Any]]] = [
     ("photos", {"processes": 2}),
     ("photos", {"store": "decoded"}),
     ("photos", {"store": "jpeg", "max_size": 32, "processes": 2}),
-    ("photos", {"format": "zarr"}),
-    ("photos", {"format": "zarr", "store": "decoded", "processes": 2}),
     ("texts", {"processes": 2}),
 ]
 

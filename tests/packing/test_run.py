@@ -228,7 +228,6 @@ def test_options_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
         (photos, {"store": "jpeg", "check": "header"}, "check"),
         (photos, {"check": "none"}, "check"),
         (photos, {"end_token": 1}, "end_token"),
-        (photos, {"format": "parquet"}, "format"),
         (ImageDataset(encoded, image_size=None), {"store": "decoded"}, "image_size="),
         (ImageDataset(decoded), {"store": "encoded"}, "store='decoded'"),
         (HDF5Dataset(decoded), {"store": "encoded"}, "store='decoded'"),

@@ -38,8 +38,8 @@ from tests.packing.shared import samples_of
 pytestmark = pytest.mark.quick_every(2)
 
 SHARD = 6000
-ENCODED = [{}, {"check": "header"}, {"store": "jpeg"}, {"format": "zarr", "shard_size": SHARD}]
-DECODED = [{"store": "decoded"}, {"store": "decoded", "format": "zarr", "shard_size": 2000}]
+ENCODED = [{}, {"check": "header"}, {"store": "jpeg"}, {"shard_size": SHARD}]
+DECODED = [{"store": "decoded"}, {"store": "decoded", "shard_size": 2000}]
 
 
 def make_folder(folder: Path, mode: str, size: tuple[int, int] = (32, 24)) -> Path:
@@ -157,7 +157,7 @@ def test_other_annotations_are_another_plan(coco: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.quick_every(1)
-@pytest.mark.parametrize("kind", ["arrays", "Zarr", "records", "packed images"])
+@pytest.mark.parametrize("kind", ["arrays", "records", "packed images"])
 def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file["data"] = np.zeros((20, 2), np.float32)
@@ -169,13 +169,12 @@ def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
     arrays = partial(HDF5Dataset, tmp_path / "in.h5", "data")
     made: dict[str, Any] = {
         "arrays": lambda name: arrays(target_name=name),
-        "Zarr": lambda name: arrays(target_name=name),
         "records": lambda name: TextDataset(tmp_path / "in.jsonl", target_field=name),
         "packed images": lambda name: ImageDataset(
             pack(photos if name == "a" else images(), tmp_path / f"{name}.h5", overwrite=True)
         ),
     }
-    how: dict[str, Any] = {"shard_size": 40, "format": "zarr" if kind == "Zarr" else "hdf5"}
+    how: dict[str, Any] = {"shard_size": 40}
     out = pack(made[kind]("a"), tmp_path / "out", part="0/2", **how)
     with pytest.raises(TargetExistsError, match="annotations"):
         pack(made[kind]("b"), out, part="1/2", **how)
@@ -272,8 +271,6 @@ def test_targets_of_a_pack_stay(masks: Path, coco: Path, tmp_path: Path) -> None
 
 # --- columns --------------------------------------------------------------------------------------
 
-ZARR: dict[str, Any] = {"shard_size": 3000, "format": "zarr"}
-
 
 @pytest.fixture
 def trees(tmp_path: Path) -> Path:
@@ -296,7 +293,7 @@ def test_columns_are_arrays_or_left_out(trees: Path) -> None:
         assert plain[0][1] is None
 
 
-@pytest.mark.parametrize("how", [{}, {"shard_size": 30}, {"shard_size": 30, "format": "zarr"}])
+@pytest.mark.parametrize("how", [{}, {"shard_size": 30}])
 def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> None:
     rows = np.zeros(COUNT, [("speed", "<f4"), ("gear", "u1"), ("at", "<i2", (2,))])
     rows["speed"] = np.arange(COUNT) / 4
@@ -312,10 +309,9 @@ def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> N
             assert packed[1][1].keys() == {"speed", "gear", "at"}
 
 
-@pytest.mark.parametrize("how", [{"shard_size": 3000}, ZARR])
-def test_other_labels_are_another_plan(how: dict[str, Any], trees: Path) -> None:
+def test_other_labels_are_another_plan(trees: Path) -> None:
     with labelled(trees) as source:
-        pack(source, trees / "out", **how)
+        pack(source, trees / "out", shard_size=3000)
     text = (trees / "labels.jsonl").read_text()
     for other in (text.replace("0.25", "0.75"), text.replace('"elm"', '"fir"')):
         (trees / "labels.jsonl").write_text(other)
@@ -323,7 +319,7 @@ def test_other_labels_are_another_plan(how: dict[str, Any], trees: Path) -> None
             labelled(trees) as source,
             pytest.raises(TargetExistsError, match=r"annotations|target_columns"),
         ):
-            pack(source, trees / "out", **how)
+            pack(source, trees / "out", shard_size=3000)
 
 
 @pytest.mark.parametrize("values", [["none", {"a": 1}], [[1], [1, 2]]], ids=["kinds", "lengths"])
@@ -360,7 +356,6 @@ def test_commands_with_targets(
     jobs: list[tuple[ImageDataset, list[Any], str]] = [
         (with_masks(masks, **small), of_masks, "images with masks"),
         (with_boxes(coco, **small), boxes, "images with boxes"),
-        (with_boxes(coco, **small), [*boxes, "--format", "zarr"], "images with boxes"),
         (labelled(trees, **small), columns, told[0]),
         (labelled(trees, target_name=["kind", "sound"], **small), [*columns, *two], told[1]),
     ]

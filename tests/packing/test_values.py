@@ -151,9 +151,7 @@ def test_split_targets_views_and_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick_every(1)
-@pytest.mark.parametrize(
-    "how", [{}, {"shard_size": 200}, {"shard_size": 200, "format": "zarr", "processes": 2}]
-)
+@pytest.mark.parametrize("how", [{}, {"shard_size": 200}, {"shard_size": 200, "processes": 2}])
 def test_targets_by_number_in_parts(how: dict[str, Any], tmp_path: Path) -> None:
     """Also behind a sample that is left out."""
     records: list[Any] = [row.tobytes() for row in ROWS]

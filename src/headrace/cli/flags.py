@@ -29,7 +29,7 @@ _SAME = (
         "cache_dir",
         "patch_shape",
     ),
-    *("dataset_name", "workers", "shard_size", "format", "image_column", "text_column", "columns"),
+    *("dataset_name", "workers", "shard_size", "image_column", "text_column", "columns"),
 )
 _FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
 _DESTS = {"image_size": "size"}
@@ -42,7 +42,6 @@ _IN_WORDS = {
     "overwrite=True (--overwrite)": ("overwrite", "--overwrite"),
     "leave out shard_size": ("shard_size", "leave out --shard-size"),
     "pass shard_size, such as '1GB'": ("shard_size", "pass --shard-size 1GB"),
-    "leave out format": ("format", "leave out --format"),
     "pass encoding= or errors=": ("encoding", "pass encoding="),
     "name one as dataset_name": ("dataset_name", "name one by dataset_name="),
     "name one of them as dataset_name": ("dataset_name", "name one of them by dataset_name="),

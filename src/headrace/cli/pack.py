@@ -128,14 +128,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parts = parser.add_argument_group("several parts")
     parts.add_argument(
-        "--format",
-        choices=("hdf5", "zarr"),
-        help="of the parts; zarr: the shards of one Zarr 3 group in the folder DST (default: hdf5)",
-    )
-    parts.add_argument(
         "--shard-size",
         metavar="SIZE",
-        help="of a part, such as 1GB; DST is a folder then (default: one file; zarr: 256MB)",
+        help="of a part, such as 1GB; DST is a folder then (default: one file)",
     )
     parts.add_argument(
         "--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs"
@@ -156,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="plan, write nothing, and print the parts, the room and the time needed",
+        help="plan, write nothing, and print the parts and the room needed",
     )
     parser.add_argument(
         "--overwrite",
@@ -179,7 +174,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     try:
         if given.dry_run:
             return _plan(given, output)
-        if given.shard_size is not None or given.format == "zarr":
+        if given.shard_size is not None:
             return _pack_parts(given, output)
         if (
             given.part is not None
@@ -202,8 +197,9 @@ def run(given: argparse.Namespace, output: Output) -> int:
                 progress=False if given.no_progress else None,
             )
     except KeyboardInterrupt:
-        is_parts = given.shard_size is not None or given.format == "zarr"
-        kept = "finished parts are kept" if is_parts else "nothing was written"
+        kept = "nothing was written"
+        if given.shard_size is not None:
+            kept = "finished parts are kept"
         print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
     if result.left_out:
@@ -221,7 +217,6 @@ def _plan(given: argparse.Namespace, output: Output) -> int:
             dataset,
             given.dst,
             **fields_of(_store_options(given)),
-            format=given.format,
             shard_size=given.shard_size,
             part=given.part,
             parts=given.parts,
@@ -262,7 +257,6 @@ def _pack_parts(given: argparse.Namespace, output: Output) -> int:
             dataset,
             given.dst,
             options=_store_options(given),
-            format=given.format or "hdf5",
             shard_size=given.shard_size,
             part=given.part,
             parts=given.parts,

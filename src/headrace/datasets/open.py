@@ -27,12 +27,11 @@ from headrace.storage.episodes.look import EPISODES
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.kinds import IMAGES, TEXTS
-from headrace.storage.replay import kind_of_hdf5, kind_of_store
+from headrace.storage.replay import kind_of_hdf5, kind_of_stores
 from headrace.storage.sparse.opening import find_matrix
 from headrace.storage.table.files import TABLES
 from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.kind import ZARR
-from headrace.storage.zarr.packed import packed_zarr_kind
 
 _OF_KIND: dict[str, type[BaseDataset]] = {
     "image": ImageDataset,
@@ -142,7 +141,7 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     if kind is HDF5:
         content = packed_kind(data_path, remote, None if is_named else kind_of_hdf5)
     else:
-        content = packed_zarr_kind(data_path, remote, None if is_named else kind_of_store)
+        content = "" if is_named else kind_of_stores(data_path, remote)
     if not content and not options.keys() & _OF_ARRAYS:
         group = find_matrix(data_path, remote, kind)
         if group is not None:

@@ -24,14 +24,12 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.arrays.axes import checked_axis
-from headrace.storage.arrays.packed import DATA
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, column_of_group
 from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.packed import PackedGroup, packed_group
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.volumes import (
@@ -210,24 +208,20 @@ class ZarrDataset(ArrayDataset):
             if target_name is not None:
                 sample_decoder = LabelledPatches(cast_to)
         else:
-            is_pack = scale is None and axis == 0 and name in (None, DATA)
-            if is_pack and all(packed_group(store) is not None for store in stores):
-                sources = [PackedGroup(path, opened) for path in paths]
-            else:
-                sources = []
-                for path, store in zip(paths, stores, strict=True):
-                    rows_of = name
-                    along = axis
-                    if is_one:
-                        array = array_or_level(store, name, scale)
-                        rows_of = array.name
-                        if axis != 0:
-                            along = array.axis(axis)
-                        if target_name is not None:
-                            check_row_targets(array, target_name)
-                    sources.append(
-                        ZarrSource(path, rows_of, opened=opened, column=target_name, axis=along)
-                    )
+            sources = []
+            for path, store in zip(paths, stores, strict=True):
+                rows_of = name
+                along = axis
+                if is_one:
+                    array = array_or_level(store, name, scale)
+                    rows_of = array.name
+                    if axis != 0:
+                        along = array.axis(axis)
+                    if target_name is not None:
+                        check_row_targets(array, target_name)
+                sources.append(
+                    ZarrSource(path, rows_of, opened=opened, column=target_name, axis=along)
+                )
             source, sample_decoder = joined_rows(sources, dtype)
             if target_name is not None:
                 columns = [

@@ -18,13 +18,10 @@ from headrace.inspecting.report import (
     CUT_OFF,
     MOST_NODES,
     NO_SAMPLES,
-    OBJECTS_ARE,
     Access,
     Node,
     Report,
-    columns_of_pack,
     largest_of,
-    samples_of_pack,
 )
 from headrace.inspecting.sparse import find_matrix, tell
 from headrace.io.paths import redact
@@ -33,16 +30,6 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.arrays.chunks import Grid, shown_array
 from headrace.storage.arrays.codecs import Pipeline
-from headrace.storage.arrays.packed import (
-    BOXES,
-    DATA,
-    LABELS,
-    PACKED_ATTRIBUTE,
-    PACKED_CHECKSUM,
-    TARGETS,
-    PackedInfo,
-    parse_info,
-)
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
@@ -51,7 +38,6 @@ from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
-from headrace.storage.zarr.packed import PackedGroup
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
 
@@ -136,20 +122,19 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
         notes.append(CUT_OFF)
     nodes = [node_of(store, path, one) for path, one in metadata.items()]
     images = _images(store, metadata, notes)
-    info = _packed(store)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
     groups = ZarrGroups(store, opened)
-    of_interest = name is None and info is None and not images
+    of_interest = name is None and not images
     episodes = (
         (replay_in(groups, notes) or episodes_in(store, opened, nodes)) if of_interest else None
     )
-    matrix = find_matrix(groups, name) if info is None and not images and episodes is None else None
+    matrix = find_matrix(groups, name) if not images and episodes is None else None
     wanted = (
         name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
     )
     if episodes is not None:  # a step costs as much in all of them
         arrays = [node for node in arrays if node.path.startswith(f"{episodes.first}/")]
-    primary = _primary(store, arrays, images, wanted, info, notes) if episodes is None else None
+    primary = _primary(store, arrays, images, wanted, notes) if episodes is None else None
     with_primary = (
         arrays if primary is None or any(node is primary for node in arrays) else [*arrays, primary]
     )
@@ -174,54 +159,20 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
                 "levels": _levels(image, nodes),
             }
     for node in sorted(with_primary, key=lambda node: (node is not primary, -node.nbytes))[
-        : _OPENED if info is None else 1
+        :_OPENED
     ]:
         report.access.append(
             _cost(store, node, store.metadata(node.path) or {}, opened, patches.get(node.path))
         )
-    if info is not None:
-        report.access = [
-            costs.of_flat(cost, info) if info.is_flat and cost.name == DATA else cost
-            for cost in report.access
-        ]
-        report.details |= columns_of_pack(info)
-        _tell_classes(report, store, opened, info, metadata)
     if episodes is not None:
         tell_episodes(report, episodes, many)
     elif matrix is None:
-        _tell_samples(report, store, primary, patches, images, info, arrays)
+        _tell_samples(report, store, primary, patches, images, arrays)
     else:
         if store.attributes("").get("encoding-type") == "anndata":
             report.format = f"AnnData {report.format}"
         tell(report, matrix)
     return report
-
-
-def _tell_classes(
-    report: Report,
-    store: Store,
-    opened: OpenZarr,
-    info: PackedInfo,
-    metadata: dict[str, dict[str, Any]],
-) -> None:
-    """The classes of a pack, by its targets."""
-    if not info.classes or store.files.is_remote:
-        return
-    if info.image.get("targets") == BOXES:
-        labels, numbers = PackedGroup(store.path).ragged(LABELS)[0], info.image["class_ids"]
-        report.classes = {
-            one: int((labels == number).sum())
-            for one, number in zip(info.classes, numbers, strict=True)
-        }
-        report.classes_are = OBJECTS_ARE
-    if TARGETS not in metadata:
-        return
-    reader = opened.reader(store, TARGETS, metadata[TARGETS], is_column=True)
-    targets = reader.whole(lambda function, count: [function(number) for number in range(count)])
-    report.classes = {
-        name: int((targets == number).sum()) for number, name in enumerate(info.classes)
-    }
-    report.classes_are = f"values of {TARGETS!r}"
 
 
 def _tell_samples(
@@ -230,17 +181,10 @@ def _tell_samples(
     primary: Node | None,
     patches: dict[str, list[int]],
     images: dict[str, Image],
-    info: PackedInfo | None,
     arrays: list[Node],
 ) -> None:
     """What a sample is, how it is opened, and what would make it faster."""
     shown = report.path
-    if info is not None:
-        report.format += ", packed by headrace"
-        report.samples, report.fingerprint = info.count, info.fingerprint
-        report.samples_are = samples_of_pack(info)
-        report.opens_as = f"headrace.open_dataset({shown!r})"
-        return
     if images:
         report.format = f"OME-NGFF, {report.format}"
     if primary is None:
@@ -330,20 +274,11 @@ def _voxel(scale: Sequence[float]) -> str:
     return " x ".join(f"{extent:g}" for extent in scale)
 
 
-def _packed(store: Store) -> PackedInfo | None:
-    attributes = store.attributes("")
-    text = attributes.get(PACKED_ATTRIBUTE)
-    if text is not None and not isinstance(text, str):
-        return None
-    return parse_info(text, attributes.get(PACKED_CHECKSUM), store.path)
-
-
 def _primary(
     store: Store,
     arrays: list[Node],
     images: dict[str, Image],
     name: str | None,
-    info: PackedInfo | None,
     notes: list[str],
 ) -> Node | None:
     """The array that is of interest."""
@@ -351,8 +286,6 @@ def _primary(
     if name is not None:
         image = images.get(name.strip("/"))
         wanted = image.levels[0].path if image is not None else name
-    elif info is not None:
-        wanted = DATA
     elif images:
         wanted = next(iter(images.values())).levels[0].path
     if wanted is None:

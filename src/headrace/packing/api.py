@@ -18,13 +18,10 @@ from headrace.memory.budget import parse_size
 from headrace.packing.destination import destination_of
 from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
 from headrace.packing.jobs.running import pack_parts
-from headrace.packing.options import Check, PackFormat, Store, StoreOptions
+from headrace.packing.options import Check, Store, StoreOptions
 from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
 from headrace.packing.samples import threads_for
 from headrace.packing.status import PackStatus, read_manifest
-
-_ZARR_SHARD = "256MB"
-"""What `shard_size` is where `format` is "zarr" and nothing is said."""
 
 
 @overload
@@ -39,7 +36,6 @@ def pack(
     end_token: int | None = ...,
     compression: str | None = ...,
     chunks: int | None = ...,
-    format: PackFormat | None = ...,
     shard_size: int | str | None = ...,
     part: str | None = ...,
     parts: str | None = ...,
@@ -65,7 +61,6 @@ def pack(
     end_token: int | None = ...,
     compression: str | None = ...,
     chunks: int | None = ...,
-    format: PackFormat | None = ...,
     shard_size: int | str | None = ...,
     part: str | None = ...,
     parts: str | None = ...,
@@ -91,7 +86,6 @@ def pack(
     end_token: int | None = None,
     compression: str | None = None,
     chunks: int | None = None,
-    format: PackFormat | None = None,
     shard_size: int | str | None = None,
     part: str | None = None,
     parts: str | None = None,
@@ -153,11 +147,8 @@ def pack(
             three itself. Bytes of multi-byte numbers are shuffled first. None: no compression.
         chunks: for arrays: number of samples per chunk; 1: each sample separately. None: contiguous
             or, with `compression`, the largest power of two that stays below 1 MiB (at least 1).
-        format: "hdf5" or "zarr" (None: "hdf5"). With "zarr", `dst` is always a folder, and the
-            parts are the shards of one Zarr 3 group (``data.zarr``), with samples of one shape, or
-            encoded images. Unreadable samples are located before the first part is packed.
         shard_size: approximate bytes of samples per part ("1GB"), before compression. None: one
-            file; with format="zarr" "256MB".
+            file.
         part: "i/N": pack every N-th part from i on, with i from 0 to N - 1: one of N jobs of a
             cluster, such as ``SLURM_ARRAY_TASK_ID``.
         parts: "a:b": pack the parts a to b - 1.
@@ -170,9 +161,9 @@ def pack(
         overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of
             another plan.
         progress: show progress bars. None: only on a terminal.
-        dry_run: write nothing, and return the plan, which prints parts, layout, required space and
-            estimated time. A few samples are packed in memory for a second or two. Samples that
-            must be decoded to find their shapes are decoded, as `pack` does before it writes.
+        dry_run: write nothing, and return the plan, which prints parts, layout and required space.
+            Samples that must be decoded to find their shapes are decoded, as `pack` does before it
+            writes.
 
     Returns:
         The path of the file or folder, or its URL. With `dry_run` a `PackPlan`.
@@ -189,9 +180,7 @@ def pack(
             invalid; `dst` is a file of the dataset, by any name, or lies in a folder of it.
     """
     options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
-    if format not in (None, "hdf5", "zarr"):
-        raise ConfigError(f"format must be 'hdf5' or 'zarr', not {format!r}")
-    if shard_size is None and format != "zarr":
+    if shard_size is None:
         if part is not None or parts is not None or executor is not None or processes != 1:
             raise ConfigError(
                 "part, parts, processes and executor are for packs of several parts: pass "
@@ -219,7 +208,6 @@ def pack(
             return plan_folder_pack(
                 opened,
                 destination_of(dst, storage_options),
-                format=format or "hdf5",
                 shard_size=share.nbytes,
                 options=options,
                 share=share.parts,
@@ -232,7 +220,6 @@ def pack(
         dataset,
         dst,
         options=options,
-        format=format or "hdf5",
         shard_size=shard_size,
         part=part,
         parts=parts,
@@ -256,7 +243,7 @@ class _Share(NamedTuple):
 
 
 def _share(
-    shard_size: int | str | None,
+    shard_size: int | str,
     part: str | None,
     parts: str | None,
     workers: int | None,
@@ -264,7 +251,7 @@ def _share(
 ) -> _Share:
     threads, nbytes = (
         threads_for(workers, processes),
-        parse_size(_ZARR_SHARD if shard_size is None else shard_size, "shard_size"),
+        parse_size(shard_size, "shard_size"),
     )
     if nbytes < 1:
         raise ConfigError("shard_size must be at least 1 byte")
@@ -276,8 +263,7 @@ def pack_folder(
     dst: str | os.PathLike[Any],
     *,
     options: StoreOptions,
-    format: PackFormat,
-    shard_size: int | str | None,
+    shard_size: int | str,
     part: str | None,
     parts: str | None,
     workers: int | None,
@@ -298,7 +284,6 @@ def pack_folder(
         status = pack_parts(
             opened,
             folder,
-            format=format,
             shard_size=share.nbytes,
             options=options,
             share=share.parts,

@@ -28,7 +28,6 @@ from headrace.io.atomic import user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote_files import below as url_below
-from headrace.io.resolve.packs import ARRAYS
 from headrace.memory.per_process import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
 from headrace.storage.hdf5.files import locked_by_caller
@@ -73,13 +72,8 @@ class Destination(ABC):
         """
 
     @abstractmethod
-    def sizes(self, below: str | None = None) -> dict[str, int]:
-        """Bytes of each file, by name; of none where it is not there.
-
-        Args:
-            below: a folder in it whose files are wanted, with those of all folders in that; their
-                names begin with its own.
-        """
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name; of none where it is not there."""
 
     @abstractmethod
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
@@ -186,22 +180,13 @@ class FolderDestination(Destination):
                 f"{self.shown} can't be made: {error.strerror}: use another folder"
             ) from error
         with contextlib.suppress(OSError):  # writing says what is wrong
-            self._remove_files()
+            self.remove_abandoned()
 
-    def sizes(self, below: str | None = None) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         found = dict[str, int]()
-        if below is not None:
-            for folder, _, names in os.walk(self._folder / below):
-                for name in names:
-                    with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
-                        path = os.path.join(folder, name)
-                        found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = os.stat(
-                            path
-                        ).st_size
-            return found
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as listing:
             for entry in listing:
-                with contextlib.suppress(FileNotFoundError):  # as above
+                with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
                     found[entry.name] = entry.stat().st_size
         return found
 
@@ -224,19 +209,7 @@ class FolderDestination(Destination):
             ) from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
-        write_whole(self._made(name), data, overwrite)
-
-    def _made(self, name: str) -> Path:
-        """The path of a file whose folder is there."""
-        path = self._folder / name
-        if path.parent != self._folder:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise WriteError(
-                    f"{redact(path.parent)} can't be made: {error.strerror}: use another folder"
-                ) from error
-        return path
+        write_whole(self._folder / name, data, overwrite)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -244,24 +217,15 @@ class FolderDestination(Destination):
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        with PartFile(self._made(name), overwrite=True, token=new_token()) as file:
+        with PartFile(self._folder / name, overwrite=True, token=new_token()) as file:
             yield file
             file.commit()
 
     def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
         return contextlib.nullcontext(self._folder / name)
 
-    def _remove_files(self) -> None:
-        remove_abandoned(str(self._folder), (".part-", ".plan", ".manifest"))
-        for folder, _, _ in os.walk(self._folder / ARRAYS):
-            remove_abandoned(folder, (".",))
-
     def remove_abandoned(self) -> None:
-        self._remove_files()
-        for folder, _, names in os.walk(self._folder / ARRAYS, topdown=False):
-            if not names:
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(folder)
+        remove_abandoned(str(self._folder), (".part-", ".plan", ".manifest"))
 
 
 class StoreDestination(Destination):
@@ -300,7 +264,7 @@ class StoreDestination(Destination):
                 "s3://"
             )
 
-    def sizes(self, below: str | None = None) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         filesystem = self._filesystem.get()
         if type(filesystem).__name__ == "HTTPFileSystem":
             raise ConfigError(
@@ -310,13 +274,6 @@ class StoreDestination(Destination):
 
         def listed() -> dict[str, int]:
             filesystem.invalidate_cache()
-            if below is not None:
-                start = path_in(self._url, filesystem).rstrip("/") + "/"
-                entries = filesystem.find(self._at(below), detail=True)
-                return {
-                    path.removeprefix(start): int(entry["size"] or 0)
-                    for path, entry in entries.items()
-                }
             entries = filesystem.ls(path_in(self._url, filesystem), detail=True)
             return {
                 entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
@@ -404,7 +361,6 @@ def _temporary(name: str) -> Iterator[PartFile]:
     removed.
     """
     folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
-    name = name.replace("/", "-")
     with contextlib.ExitStack() as opened:
         for attempt in range(1, _ATTEMPTS + 1):
             os.makedirs(folder, 0o700, exist_ok=True)

@@ -10,7 +10,6 @@ from headrace.storage.arrays.compressors import COMPRESSIONS
 
 Store = Literal["encoded", "jpeg", "decoded"]
 Check = Literal["decode", "header"]
-PackFormat = Literal["hdf5", "zarr"]
 LARGEST_SIDE = 65_500  # pixels: what libjpeg can write
 
 

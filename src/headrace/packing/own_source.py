@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.io.paths import chain_of, redact
 from headrace.io.resolve.expressions import expand_braces
 from headrace.io.resolve.file_set import FileSet
-from headrace.io.resolve.packs import ARRAYS, MANIFEST, PLAN
+from headrace.io.resolve.packs import MANIFEST, PLAN
 from headrace.packing.destination import local_path
 from headrace.storage.source import Source
 
@@ -76,7 +76,7 @@ def _is_own_url(source: str, target: str) -> bool:
 
 def _is_of_pack(name: str) -> bool:
     """True of the names that a pack of parts writes, replaces and removes."""
-    return name in (PLAN, MANIFEST, ARRAYS) or (name.startswith("part-") and "-of-" in name)
+    return name in (PLAN, MANIFEST) or (name.startswith("part-") and "-of-" in name)
 
 
 def _is_below(folder: str, path: str) -> bool:

@@ -24,12 +24,10 @@ from headrace.errors import ConfigError, FileChangedError, FormatError, TargetEx
 from headrace.io.packed_strings import PackedNames
 from headrace.io.resolve.packs import PLAN, are_counts, are_texts
 from headrace.memory.budget import format_size
-from headrace.packing.beside.pairs import LAYOUT, ROWS_LAYOUT, annotations_check
-from headrace.packing.beside.targets import LAYOUT as COLUMNS_LAYOUT
+from headrace.packing.beside.pairs import annotations_check
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
 from headrace.packing.plan import Rows
-from headrace.packing.zarr.layout import ZarrLayout, zarr_layout
 from headrace.sorting import distinct
 from headrace.storage.arrays.packed import PackedInfo
 
@@ -160,65 +158,9 @@ class PartsPlan:
             chunks=said.get("chunks"),
         )
 
-    @property
-    def left_out(self) -> dict[int, str]:
-        """What is wrong with samples that are in none of the parts, by their numbers in the
-        dataset.
-        """
-        return {number: why for number, why in self.options.get("left_out", [])}
-
-    @cached_property
-    def metadata(self) -> dict[str, bytes]:
-        """The files of a Zarr pack beside the parts, by name, in the order in which they are
-        written.
-        """
-        if self.zarr is None:
-            return {}
-        names = ("color", "image_size", "targets", "class_ids")
-        image: dict[str, Any] = {name: self.options[name] for name in names if name in self.options}
-        if jpeg := self.options.get("jpeg"):
-            image["jpeg"] = [jpeg["max_size"], jpeg["quality"]]
-        version = (
-            ROWS_LAYOUT if len(self.zarr.of_samples) > 1 else LAYOUT if "targets" in image else 1
-        )
-        columns = self.options.get("target_columns")
-        info = PackedInfo(
-            self.kind,
-            self.store,
-            self.count,
-            self.fingerprint,
-            self.classes,
-            image,
-            target_columns=columns,
-            version=version if columns is None else COLUMNS_LAYOUT,
-        )
-        return self.zarr.metadata(info)
-
-    @property
-    def format(self) -> str:
-        """ "hdf5" or "zarr"."""
-        return str(self.options.get("format", "hdf5"))
-
-    @cached_property
-    def zarr(self) -> ZarrLayout | None:
-        """The arrays of a pack to Zarr; None: it is one to HDF5."""
-        return (
-            zarr_layout(self.count, self.parts, self.options["zarr"])
-            if self.format == "zarr"
-            else None
-        )
-
-    def objects(self, part: int) -> list[str]:
-        """The files that a part has; that with the samples comes first."""
-        return (
-            [f"part-{part:05d}-of-{self.parts:05d}.h5"]
-            if self.zarr is None
-            else self.zarr.objects(part)
-        )
-
     def name(self, part: int) -> str:
         """What the file with the samples of a part is called."""
-        return self.objects(part)[0]
+        return f"part-{part:05d}-of-{self.parts:05d}.h5"
 
     def sidecar_name(self, part: int) -> str:
         """What the sidecar of a part is called."""
@@ -356,7 +298,7 @@ def read_plan(folder: Destination) -> PartsPlan | None:
             )
         plan = PartsPlan(**said)
         _check_plan(plan)
-        _ = plan.rows, plan.zarr, plan.digest  # what can't be understood is said here
+        _ = plan.rows, plan.digest  # what can't be understood is said here
         return plan
     except FormatError:
         raise
@@ -425,11 +367,7 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
         "kind": (there.kind, now.kind),
         "fingerprint": (there.fingerprint, now.fingerprint),
         "classes": (there.classes, now.classes),
-        **{
-            name: (before.get(name), after.get(name))
-            for name in sorted({*before, *after} - {"zarr"})
-        },
-        "format": (there.format, now.format),
+        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after})},
         "sizes of parts": (there.edges, now.edges),
         "names or sizes of samples": (there.samples, now.samples),
     }

@@ -21,7 +21,6 @@ from headrace.errors import DataNotFoundError, FormatError, TargetExistsError
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.io.resolve.packs import (
-    ARRAYS,
     MANIFEST,
     PLAN,
     are_counts,
@@ -31,9 +30,9 @@ from headrace.io.resolve.packs import (
 )
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan, read_plan
-from headrace.packing.zarr.layout import Stored
-from headrace.packing.zarr.verify import Damage
 
+Damage = tuple[int, str, str]
+"""``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
 _LISTED = 1000
 _THREADS = 32
 _CHECK = b', "check": '
@@ -47,10 +46,8 @@ class Sidecar:
         plan: the digest of the plan that it is of.
         part: its number.
         samples: how many it has.
-        nbytes: of its file; or of its objects together.
-        crc32: of its file; or of what is said of its objects.
+        nbytes, crc32: of its file.
         left_out: what is wrong with each sample that could not be read.
-        objects: that a part of a Zarr pack has; None: it is one file.
     """
 
     plan: str
@@ -59,27 +56,15 @@ class Sidecar:
     nbytes: int
     crc32: int
     left_out: list[str] = field(default_factory=list)
-    objects: list[Stored] | None = None
 
     def entry(self, plan: PartsPlan) -> dict[str, Any]:
         """What the manifest says of the part."""
-        said = {
+        return {
             "name": plan.name(self.part),
             "samples": self.samples,
             "nbytes": self.nbytes,
             "crc32": self.crc32,
         }
-        return (
-            said
-            if self.objects is None
-            else {**said, "objects": [list(stored) for stored in self.objects]}
-        )
-
-    def files(self, plan: PartsPlan) -> dict[str, int]:
-        """Bytes of the part's files, by name."""
-        if self.objects is None:
-            return {plan.name(self.part): self.nbytes}
-        return {stored.name: stored.nbytes for stored in self.objects}
 
 
 @dataclass(frozen=True)
@@ -125,8 +110,7 @@ def sidecar_text(sidecar: Sidecar) -> bytes:
     """The content of a sidecar: a line of JSON, and last in it the checksum of what comes
     before.
     """
-    said = {name: value for name, value in asdict(sidecar).items() if value is not None}
-    text = json.dumps(said, sort_keys=True).encode("ascii")[:-1]
+    text = json.dumps(asdict(sidecar), sort_keys=True).encode("ascii")[:-1]
     return text + _CHECK + b"%d}\n" % zlib.crc32(text)
 
 
@@ -137,10 +121,7 @@ def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | N
         text, mark, check = data.rpartition(_CHECK)
         if mark and check != b"%d}\n" % zlib.crc32(text):
             return None
-        said = json.loads(text + b"}" if mark else data)
-        if "objects" in said:
-            said["objects"] = [Stored(*stored) for stored in said["objects"]]
-        sidecar = Sidecar(**said)
+        sidecar = Sidecar(**json.loads(text + b"}" if mark else data))
         numbers = [sidecar.part, sidecar.samples, sidecar.nbytes, sidecar.crc32]
         return sidecar if are_counts(numbers) and are_texts(sidecar.left_out) else None
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -176,7 +157,7 @@ def finished_in(
     """Where a pack stands, and the sidecars of the finished parts, by number; those that are
     known already are not read again.
     """
-    sizes = _sizes_in(folder, plan)
+    sizes = folder.sizes()
     sidecars: dict[int, Sidecar | None] = dict(known or {})
     wanted = [
         part
@@ -196,29 +177,18 @@ def finished_in(
         sidecars.update((part, read_sidecar(folder, plan, part)) for part in wanted)
     done, stale, missing = list[int](), list[int](), list[int]()
     for part in range(plan.parts):
-        files, sidecar = {name: sizes.get(name) for name in plan.objects(part)}, sidecars.get(part)
-        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.files(plan)) == (
-            plan.digest,
-            part,
-            files,
-        ):
+        nbytes = sizes.get(plan.name(part))
+        sidecar = sidecars.get(part)
+        wanted_sidecar = (plan.digest, part, nbytes)
+        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.nbytes) == wanted_sidecar:
             done.append(part)
-        elif files[plan.name(part)] is None:
+        elif nbytes is None:
             missing.append(part)
         else:
             stale.append(part)
-    joined = (
-        len(done) == plan.parts
-        and plan.metadata.keys() <= sizes.keys()
-        and _is_joined(folder, plan)
-    )
+    joined = len(done) == plan.parts and _is_joined(folder, plan)
     finished = {part: sidecar for part in done if (sidecar := sidecars[part]) is not None}
     return PackStatus(folder.path, plan.parts, done, stale, missing, joined), finished
-
-
-def _sizes_in(folder: Destination, plan: PartsPlan) -> dict[str, int]:
-    """Bytes of the files of a pack, by name."""
-    return folder.sizes() if plan.zarr is None else {**folder.sizes(), **folder.sizes(ARRAYS)}
 
 
 def planned(folder: Destination) -> PartsPlan:
@@ -302,7 +272,8 @@ def join(
 
 def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
     """See `join`; of a pack whose parts are all finished, and have these sidecars."""
-    left_out, parts = [*plan.left_out.values()], list[dict[str, Any]]()
+    left_out = list[str]()
+    parts = list[dict[str, Any]]()
     for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
         sidecar = sidecars[part]
         if sidecar.samples + len(sidecar.left_out) != stop - start:
@@ -325,12 +296,8 @@ def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar
         "left_out": len(left_out),
         "left_out_first": left_out[:_LISTED],
     }
-    if plan.zarr is not None:
-        said["format"] = plan.format
     remove_other(folder, plan)
     folder.remove_abandoned()
-    for name, data in plan.metadata.items():
-        folder.write(name, data)
     folder.write(MANIFEST, manifest_text(said))
     return manifest_of(folder.path)
 
@@ -340,28 +307,10 @@ def manifest_of(folder: Path | str) -> Path | str:
     return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
 
 
-def unjoin(folder: Destination, plan: PartsPlan) -> None:
-    """Removes what is written when all parts are finished, so that nobody opens a pack whose
-    parts are packed again.
-    """
-    folder.remove(MANIFEST)
-    for name in reversed(plan.metadata):
-        folder.remove(name)
-
-
 def remove_other(folder: Destination, plan: PartsPlan) -> None:
-    """Removes parts, sidecars, arrays and samples' CRCs that are of another plan."""
+    """Removes parts, sidecars and samples' CRCs that are of another plan."""
     parts = range(plan.parts)
-    ours = {
-        plan.samples_name,
-        *plan.metadata,
-        *map(plan.sidecar_name, parts),
-        *(name for part in parts for name in plan.objects(part)),
-    }
-    for name in folder.sizes(ARRAYS):
-        # a temporary file may be of a live writer
-        if name not in ours and not name.rpartition("/")[2].startswith("."):
-            folder.remove(name)
+    ours = {plan.samples_name, *map(plan.sidecar_name, parts), *map(plan.name, parts)}
     for name in folder.sizes():
         if (_is_of_part(name) or _are_checks(name)) and name not in ours:
             folder.remove(name)
@@ -379,7 +328,6 @@ def refuse_foreign(folder: Destination) -> None:
         data = (folder.read(name) or b"") if name.endswith(".json") else b""
         if b'"plan": "' in data and b'"crc32": ' in data:
             return
-    replaced += folder.sizes(ARRAYS)
     if not replaced or any(map(_are_checks, names)):
         return
     if folder.read(PLAN) is None:  # else another job has just begun

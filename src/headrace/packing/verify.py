@@ -25,9 +25,14 @@ from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.parts import PartsPlan
 from headrace.packing.samples import groups_of, threads_for, with_progress
-from headrace.packing.status import Sidecar, damaged_plan, finished_in, planned, read_manifest
-from headrace.packing.zarr.layout import Stored
-from headrace.packing.zarr.verify import Damage, damaged_in_part, damaged_metadata, whole_file
+from headrace.packing.status import (
+    Damage,
+    Sidecar,
+    damaged_plan,
+    finished_in,
+    planned,
+    read_manifest,
+)
 from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.kind import is_hdf5
@@ -173,6 +178,15 @@ def _compared(
     return VerifyResult(Path(path), opened.info.count, bad), sums
 
 
+def whole_file(name: str) -> Damage:
+    """Of a file with another checksum whose samples have theirs."""
+    return (
+        -1,
+        name,
+        f"{name}: wrong checksum of the file, though each sample is sound: pack it again",
+    )
+
+
 def _not_packed(path: str) -> FormatError:
     return FormatError(
         f"{redact(path)} was not packed by headrace: there are no checksums to compare it with"
@@ -245,10 +259,8 @@ def _verify_parts(
         )
     if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
-    samples, bad = (
-        0,
-        [*damaged_plan(folder, plan, manifest), *damaged_metadata(folder, plan.metadata)],
-    )
+    samples = 0
+    bad = damaged_plan(folder, plan, manifest)
     tasks = (
         functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers)
         for part, entry in enumerate(manifest["parts"])
@@ -297,9 +309,6 @@ def _damaged_part(
         bad.append(
             (-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again")
         )
-    if plan.zarr is not None:
-        objects = {stored[0]: Stored(*stored) for stored in entry["objects"]}
-        return bad + damaged_in_part(folder, plan.zarr, sidecar.part, objects, workers)
     with folder.fetched(plan.name(sidecar.part)) as path:
         copy = redact(path)  # of a remote part, which is gone when messages are read
         try:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import DataNotFoundError, FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
@@ -49,7 +49,6 @@ from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.episodes import ZarrLook
 from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.rows import OpenZarr
-from headrace.storage.zarr.store import Store
 
 STEPS, ENDS = "data", "meta/episode_ends"
 
@@ -210,13 +209,20 @@ def kind_of_hdf5(path: str, opened: OpenHDF5) -> str:
     return kind_of_groups(path, opened)
 
 
-def kind_of_store(store: Store, opened: OpenZarr) -> str:
-    """`EPISODES` if a Zarr store unmistakably holds such; else ""."""
-    is_episodes = (
-        is_replay(ZarrGroups(store, opened))
-        or ZarrLook(opened, EpisodeOptions()).unmistakable_groups(store) is not None
-    )
-    return EPISODES if is_episodes else ""
+def kind_of_stores(data_path: DataPath, options: RemoteOptions) -> str:
+    """`EPISODES` if the first Zarr store unmistakably holds such; else ""."""
+    files = resolve(data_path, ZARR, options)
+    opened = OpenZarr(files.server)
+    try:
+        store = opened.store(files.url(0))
+        if is_replay(ZarrGroups(store, opened)):
+            return EPISODES
+        groups = ZarrLook(opened, EpisodeOptions()).unmistakable_groups(store)
+        return "" if groups is None else EPISODES
+    except DataNotFoundError:  # a dataset says what is missing
+        return ""
+    finally:
+        opened.close()
 
 
 def read_ends(file: GroupFile) -> IntArray:

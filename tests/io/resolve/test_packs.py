@@ -78,7 +78,7 @@ def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
         rows.append(("parts", [{**manifest["parts"][0], "name": name}, *manifest["parts"][1:]]))
     rows += [("samples", count) for count in (-1, 61, True)]
     rows += [("classes", 5), ("classes", [5]), ("plan", None), ("left_out", "x")]
-    rows += [("format", "zarr"), ("kind", 5)]
+    rows.append(("kind", 5))
     memory.put(str(packed), "/pk", recursive=True)
     for name, value in rows:
         text = manifest_text({**manifest, name: value})

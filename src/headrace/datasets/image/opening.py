@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
 from headrace.storage.class_folders import (
@@ -38,7 +38,6 @@ from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.image_formats import BY_PLUGIN, is_readable, remedy
 from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
-from headrace.storage.zarr.kind import ZARR
 
 if TYPE_CHECKING:
     from headrace.storage.arrays.packed_rows import PackedSource
@@ -54,12 +53,8 @@ def open_images(
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
-    if isinstance(data_path, FileSet):
-        kind: Kind | None = ZARR if ZARR.fits(os.fsdecode(data_path.names[0])) else HDF5
-    else:
-        kind = kind_of(data_path, (IMAGES, HDF5, ZARR), reach)
-    if kind in (HDF5, ZARR):
-        return _open_packed(data_path, kind, wanted, reach)
+    if isinstance(data_path, FileSet) or kind_of(data_path, (IMAGES, HDF5), reach) is HDF5:
+        return _open_packed(data_path, wanted, reach)
     if wanted.masks:
         import_pycocotools()
     source = FilesSource(data_path, EXTENSIONS, reach)
@@ -123,7 +118,7 @@ def _with_targets(
 
 
 def _open_packed(
-    data_path: DataPath | FileSet, kind: Kind, wanted: Wanted, reach: RemoteOptions
+    data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions
 ) -> tuple[PackedSource | ConcatSource[PackedSource], Labels]:
     """The images in packed files, and their targets.
 
@@ -138,20 +133,11 @@ def _open_packed(
         )
     wanted.refuse_options("those of a packed file", "masks")
     # imported here: files of images need no reader of arrays
-    if kind is HDF5:
-        from headrace.storage.hdf5.rows import HDF5Source, open_files
+    from headrace.storage.hdf5.rows import HDF5Source, open_files
 
-        paths, hdf5 = open_files(data_path, reach)
-        source_of = functools.partial(HDF5Source, opened=hdf5)
-        opened = hdf5.hdf5.read_each(
-            paths, lambda path: _opened(path, source_of, "HDF5Dataset", wanted)
-        )
-    else:
-        from headrace.storage.zarr.packed import PackedGroup, packed_groups
-
-        paths, zarr = packed_groups(data_path, reach)
-        group_of = functools.partial(PackedGroup, opened=zarr)
-        opened = [_opened(path, group_of, "ZarrDataset", wanted) for path in paths]
+    paths, hdf5 = open_files(data_path, reach)
+    source_of = functools.partial(HDF5Source, opened=hdf5)
+    opened = hdf5.hdf5.read_each(paths, lambda path: _opened(path, source_of, wanted))
     sources = [source for source, _ in opened]
     columns = [column for _, column in opened if column is not None]
     first = sources[0]
@@ -197,11 +183,11 @@ def _open_packed(
 
 
 def _opened(
-    path: str, source_of: Callable[[str], PackedSource], dataset: str, wanted: Wanted
+    path: str, source_of: Callable[[str], PackedSource], wanted: Wanted
 ) -> tuple[PackedSource, npt.NDArray[Any] | None]:
-    """A packed file, and its targets where they are wanted. `dataset`: what opens other files."""
+    """A packed file, and its targets where they are wanted."""
     foreign = FormatError(
-        f"{redact(path)} holds no images that headrace packed: open it with {dataset}(path, "
+        f"{redact(path)} holds no images that headrace packed: open it with HDF5Dataset(path, "
         "dataset_name)"
     )
     try:

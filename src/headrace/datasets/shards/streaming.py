@@ -33,7 +33,6 @@ from headrace.storage.text.plain import COMPRESSED, Room
 from headrace.storage.text.records import JSON_LINES
 from headrace.storage.text.source import LinesSource
 from headrace.storage.zarr.kind import ZARR, is_zarr
-from headrace.storage.zarr.packed import packed_zarr_kind
 
 _OF_HOLDING = ("loading_mode", "cache_size", "cache_policy", "hold", "shared")
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
@@ -201,19 +200,16 @@ def _open(
         return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     shards: Any = files
-    packed = ""  # what was packed of images or texts comes as it was packed
     if kind == "zarr":
         shards = resolve(urls, ZARR, reach, name="urls", server=files.server)
-        if not is_named and ZARR.fits(os.fsdecode(shards.names[0])):
-            packed = packed_zarr_kind(shards, reach)
-    elif not is_named:
-        packed = packed_kind(files, reach)
+        return kind, ZarrDataset(shards, dataset_name, target_name=target_name, **options)
+    # what was packed of images or texts comes as it was packed
+    packed = "" if is_named else packed_kind(files, reach)
     if packed == "image":
         return kind, ImageDataset(shards, **options)
-    if packed == "text" and kind == "h5":
+    if packed == "text":
         return kind, TextDataset(shards, **options)
-    of_rows = HDF5Dataset if kind == "h5" else ZarrDataset
-    return kind, of_rows(shards, dataset_name, target_name=target_name, **options)
+    return kind, HDF5Dataset(shards, dataset_name, target_name=target_name, **options)
 
 
 def _kind_of(files: FileSet) -> str:

@@ -18,8 +18,6 @@ from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
-ARRAYS = "data.zarr"
-"""The Zarr group of a pack to Zarr."""
 _KEYS = {"plan", "parts", "kind", "store", "crc32"}
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)|plan-[0-9a-f]{{8}}\.crc32")
@@ -78,29 +76,10 @@ def _check_manifest(said: dict[str, Any]) -> None:
             [part.get(name) for name in ("samples", "nbytes", "crc32")]
         ):
             raise ValueError(f"part {number} is {part!r:.40}")
-        if said.get("format") == "zarr":
-            objects = part.get("objects")
-            is_named = isinstance(objects, list) and bool(objects) and all(map(_is_object, objects))
-        else:
-            is_named = part.get("name") == f"part-{number:05d}-of-{len(parts):05d}.h5"
-        if not is_named:
+        if part.get("name") != f"part-{number:05d}-of-{len(parts):05d}.h5":
             raise ValueError(f"part {number} is called {part.get('name')!r:.60}")
     if sum(part["samples"] for part in parts) != said["samples"]:
         raise ValueError("the samples of the parts are other ones than 'samples'")
-
-
-def _is_object(stored: Any) -> bool:
-    """True of what is said of an object of a Zarr pack: its name below `ARRAYS`, its bytes and
-    its CRC.
-    """
-    if (
-        not isinstance(stored, list)
-        or len(stored) != 3
-        or not isinstance(stored[0], str)
-        or not are_counts(stored[1:])
-    ):
-        return False
-    return stored[0].startswith(f"{ARRAYS}/") and posixpath.normpath(stored[0]) == stored[0]
 
 
 def are_counts(values: Any) -> bool:
@@ -216,13 +195,11 @@ def refuse_sidecars(files: FileSet) -> None:
 
 
 def _names_in(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | None) -> list[str]:
-    """What holds the samples: a file for each part; or one Zarr group."""
-    is_zarr = manifest.get("format") == "zarr"
-    names = [ARRAYS] if is_zarr else [part["name"] for part in manifest["parts"]]
+    """The files of the parts."""
+    names = [part["name"] for part in manifest["parts"]]
     if wanted is not None and not names[0].endswith(wanted):
-        what = "a Zarr group" if is_zarr else "HDF5 files"
         raise FormatError(
-            f"{redact(path)} is a pack, {what} of kind {manifest['kind']!r}: open it with "
+            f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
             "headrace.open_dataset"
         )
     return names

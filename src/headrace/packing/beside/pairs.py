@@ -32,8 +32,6 @@ from headrace.storage.pairs import PairedSource
 Column = npt.NDArray[Any]
 LAYOUT = 4
 """The version of packs with masks or boxes."""
-ROWS_LAYOUT = 6
-"""That of Zarr packs of pixels with their masks."""
 
 
 def has_masks(dataset: BaseDataset) -> bool:

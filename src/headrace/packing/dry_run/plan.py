@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,14 @@ from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, room_of
-from headrace.packing.dry_run.measure import Measured, measured
 from headrace.packing.formats.layout import reason_for
 from headrace.packing.jobs.planning import plan_parts
 from headrace.packing.jobs.running import parts_at_once, parts_of
-from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.options import StoreOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.part import PartFile
 from headrace.packing.parts import PartsPlan, check_same, read_plan
 from headrace.packing.status import finished_in, refuse_foreign
-from headrace.packing.zarr_parts import plan_zarr
 
 _ONE_PART = 1 << 62  # bytes
 
@@ -47,8 +45,6 @@ class PackPlan:
         left: parts that this call would pack: those of its share that are not finished.
         needed: bytes of room that these need, about.
         room: the folder that needs it, and the bytes that are free there; None: nobody knows.
-        seconds: that these take, about; None: nothing was measured.
-        basis: what `seconds` rests on.
     """
 
     path: Path | str
@@ -63,8 +59,6 @@ class PackPlan:
     left: int
     needed: int
     room: tuple[str, int] | None
-    seconds: float | None
-    basis: str
 
     def __str__(self) -> str:
         counts = _range(*(f"{count:,}" for count in self.part_samples))
@@ -77,9 +71,6 @@ class PackPlan:
             else "parts:  one",
             f"layout: {self.layout}",
             f"room:   about {format_size(self.needed)} needed" + self._free(),
-            f"time:   {self.basis}"
-            if self.seconds is None
-            else f"time:   about {_duration(self.seconds)}: {self.basis}",
             "nothing was written",
         ]
         return Lines("\n".join(lines))
@@ -109,8 +100,7 @@ def plan_file_pack(
     target = PartFile(dst, overwrite).target
     refuse_own_source(dataset, target)
     plan = _planned(dataset, None, _ONE_PART, options, workers, progress)
-    sample = measured(dataset, _laid_out(options, plan), plan.rows, workers)
-    nbytes = _scaled(plan, sample)
+    nbytes = plan.nbytes
     # all are encoded before the first is written
     needed = sum(nbytes) * (2 if options.is_jpeg else 1)
     return _pack_plan(
@@ -121,10 +111,6 @@ def plan_file_pack(
         1,
         needed,
         room_of(os.path.dirname(target)),
-        sample,
-        workers,
-        1,
-        plan.count,
     )
 
 
@@ -132,7 +118,6 @@ def plan_folder_pack(
     dataset: BaseDataset,
     folder: Destination,
     *,
-    format: PackFormat,
     shard_size: int,
     options: StoreOptions,
     share: range | tuple[int, int] | None,
@@ -150,17 +135,13 @@ def plan_folder_pack(
     folder.check()
     if not overwrite:
         refuse_foreign(folder)
-    if format == "zarr":
-        plan, _, dataset, _ = plan_zarr(dataset, folder, shard_size, options, workers, progress)
-    else:
-        plan = _planned(dataset, folder, shard_size, options, workers, progress)
+    plan = _planned(dataset, folder, shard_size, options, workers, progress)
     there, done = read_plan(folder), list[int]()
     if there is not None and (there.digest == plan.digest or not overwrite):
         check_same(folder, there, plan)
         done = finished_in(folder, plan)[0].done
     left = sorted(set(parts_of(share, plan.parts)) - set(done))
-    sample = measured(dataset, _laid_out(options, plan), plan.rows, workers) if left else None
-    nbytes = _scaled(plan, sample)
+    nbytes = plan.nbytes
     at_once = parts_at_once(dataset, plan, workers, processes, len(left))
     needed = (
         sum(nbytes[part] for part in left)
@@ -169,8 +150,6 @@ def plan_folder_pack(
     )
     # what is re-encoded lies in a file of its own first
     needed += at_once * max(nbytes) if options.is_jpeg else 0
-    processes = max(1, min(processes, len(left)))
-    samples = int(np.diff(plan.edges)[left].sum())
     return _pack_plan(
         folder.path,
         plan,
@@ -179,10 +158,6 @@ def plan_folder_pack(
         len(left),
         needed,
         folder.room(),
-        sample,
-        workers,
-        processes,
-        samples,
     )
 
 
@@ -199,21 +174,6 @@ def _planned(
     return plan_parts(dataset, folder, shard_size, options, workers, progress)[0]
 
 
-def _laid_out(options: StoreOptions, plan: PartsPlan) -> StoreOptions:
-    """The options with the number of samples a chunk that was chosen."""
-    return replace(
-        options, compression=plan.options.get("compression"), chunks=plan.options.get("chunks")
-    )
-
-
-def _scaled(plan: PartsPlan, sample: Measured | None) -> list[int]:
-    """Bytes of each part; those that the plan says are not compressed yet."""
-    ratio = (
-        sample.ratio if sample is not None and plan.options.get("compression") is not None else 1.0
-    )
-    return [int(size * ratio) for size in plan.nbytes]
-
-
 def _pack_plan(
     path: Path | str,
     plan: PartsPlan,
@@ -222,32 +182,10 @@ def _pack_plan(
     left: int,
     needed: int,
     room: tuple[str, int] | None,
-    sample: Measured | None,
-    workers: int,
-    processes: int,
-    samples: int,
 ) -> PackPlan:
     counts = np.diff(plan.edges)
     compression, chunks = plan.options.get("compression"), plan.options.get("chunks")
     layout = reason_for(plan.store, compression, chunks, plan.nbytes[0] // int(counts[0]), options)
-    if plan.format == "zarr":
-        layout = "parts are the shards of one Zarr group"
-    seconds, basis = (
-        None,
-        "all parts are finished"
-        if not left
-        else "not measured: the samples only have to be copied",
-    )
-    if sample is not None:
-        seconds = sample.seconds / sample.samples * samples / processes
-        threads = f"{workers:,} thread{'s' * (workers > 1)}" + (
-            f" in each of {processes:,} processes" if processes > 1 else ""
-        )
-        basis = (
-            f"an estimate for {threads}, from {sample.samples:,} evenly spread samples that took "
-            f"{sample.seconds:.1f} s in memory; "
-            "writing and reading back come on top"
-        )
     return PackPlan(
         path,
         plan.kind,
@@ -261,17 +199,8 @@ def _pack_plan(
         left,
         needed,
         room,
-        seconds,
-        basis,
     )
 
 
 def _range(least: str, most: str) -> str:
     return least if least == most else f"{least} to {most}"
-
-
-def _duration(seconds: float) -> str:
-    for name, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.1f} s"

@@ -25,7 +25,6 @@ from headrace.packing.plan import Plan, is_packed_as_stored, names_of
 from headrace.packing.run import plan_file, read_back, write_file
 from headrace.packing.status import Sidecar, sidecar_text
 from headrace.packing.texts import documents_of, is_of_texts, packed_part
-from headrace.packing.zarr_parts import pack_zarr_part
 from headrace.storage.source import PackPart
 
 
@@ -72,29 +71,6 @@ class PackJob:
 
     def _pack(self, part: int, is_cancelled: Callable[[], bool]) -> int:
         plan = self.plan
-        if plan.zarr is not None:
-            sizes = (
-                None
-                if self.read_sizes is None
-                else self.read_sizes[slice(*plan.edges[part : part + 2])]
-            )
-            sidecar = pack_zarr_part(
-                self.dataset,
-                self.folder,
-                plan,
-                part,
-                plan.store_options,
-                self.workers,
-                is_cancelled,
-                sizes,
-            )
-        else:
-            sidecar = self._hdf5(part, is_cancelled)
-        self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
-        return sidecar.samples
-
-    def _hdf5(self, part: int, is_cancelled: Callable[[], bool]) -> Sidecar:
-        plan = self.plan
         write = (
             self._texts(part, self.dataset) if is_of_texts(self.dataset) else self._samples(part)
         )
@@ -105,7 +81,9 @@ class PackJob:
                 file, whole=PackPart(part, plan.parts, plan.fingerprint, plan.count)
             )
             nbytes, crc = read_back(file, self.workers, False)
-        return Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
+        sidecar = Sidecar(plan.digest, part, written.info.count, nbytes, crc, left_out)
+        self.folder.write(plan.sidecar_name(part), sidecar_text(sidecar))
+        return sidecar.samples
 
     def _samples(self, part: int) -> _Write:
         """What writes a part of images or arrays."""

@@ -29,12 +29,13 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, WriteError
+from headrace.io.resolve.packs import MANIFEST
 from headrace.loader.worker.start import choose_context, forkserver_context
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination
 from headrace.packing.jobs.job import PackJob
 from headrace.packing.jobs.planning import plan_parts
-from headrace.packing.options import PackFormat, StoreOptions
+from headrace.packing.options import StoreOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.parts import PartsPlan, freeze
 from headrace.packing.status import (
@@ -43,9 +44,7 @@ from headrace.packing.status import (
     join_in,
     refuse_foreign,
     remove_other,
-    unjoin,
 )
-from headrace.packing.zarr_parts import plan_zarr
 from headrace.storage.tokens.packed import KIND
 
 
@@ -53,7 +52,6 @@ def pack_parts(
     dataset: BaseDataset,
     folder: Destination,
     *,
-    format: PackFormat,
     shard_size: int,
     options: StoreOptions,
     share: range | tuple[int, int] | None,
@@ -66,7 +64,6 @@ def pack_parts(
     """Packs the parts of a share which are not finished, and joins the pack if all are.
 
     Args:
-        format: of the parts.
         share: the numbers of the parts; or (i, N): each N-th one from i on; None: all.
 
     Raises:
@@ -76,21 +73,17 @@ def pack_parts(
     folder.prepare()
     if not overwrite:
         refuse_foreign(folder)
-    if format == "zarr":
-        plan, checks, dataset, read_sizes = plan_zarr(
-            dataset, folder, shard_size, options, workers, progress
-        )
-    else:
-        plan, checks, read_sizes = plan_parts(
-            dataset, folder, shard_size, options, workers, progress, share is not None
-        )
+    plan, checks, read_sizes = plan_parts(
+        dataset, folder, shard_size, options, workers, progress, share is not None
+    )
     if freeze(folder, plan, checks, overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
     numbers = parts_of(share, plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
-        unjoin(folder, plan)
+        # nobody is to open a pack whose parts are packed again
+        folder.remove(MANIFEST)
         job = PackJob(dataset, folder, plan, workers, read_sizes)
         with progress_bar(
             progress,

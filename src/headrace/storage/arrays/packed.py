@@ -29,12 +29,10 @@ DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = (
 )
 # [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
 FILE_CRC = "file_crc32"
-STARTS, STOPS, NAME_STARTS, NAME_STOPS = "starts", "stops", "name_starts", "name_stops"
-"""Of Zarr packs, in place of offsets: between two parts there is room."""
 MASKS, BOXES = "masks", "boxes"  # what the targets of images may be, beside numbers
 # [n] int64: the byte of `data` at which the mask of a sample begins, right behind its image
 MASK_STARTS = "mask_starts"
-# fields of a row of pixels with their mask; in Zarr packs the mask is an array of its own
+# fields of a row of pixels with their mask
 IMAGE, MASK = "image", "mask"
 # [n] int64; [n, 2] int64, height and width that boxes are in pixels of
 IMAGE_ID, IMAGE_SIZE = "image_id", "image_size"
@@ -47,7 +45,7 @@ RAGGED = {
     SEGMENTATIONS: "segmentation",
 }
 """Arrays with any number of items a sample, and what their edges are called: ``object_offsets`` ([n
-+ 1] int64), and in Zarr packs ``object_starts`` and ``object_stops`` ([n] int64 each).
++ 1] int64).
 """
 
 
@@ -67,11 +65,6 @@ def offsets_named(name: str) -> str:
     return f"{RAGGED[name]}_offsets"
 
 
-def edges_named(name: str) -> tuple[str, str]:
-    """What starts and stops of an array of `RAGGED` are called in a Zarr pack."""
-    return f"{RAGGED[name]}_starts", f"{RAGGED[name]}_stops"
-
-
 BESIDE = {
     *(
         OFFSETS,
@@ -79,15 +72,11 @@ BESIDE = {
         CRC,
         NAMES,
         NAME_OFFSETS,
-        STARTS,
-        STOPS,
-        NAME_STARTS,
-        NAME_STOPS,
         MASK_STARTS,
         IMAGE_ID,
         IMAGE_SIZE,
     ),
-    *(one for name in RAGGED for one in (name, offsets_named(name), *edges_named(name))),
+    *(one for name in RAGGED for one in (name, offsets_named(name))),
 }
 """The names of all arrays that may lie beside the samples."""
 
@@ -106,7 +95,7 @@ class PackedInfo:
         classes: class names, or None.
         image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout
             4) `targets` ("masks" or "boxes"), and of boxes `class_ids`, the number of each of the
-            `classes`. Pixels with masks in Zarr are layout 6.
+            `classes`.
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class",
             "end_token" and "unit"; where this is "chat", ids that are not supervised are stored as
             -1 - id (layout 5).
