@@ -59,7 +59,7 @@ INSIDE = {
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
         cells delegating image text arrays hdf5 episodes zarr sparse table
-        shards options indexing unnormalized finished open memory_efficient
+        shards columns options indexing unnormalized finished open memory_efficient
     """,
     "core": """
         modes batch decoder threads warnings reader values held ahead options checks construction
@@ -119,7 +119,7 @@ INSIDE = {
     "storage/tokens": "source packed joined",
     "storage": """
         blocks parallel describe source concat files pairs class_folders arrays episodes hdf5 zarr
-        sparse replay table tar text tokens image_formats kinds read_rows
+        sparse replay table tar text tokens image_formats kinds read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

@@ -86,7 +86,6 @@ def test_a_remote_folder_is_opened_by_what_lies_in_it(
         (("a/1.txt", "a/2.jpg"), ImageDataset),
         (("0.tar", "1.tar"), StreamingDataset),
         (("deep/arrays.zarr/zarr.json",), ZarrDataset),
-        (("a/1.unknown",), ImageDataset),
     ]
 
     class Opened(Exception):
@@ -103,6 +102,9 @@ def test_a_remote_folder_is_opened_by_what_lies_in_it(
         with pytest.raises(Opened) as caught:
             open_dataset(f"memory://opened{number}")
         assert caught.value.args == (expected,), names
+    memory.pipe_file("/unknown/a/1.unknown", b"text")
+    with pytest.raises(DataNotFoundError, match=r"1 \.unknown"):
+        open_dataset("memory://unknown")
 
 
 # -- HDF5 beside Zarr

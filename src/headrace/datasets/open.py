@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Unpack
 
 from headrace.arguments import check_names, synonyms
 from headrace.core.checks import OF_LOADERS, keywords_of
 from headrace.core.dataset import BaseDataset
+from headrace.datasets.columns import ColumnsDataset
 from headrace.datasets.episodes.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
@@ -17,20 +17,16 @@ from headrace.datasets.sparse.sparse import SparseDataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.file_set import Kind
-from headrace.io.resolve.resolver import kind_of
 from headrace.storage.episodes.look import EPISODES
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import packed_kind
-from headrace.storage.kinds import IMAGES, TEXTS
+from headrace.storage.registry import format_of
 from headrace.storage.replay import kind_of_hdf5, kind_of_stores
 from headrace.storage.sparse.opening import find_matrix
-from headrace.storage.table.files import TABLES
-from headrace.storage.tar.source import TARS
 from headrace.storage.zarr.kind import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {
@@ -48,17 +44,9 @@ _KINDS: dict[type[BaseDataset], str] = {
     StreamingDataset: "shards",
     EpisodeDataset: "episodes",
     TableDataset: "tables",
+    ColumnsDataset: "formats of other packages",
 }
-_CLASSES: dict[Kind, type[BaseDataset]] = {
-    IMAGES: ImageDataset,
-    TARS: StreamingDataset,
-    TEXTS: TextDataset,
-    HDF5: HDF5Dataset,
-    ZARR: ZarrDataset,
-    TABLES: TableDataset,
-}
-"""By what there is; what comes first here is read where several kinds lie side by side."""
-
+_BY_NAME = {cls.__name__: cls for cls in _KINDS}
 _OF_EPISODES = keywords_of(EpisodeDataset).difference(
     *(keywords_of(cls) for cls in _KINDS if cls is not EpisodeDataset)
 )
@@ -125,16 +113,10 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     get the group.
     """
     remote = RemoteOptions.taken_from(dict(options))
-    kind = kind_of(data_path, tuple(_CLASSES), remote, searches=True, is_alone=True)
-    if kind is None:
-        if isinstance(data_path, (str, os.PathLike)) and os.path.isfile(data_path):
-            raise FormatError(
-                f"{redact(data_path)}: the format is not known; headrace reads images, texts, "
-                "HDF5, Zarr, .tar, Parquet, Arrow and .npy"
-            )
-        return ImageDataset  # which says what is there
+    kind = format_of(data_path, remote)
+    cls = ColumnsDataset if kind.open is not None else _BY_NAME[kind.dataset]
     if kind is not HDF5 and kind is not ZARR:
-        return _CLASSES[kind]
+        return cls
     if _OF_EPISODES & options.keys():
         return EpisodeDataset
     is_named = options.get("dataset_name") is not None
@@ -147,4 +129,4 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
         if group is not None:
             options.setdefault("group", group)
             return SparseDataset
-    return _OF_KIND.get(content, _CLASSES[kind])
+    return _OF_KIND.get(content, cls)

@@ -8,5 +8,5 @@ from headrace.io.resolve.file_set import Kind
 EXTENSIONS = READERS["ImageDataset"]
 """Of images, in any case."""
 TEXT_EXTENSIONS = READERS["TextDataset"]
-IMAGES = Kind("images", EXTENSIONS)
-TEXTS = Kind("texts", TEXT_EXTENSIONS)
+IMAGES = Kind("images", EXTENSIONS, dataset="ImageDataset")
+TEXTS = Kind("texts", TEXT_EXTENSIONS, dataset="TextDataset")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from headrace.io.files import Files
 from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
 from headrace.io.paths import named_part
 from headrace.io.remote_files import RemoteFiles
@@ -34,6 +35,9 @@ class Kind:
             lower case.
         holds_arrays: True if any array may be in them: of two such kinds in one place nobody can
             tell which is meant.
+        dataset: the name of the class of headrace that reads them.
+        open: opens them as `headrace.storage.registry.Columns`, given their paths or URLs and the
+            `Files` to read these with; for formats of other packages.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Kind:
     is_store: Callable[[str, Any], bool] | None = None
     bookkeeping: frozenset[str] = frozenset()
     holds_arrays: bool = False
+    dataset: str = ""
+    open: Callable[[Sequence[str], Files], Any] | None = None
 
     @property
     def all_endings(self) -> tuple[str, ...]:

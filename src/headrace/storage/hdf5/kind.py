@@ -40,4 +40,11 @@ def is_hdf5(path: str | os.PathLike[Any]) -> bool:
     return False
 
 
-HDF5 = Kind("HDF5 files", ENDINGS, keeps_order=True, recognizes=is_hdf5, holds_arrays=True)
+HDF5 = Kind(
+    "HDF5 files",
+    ENDINGS,
+    keeps_order=True,
+    recognizes=is_hdf5,
+    holds_arrays=True,
+    dataset="HDF5Dataset",
+)

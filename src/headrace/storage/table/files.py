@@ -54,6 +54,7 @@ TABLES = Kind(
     keeps_order=True,
     recognizes=is_table,
     bookkeeping=frozenset(map(os.fsdecode, BOOKKEEPING)),
+    dataset="TableDataset",
 )
 
 

@@ -33,7 +33,7 @@ from headrace.storage.tar.index import TarIndex, compressed, tar_indices
 
 ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS))
+TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS), dataset="StreamingDataset")
 _SHOWN = 16  # extensions that are described
 _FEW = 1000  # extensions that are held as Python objects: there are seldom more
 

@@ -57,4 +57,5 @@ ZARR = Kind(
     recognizes=is_zarr,
     is_store=_is_store,
     holds_arrays=True,
+    dataset="ZarrDataset",
 )
