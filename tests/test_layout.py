@@ -58,8 +58,8 @@ INSIDE = {
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
-        cells delegating image text arrays hdf5 episodes zarr sparse table
-        shards columns options indexing unnormalized finished open memory_efficient
+        cells image text arrays hdf5 episodes zarr sparse table
+        shards columns options indexing unnormalized foreign open memory_efficient
     """,
     "core": """
         modes batch decoder threads warnings reader values held ahead options checks construction

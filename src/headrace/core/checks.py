@@ -41,7 +41,7 @@ def keywords_of(cls: type) -> frozenset[str]:
     for base in reversed(cls.__mro__):
         if base is not object and "__init__" in vars(base):
             # which a class passes on by itself
-            names -= {"source", "targets", "sample_decoder", "inner", "adds_transforms"}
+            names -= {"source", "targets", "sample_decoder"}
             signature = inspect.signature(base.__init__)  # type: ignore[misc]
             names |= {p.name for p in signature.parameters.values() if p.kind in _NAMED}
     return frozenset(names - {"self"}) | (

@@ -31,24 +31,31 @@ def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return dict(passed)
 
 
+def classes_of(cls: type) -> tuple[type, ...]:
+    """The classes that users wrote of which headrace made a class; else this one alone."""
+    return getattr(cls, "_parts", ()) or (cls,)
+
+
 @functools.cache
-def streaming_class(cls: type) -> type:
-    """The same class, and an `IterableDataset`."""
-    if issubclass(cls, IterableDataset):
+def joined_class(*parts: type) -> type:
+    """A class with the name of the first part, and what all of them can."""
+    cls = parts[0]
+    bases = [part for part in parts[1:] if not issubclass(cls, part)]
+    if not bases:
         return cls
     names = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "_plain_class": cls,
+        "_parts": (*classes_of(cls), *(part for part in bases if part is not IterableDataset)),
     }
-    made: type = type(cls)(cls.__name__, (cls, IterableDataset), names)  # type: ignore[misc]
+    made: type = type(cls)(cls.__name__, (cls, *bases), names)
     return made
 
 
-def blank(cls: Any) -> Any:
+def blank(*parts: type) -> Any:
     """A dataset as unpickling begins it: its state follows, and may lead back to it."""
-    return object.__new__(cls)
+    return object.__new__(joined_class(*parts))
 
 
 def describe_call(name: str, arguments: dict[str, Any]) -> str:
@@ -103,7 +110,6 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
                 "has no value that another process could "
                 "compare: override held_as() and say in text what decides the held value"
             )
-    cls = getattr(cls, "_plain_class", cls)
     return f"{cls.__module__}.{cls.__qualname__} {compared!r}"
 
 

@@ -29,7 +29,7 @@ from headrace.core.checks import (
     check_common,
     check_source,
 )
-from headrace.core.decoder import Chain, Decoder, DecoderOf, JointChain, chained
+from headrace.core.decoder import Chain, Decoder, JointChain, Overriding, chained
 from headrace.core.held import Held, MachineShare, cached, eager
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.reader import OnError, SampleReader, nothing_readable
@@ -49,6 +49,7 @@ from headrace.core.views import (
     checked_indices,
     chosen_indices,
     fingerprint_of_view,
+    positions_in,
     targets_of_view,
 )
 from headrace.core.warnings import naming
@@ -183,8 +184,12 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     """
     data_path: Any = None
     """The path or paths, as passed. None for a dataset that was made from a `Source`."""
+    _owns_source = True
+    """True if `close` closes the source."""
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The steps of `STEPS` that the class overrides."""
+    _parts: ClassVar[tuple[type, ...]] = ()
+    """Of a class that headrace made: the classes that it was made of."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -236,17 +241,20 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._shared = shared
         self._cache_dir = cache_dir
         self._progress = progress
-        # of a view: the indices of the whole dataset
+        # numbers of the records that are samples here, and of those that the mode may hold, of
+        # which a view has some; None: all
         self._chosen: npt.NDArray[np.int64] | None = None
-        self._whole: Self | None = (
-            None  # of a view: what `split_target` is called on, if overridden
-        )
+        self._held_of: npt.NDArray[np.int64] | None = None
+        # of a view: what `split_target` is called on, if overridden
+        self._whole: BaseDataset | None = None
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
         self._served = SharedInt(0)  # samples under a plain DataLoader
         self._value_source: ValueSource | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
+        # class and arguments that decide what is held, where they are not its own
+        self._held_as: tuple[type, dict[str, Any]] | None = None
         self._is_settled = False
         self.left_of_budget = DatasetBudget(max_memory_usage)
         self.block_memory = BlockMemory(
@@ -255,6 +263,26 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self.sample_reader = SampleReader(source, on_error, WorkerThreads())
         source.use_threads(self.sample_reader.threads.map)
         self._forget_generators()
+
+    def _become(self, inner: BaseDataset, **options: Any) -> None:
+        """Becomes a copy of another dataset, of its class too, with options of its own.
+
+        Args:
+            inner: in mode "lazy", or a view of such a one, which may be held alone then.
+            **options: of `BaseDataset`, transforms among them.
+        """
+        state = {name: value for name, value in vars(inner).items() if name not in LEFT_BEHIND}
+        vars(self).update(state)
+        source = inner.sample_source
+        BaseDataset.__init__(self, source, sample_decoder=inner._decoder, **options)
+        self.targets = inner.targets
+        self._whole = inner._whole
+        self._chosen = inner._chosen
+        self._held_of = inner._chosen
+        self.sample_reader = self.sample_reader.another(is_view=inner._chosen is not None)
+        parts = construction.classes_of(type(inner))
+        self._held_as = inner._held_as or (parts[-1], inner._arguments)
+        self.__class__ = construction.joined_class(type(self), *parts)
 
     # -- the steps from a record to a sample, which a subclass may override; defaults: as the format
     # does them
@@ -330,7 +358,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             ConfigError: an argument has no value that can be compared with that of another process.
                 Override this method then.
         """
-        return construction.describe_held(type(self), self._arguments)
+        return construction.describe_held(*(self._held_as or (type(self), self._arguments)))
 
     @property
     def holds_encoded(self) -> bool:
@@ -342,9 +370,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     @property
     def sample_decoder(self) -> Decoder:
         """The decoder of the samples, with the steps that the class overrides."""
-        return (
-            DecoderOf(self, self._decoder, self._overridden) if self._overridden else self._decoder
-        )
+        if not self._overridden:
+            return self._decoder
+        return Overriding(self, self._decoder, self._overridden)
 
     @property
     def on_error(self) -> OnError:
@@ -553,12 +581,13 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """Frees what is cached and closes the files that are open in this process. The dataset
         can be used again afterwards.
         """
-        if self._chosen is not None:
+        if self._chosen is not self._held_of:
             return
         if self._value_source is not None:
             self._value_source.close()
             self._value_source = None
-        self.sample_source.close()
+        if self._owns_source:
+            self.sample_source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -567,7 +596,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self.close()
 
     def __repr__(self) -> str:
-        view = "" if self._chosen is None else f".subset(<{len(self._chosen):,} indices>)"
+        view = "" if self._chosen is self._held_of else f".subset(<{len(self):,} indices>)"
         return (
             f"{construction.describe_call(type(self).__name__, self._arguments)}{view}  # "
             f"{len(self):,} samples"
@@ -676,26 +705,39 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         if self._value_source is None:
             self._value_source = self.make_value_source()
-            if self._chosen is not None:
-                self._value_source = Subset(self._value_source, self._chosen)
+            if self._chosen is not None and self._chosen is not self._held_of:
+                positions = positions_in(self._held_of, self._chosen)
+                self._value_source = Subset(self._value_source, positions)
         return self._value_source
 
     def make_value_source(self) -> ValueSource:
         """The source of the decoded values of the whole dataset, in its loading mode."""
+        values: ValueSource
         if self.loading_mode is LoadingMode.STREAMING:
             window = min(WINDOW, self.budget.available // 32)  # of each worker
-            return Decoded(Ahead(self.sample_source, window))
-        records = Records(self.sample_source)
-        if self.loading_mode is LoadingMode.LAZY:
-            return Decoded(records)
-        values: ValueSource = records if self.holds_encoded else Decoded(records)
+            values = Ahead(self.sample_source, window)
+        else:
+            values = Records(self.sample_source)
+        holds = self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED)
+        holds_encoded = holds and self.holds_encoded
+        if not holds_encoded:
+            values = Decoded(values)
+        length = len(self.sample_source)
+        nbytes = None
+        if self._held_of is not None:
+            values = Subset(values, self._held_of)
+            length = len(self._held_of)
+        elif holds:
+            nbytes = self.held_nbytes()
+        if not holds:
+            return values
         reader = self.sample_reader.another()
         access = Access(reader, self.sample_decoder)
         load = functools.partial(read_many, values, access=access)
-        spec = None if self.holds_encoded else access.decoder.value_spec()
-        held = self.hold(values, len(self.sample_source), load, self.held_nbytes(), spec)
+        spec = None if holds_encoded else access.decoder.value_spec()
+        values = self.hold(values, length, load, nbytes, spec)
         self.sample_reader.counts["errors"] += reader.counts["errors"]
-        return Decoded(held) if self.holds_encoded else held
+        return Decoded(values, self._held_of) if holds_encoded else values
 
     def hold(
         self,
@@ -746,7 +788,10 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             )
         world = detect_world()
         held = "encoded" if self.holds_encoded else "decoded"
-        key = [self.loading_mode.value, self.sample_source.fingerprint(), held, self.held_as()]
+        fingerprint = self.sample_source.fingerprint()
+        if self._held_of is not None:
+            fingerprint = fingerprint_of_view(fingerprint, self._held_of)
+        key = [self.loading_mode.value, fingerprint, held, self.held_as()]
         return MachineShare(
             cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
         )
@@ -966,20 +1011,19 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         by `isinstance`, and the mode may be known only when the constructor is through.
         """
         if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = construction.streaming_class(type(self))
+            self.__class__ = construction.joined_class(type(self), IterableDataset)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """A dataset travels to a worker with its store, anywhere else without what is held, and
         always as its plain class.
         """
-        plain = getattr(type(self), "_plain_class", type(self))
-        return construction.blank, (plain,), self.__getstate__()
+        return construction.blank, construction.classes_of(type(self)), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in LEFT_BEHIND}
         if is_spawning():
             state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
-            for name in ("targets", "_chosen"):
+            for name in ("targets", "_chosen", "_held_of"):
                 state[name] = self._mapped_by_workers(name)
         else:
             state["_value_source"] = None

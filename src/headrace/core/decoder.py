@@ -208,31 +208,22 @@ _NEVER_OVERRIDDEN = (
     "placed",
     "random_steps",
 )
-"""What the class of a dataset leaves to its format."""
+"""What the class of a dataset leaves to its decoder."""
 
 
-class DecoderOf(Decoder):
-    """The format of a dataset whose class overrides some steps, or of a view: what wraps such a
-    dataset uses it.
+class Overriding(Decoder):
+    """The decoder of a dataset whose class overrides some steps.
 
     Args:
-        dataset: the dataset, or the view.
-        base: its own format.
+        dataset: the dataset, or a view of it.
+        base: its own decoder.
         overridden: names of the methods that its class overrides.
-        chosen: of a view: the number in the source of each sample.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        base: Decoder,
-        overridden: frozenset[str],
-        chosen: npt.NDArray[np.int64] | None = None,
-    ) -> None:
+    def __init__(self, dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> None:
         self._dataset = dataset
         self._base = base
         self._overridden = overridden
-        self._chosen = chosen
         vars(self).update({name: getattr(base, name) for name in _NEVER_OVERRIDDEN})
         decodes = "decode" in overridden
         self.decodes_batches: bool = base.decodes_batches and not decodes
@@ -243,15 +234,11 @@ class DecoderOf(Decoder):
             base.makes_plain_samples and "make_sample" not in overridden
         )
         self.copies: bool = base.copies and "to_input" not in overridden
-        self._decoder = dataset if decodes else base
-        self._presenter = dataset if "to_input" in overridden else base
 
     def decode(self, record: Any) -> Any:
-        return self._decoder.decode(record)
+        return self._dataset.decode(record)
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        if self._chosen is not None:
-            items = [(int(self._chosen[index]), record) for index, record in items]
         return self._base.decode_batch(items, failed)
 
     def value_spec(self) -> ArraySpec | None:
@@ -260,25 +247,13 @@ class DecoderOf(Decoder):
             return None if spec is None else ArraySpec(*spec)
         return None if "decode" in self._overridden else self._base.value_spec()
 
-    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        if "split_target" not in self._overridden:
-            return self._base.split_target(value, index, dataset)
-        split: tuple[Any, Any]
-        split = self._dataset.split_value(int(dataset.whole_indices(index)), value)
-        return split
-
     def to_input(self, value: Any) -> Any:
-        return self._presenter.to_input(value)
+        return self._dataset.to_input(value)
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         if "to_input" in self._overridden:
             return self._dataset.to_input(value), target
         return self._base.to_pair(value, target)
-
-    def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
-        if "make_sample" in self._overridden:
-            return self._dataset.make_sample(value, target)
-        return self._base.make_sample(value, target, has_target)
 
     def packed_value(self, value: Any) -> Any:
         if self._overridden & {"decode", "split_target"}:
@@ -288,39 +263,11 @@ class DecoderOf(Decoder):
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None if "to_input" in self._overridden else self._base.input_spec(value)
 
-    def sample_nbytes(self) -> int | None:
-        return None if self._overridden else self._base.sample_nbytes()
-
-    def with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
-        view = self._dataset.with_transform(transform)
-        rest = view.transform if self._dataset.transforms is None else view.transforms
-        return wrapped_decoder(view), rest
-
     def unnormalized(self) -> Unnormalized | str | None:
         left = self._base.unnormalized()
         if not isinstance(left, Unnormalized):
             return left
-        if self._overridden:
-            return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
-        return left._replace(
-            format=DecoderOf(self._dataset, left.format, self._overridden, self._chosen)
-        )
-
-    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        return None if self._overridden else self._base.own_reader(dataset, collating)
-
-    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
-        return None if self._overridden else self._base.pair_rows(collating)
-
-
-def wrapped_decoder(dataset: Any) -> Decoder:
-    """The format of a dataset or view, for a dataset around it that numbers its samples as it
-    does.
-    """
-    decoder: Decoder = dataset._decoder
-    if not dataset._overridden and dataset._chosen is None:
-        return decoder
-    return DecoderOf(dataset, decoder, dataset._overridden, dataset._chosen)
+        return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
 
 
 def plain_target(target: Any) -> Any:

@@ -193,7 +193,16 @@ class Records(ValueSource):
 
 
 class Decoded(ValueSource):
-    """Values that the decoder of whoever reads makes of records."""
+    """Values that the decoder of whoever reads makes of records.
+
+    Args:
+        parent: gives the records.
+        chosen: their numbers in the storage. None: those that the parent has for them.
+    """
+
+    def __init__(self, parent: ValueSource, chosen: IntArray | None = None) -> None:
+        super().__init__(parent)
+        self._chosen = chosen
 
     @property
     def is_direct(self) -> bool:
@@ -203,14 +212,17 @@ class Decoded(ValueSource):
         reader = access.reader
         decoder = access.decoder
         records = self.parent.read(indices, access)
+        numbers = indices
+        if self._chosen is not None:
+            numbers = self._chosen[np.asarray(indices, np.int64)].tolist()
         start = time.perf_counter()
         if decoder.decodes_batches:
-            pairs = list(zip(indices, records, strict=True))
+            pairs = list(zip(numbers, records, strict=True))
             made = used(reader.decode_together(pairs, decoder), use)
         else:
 
             def one(position: int) -> Any:
-                value = reader.decoded(indices[position], records[position], decoder)
+                value = reader.decoded(numbers[position], records[position], decoder)
                 return value if isinstance(value, SampleError) else use(position, value)
 
             made = reader.timed("decode", one, len(records), access.positions)

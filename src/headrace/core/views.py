@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -54,30 +54,6 @@ class ColumnTargets(TargetSequence):
         )
 
 
-class ColumnsOfView(Mapping[str, Any]):
-    """Columns of the whole dataset as those of a view, by name; each is taken when it is asked for.
-
-    Args:
-        columns: of the whole dataset: values by name, one a sample.
-        chosen: [samples] int64 indices of the view's samples.
-    """
-
-    def __init__(self, columns: Mapping[str, Any], chosen: IntArray) -> None:
-        self._columns, self._chosen = columns, chosen
-
-    def __getitem__(self, name: str) -> Any:
-        return targets_of_view(self._columns[name], self._chosen)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
-
 def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
     """The indices that a user chooses of a dataset of that length, given as indices, from its end
     too, or as a mask.
@@ -119,6 +95,16 @@ def checked_indices(indices: Any, length: int) -> IntArray:
             )
         array = array % length
     return array
+
+
+def positions_in(whole: IntArray | None, chosen: IntArray) -> IntArray:
+    """Where in a choice of records, each of which may come twice, others of them stand first; None:
+    in all.
+    """
+    if whole is None:
+        return chosen
+    order = np.argsort(whole, kind="stable")
+    return order[np.searchsorted(whole[order], chosen)]
 
 
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from headrace.arguments import check_names
 from headrace.core.checks import OF_LOADERS, check_common
 from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, chained
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import COMMON
 from headrace.core.splitting import JointTransform
-from headrace.datasets.delegating import DelegatingDataset
-from headrace.datasets.finished import Finished
+from headrace.core.wrapped import parts_of
+from headrace.datasets.foreign import Foreign, ForeignDecoder, foreign_targets
 from headrace.datasets.open import known_keywords, open_dataset
+from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.io.resolve.expressions import DataPath
 from headrace.monitor.memory import MemoryMonitor
-from headrace.storage.source import Source
 
 
-class MemoryEfficientDataset(DelegatingDataset):
+class MemoryEfficientDataset(BaseDataset):
     """Wraps any dataset in one of the four loading modes, within the memory budget.
 
     For a path or a headrace dataset, the cached values and the samples are the same as those of
-    `open_dataset` or of that dataset in this mode, bit for bit. For any other dataset the finished
-    samples are cached. Their random numbers are keyed by (`seed`, index) and are the same in every
-    epoch, so pass random transforms as `transform=` here. Its samples must be picklable. Samples
-    are copies, so a transform may modify them.
+    `open_dataset` or of that dataset in this mode, bit for bit, and this is a dataset of that class
+    too. For any other dataset the finished samples are cached. Their random numbers are keyed by
+    (`seed`, index) and are the same in every epoch, so pass random transforms as `transform=` here.
+    Its samples must be picklable. Samples are copies, so a transform may modify them.
 
     Args:
         data_path: a path, URL, glob or list of these, whose format is detected; a headrace dataset
@@ -54,6 +51,7 @@ class MemoryEfficientDataset(DelegatingDataset):
     Attributes:
         targets: targets of the wrapped dataset, if it has one for each sample.
         classes, class_to_idx: likewise.
+        memory_monitor: monitors used and available memory.
 
     Raises:
         ConfigError: `data_path` is none of these, or an argument is invalid; the message names it.
@@ -79,82 +77,80 @@ class MemoryEfficientDataset(DelegatingDataset):
         }
         of_format = {name: options.pop(name) for name in [*options] if name not in COMMON}
         check_names(type(self).__name__, of_format, known_keywords(), OF_LOADERS)
-        check_common(
-            {**given, **options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
-        )
-        self._opened_here = _is_path(data_path)
-        self.data_path: Any = (
-            data_path if self._opened_here else getattr(data_path, "data_path", None)
-        )
-        inner: BaseDataset
+        options = {**options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
+        check_common({**given, **options})
         self._adds_transforms = False
-        if self._opened_here:
-            held = {"hold": options["hold"]} if options.get("hold") is not None else {}
-            inner = open_dataset(data_path, **held, **given, **of_format)
-            given = {name: getattr(inner, name) for name in given}  # without what it does itself
-        elif of_format:
+        self._owns_source = False
+        if of_format and not _is_path(data_path):
             raise ConfigError(
                 f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: "
                 "give it to that dataset"
             )
-        elif isinstance(data_path, BaseDataset):
-            inner, given = self._adopt(data_path, given, options)
+        if isinstance(data_path, BaseDataset):
+            self._wrap(data_path, given, options)
+        elif _is_path(data_path):
+            hold = {"hold": options["hold"]} if options.get("hold") is not None else {}
+            inner = open_dataset(data_path, **hold, **given, **of_format)
+            given = {name: getattr(inner, name) for name in given}  # without what it does itself
+            cls = type(self)
+            self._become(inner, **given, **options)
+            if isinstance(inner, StreamingDataset):  # whose order is for shards that are streamed
+                self.__class__ = cls
+            self._owns_source = True
+            self.data_path: Any = data_path
+            self._wraps = f"{type(inner).__name__}, opened from its path: what it would hold"
         else:
-            inner = Finished(
-                data_path,
-                options.get("seed", 42),
-                needs_pairs=transforms is not None or target_transform is not None,
-            )
-        source = inner.sample_source if inner._chosen is None else ViewSource(inner)
-        adds = self._adds_transforms
-        super().__init__(
-            inner,
-            source,
-            adds,
-            loading_mode=loading_mode,
-            max_memory_usage=max_memory_usage,
-            **given,
-            **options,
-        )
-        self._memory_monitor: MemoryMonitor | None = None
+            self._hold_samples(data_path, given, options)
+        self.memory_monitor: MemoryMonitor = MemoryMonitor()
 
-    def _adopt(
-        self, dataset: BaseDataset, given: dict[str, Any], options: dict[str, Any]
-    ) -> tuple[BaseDataset, dict[str, Any]]:
-        """A dataset of headrace's as it is wrapped, and the transforms that hold; `options` get
-        what it brings along.
-        """
-        if dataset.loading_mode is not LoadingMode.LAZY:
+    def _wrap(self, inner: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> None:
+        """Holds what a dataset of headrace's would hold."""
+        name = type(inner).__name__
+        if inner.loading_mode is not LoadingMode.LAZY:
             raise ConfigError(
-                f"data_path: a {type(dataset).__name__} with "
-                f"loading_mode={dataset.loading_mode.value!r} would hold its samples a second "
-                "time: make it with loading_mode='lazy'"
+                f"data_path: a {name} with loading_mode={inner.loading_mode.value!r} would hold "
+                "its samples a second time: make it with loading_mode='lazy'"
             )
         names = [name for name, transform in given.items() if transform is not None]
-        self._adds_transforms = bool(names)
-        if names and dataset.is_random:
+        if names and inner.is_random:
             raise ConfigError(
-                f"{', '.join(names)}: the {type(dataset).__name__} has transforms already: give "
-                "them to one of the two"
+                f"{', '.join(names)}: the {name} has transforms already: give them to one of the "
+                "two"
             )
-        brought = {name: getattr(dataset, name) for name in ("seed", "on_error", "return_index")}
-        for name, value in {
-            **brought,
-            "hold": dataset._hold,
-            "progress": dataset._progress,
-        }.items():
-            options.setdefault(name, value)
-        if options["hold"] != dataset._hold:
-            dataset = copy.copy(dataset)
-            dataset._hold = options["hold"]
-        return dataset, given if names else {name: getattr(dataset, name) for name in given}
+        if not names:
+            given = {name: getattr(inner, name) for name in given}
+        brought = {name: getattr(inner, name) for name in ("seed", "on_error", "return_index")}
+        brought |= {"hold": inner._hold, "progress": inner._progress}
+        self._become(inner, **{**brought, **given, **options})
+        self._adds_transforms = bool(names)
+        view = "" if inner._chosen is None else "a view of "
+        self._wraps = f"{view}{name}: what it would hold"
+        self._shown = repr(inner).rpartition("  # ")[0]  # without the number of samples
 
-    @property
-    def memory_monitor(self) -> MemoryMonitor:
-        """Monitor of used and available memory, created at first use."""
-        if self._memory_monitor is None:
-            self._memory_monitor = MemoryMonitor()
-        return self._memory_monitor
+    def _hold_samples(self, dataset: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
+        """Holds the finished samples of another library's dataset."""
+        source = Foreign(dataset, options.get("seed", 42))
+        has_pairs = given["transforms"] is not None or given["target_transform"] is not None
+        targets = foreign_targets(dataset, len(source))
+        decoder = ForeignDecoder(has_pairs)
+        super().__init__(source, sample_decoder=decoder, targets=targets, **given, **options)
+        self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
+        for name in ("classes", "class_to_idx"):
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
+        name = type(dataset).__name__
+        self._wraps = f"{name}: its finished samples; random transforms belong in transform= here"
+        self._shown = f"<{name} of {len(source):,} samples>"
+
+    def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
+        if self._adds_transforms:
+            return self._decoder, chained(transform)
+        return super()._with_transform(transform)
+
+    def held_as(self) -> str:
+        if isinstance(self.sample_source, Foreign):
+            return self.sample_source.held_as()
+        return super().held_as()
 
     # -- what users see
 
@@ -163,67 +159,19 @@ class MemoryEfficientDataset(DelegatingDataset):
         memory budget.
         """
         first, *rest = super().explain().split("\n")
-        if isinstance(self._inner, Finished):
-            what = (
-                f"{self._inner.name}: its finished samples are held; random transforms belong in "
-                "transform= here"
-            )
-        else:
-            view = "" if self._inner._chosen is None else "a view of "
-            how = ", opened from its path" if self._opened_here else ""
-            what = f"{view}{type(self._inner).__name__}{how}: what it would hold is held"
-        return Lines("\n".join([first, f"it wraps {what}", *rest]))
-
-    def close(self) -> None:
-        """Frees what is cached, and closes what was opened from a path. The dataset can be used
-        again afterwards.
-        """
-        if self._chosen is not None:
-            return
-        if self._value_source is not None:
-            self._value_source.close()
-            self._value_source = None
-        if self._opened_here:
-            self._inner.close()
+        return Lines("\n".join([first, f"it wraps {self._wraps} is held", *rest]))
 
     def _settle(self) -> None:
-        if not self._opened_here and "data_path" in self._arguments:
-            self._arguments["data_path"] = _Shown(self._inner)
+        if not self._owns_source and "data_path" in self._arguments:
+            self._arguments["data_path"] = _Shown(self._shown)
         super()._settle()
-
-
-class ViewSource(Source):
-    """The records of a view of a headrace dataset, numbered as in the view."""
-
-    def __init__(self, view: BaseDataset) -> None:
-        assert view._chosen is not None
-        self._view, self._chosen = view, view._chosen
-        self.thread_safe: bool = view.sample_source.thread_safe
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        return self._view.sample_source.read(self._chosen[np.asarray(indices, np.int64)].tolist())
-
-    def blocks(self) -> npt.NDArray[np.int64] | None:
-        return self._view.blocks()
-
-    def location(self, index: int) -> str:
-        return self._view.source_of(index)
-
-    def fingerprint(self) -> str:
-        return self._view.fingerprint
 
 
 class _Shown:
     """Stands for the dataset inside in this one's repr."""
 
-    def __init__(self, inner: BaseDataset) -> None:
-        if isinstance(inner, Finished):
-            self._text = f"<{inner.name} of {len(inner):,} samples>"
-        else:
-            self._text = repr(inner).rpartition("  # ")[0]  # without the number of samples
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def __repr__(self) -> str:
         return self._text

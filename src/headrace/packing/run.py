@@ -9,7 +9,6 @@ file its name.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import os
 import time
@@ -24,10 +23,9 @@ from torch.utils.data import Dataset
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.episodes.episodes import EpisodeDataset
-from headrace.datasets.finished import Finished
 from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.errors import ConfigError, FormatError, SampleError, WriteError
 from headrace.io.local.checksums import replaced
@@ -135,30 +133,15 @@ def opened_dataset(dataset: Any) -> Iterator[BaseDataset]:
         is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple)) or not hasattr(
             dataset, "__getitem__"
         )
-        opened = open_source(dataset) if is_path else Finished(dataset, seed=42)
+        if is_path:
+            opened = open_source(dataset)
+        else:
+            opened = MemoryEfficientDataset(dataset, loading_mode="lazy")
     try:
-        yield unwrapped(opened)
+        yield opened
     finally:
         if opened is not dataset:
             opened.close()
-
-
-def unwrapped(dataset: BaseDataset) -> BaseDataset:
-    """The dataset inside of one that only adds a loading mode, so that images stay images:
-    `MemoryEfficientDataset`, `StreamingDataset`.
-    """
-    while (
-        isinstance(dataset, DelegatingDataset)
-        and not dataset._overridden
-        and not isinstance(dataset._inner, Finished)
-    ):
-        inner = copy.copy(
-            dataset._inner if dataset._chosen is None else dataset._inner.subset(dataset._chosen)
-        )
-        inner.sample_reader = inner.sample_reader.another()
-        inner.on_error, inner._fingerprint = dataset.on_error, dataset.fingerprint
-        dataset = inner
-    return dataset
 
 
 def left_out_message(result: PackResult) -> str:

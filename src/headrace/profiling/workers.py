@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import check_integer, checks_keywords
+from headrace.core.construction import classes_of, joined_class
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.display import Lines
@@ -371,7 +372,7 @@ def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
     behind.
     """
     other = copy.copy(dataset)
-    other.__class__ = getattr(type(other), "_plain_class", type(other))
+    other.__class__ = joined_class(*classes_of(type(other)))
     other.loading_mode = mode
     return other
 

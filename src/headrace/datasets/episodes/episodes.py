@@ -295,6 +295,7 @@ class EpisodeDataset(BaseDataset):
         is_held = self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED)
         if (
             not (overlaps and is_held and len(source))
+            or self._held_of is not None
             or source.holds_objects
             or "decode" in self._overridden
             or isinstance(self._cache_size, int)

@@ -12,7 +12,6 @@ from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.core.options import PathOptions, split_options
-from headrace.datasets.delegating import DelegatingDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.shards.members import Decoders, LineDecoder, TarDecoder
@@ -53,7 +52,7 @@ _SHARDS = Kind(
 )
 
 
-class StreamingDataset(DelegatingDataset):
+class StreamingDataset(BaseDataset):
     """Samples of shards as an `IterableDataset`, block-shuffled, prefetched, and resumable under a
     `Loader`.
 
@@ -131,7 +130,8 @@ class StreamingDataset(DelegatingDataset):
             inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
         # without what the dataset inside does itself
         rest.update({name: getattr(inner, name) for name in _TRANSFORMS})
-        super().__init__(inner, inner.sample_source, loading_mode=self._in_mode, **rest)
+        self._become(inner, loading_mode=self._in_mode, **rest)
+        self.data_path = urls
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """Returns (interleave, turns): as many lanes as hold about `buffer_size` samples in

@@ -1,7 +1,5 @@
-"""The finished samples of a foreign dataset as records.
-
-`FinishedSamples` is their source: each is read under random numbers of its own, and at once copied.
-`Finished` is the dataset over it.
+"""The finished samples of another library's dataset as records: each is read under random numbers
+of its own, and copied at once.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch.utils.data import IterableDataset
 from headrace.arguments import described
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.wrapped import answers_batches, parts_of
+from headrace.core.wrapped import answers_batches
 from headrace.errors import ConfigError
 from headrace.memory.per_process import PerProcess
 from headrace.memory.tree import copied
@@ -30,7 +28,7 @@ ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 """The target of a finished sample that is no pair of input and target."""
 
 
-class FinishedDecoder(Decoder):
+class ForeignDecoder(Decoder):
     """Samples that another dataset has finished: pairs of input and target where they are tuples of
     two, else inputs as a whole.
 
@@ -61,41 +59,7 @@ class FinishedDecoder(Decoder):
         return value if target is ALONE else (value, target)
 
 
-class Finished(BaseDataset):
-    """The samples of any map-style dataset, as that dataset gives them.
-
-    Args:
-        dataset: has ``__getitem__`` and ``__len__``.
-        seed: of what it draws at random.
-        needs_pairs: see `FinishedDecoder`.
-    """
-
-    def __init__(self, dataset: Any, seed: int, needs_pairs: bool = False) -> None:
-        source = FinishedSamples(dataset, seed)
-        super().__init__(
-            source,
-            sample_decoder=FinishedDecoder(needs_pairs),
-            targets=_targets_of(dataset, len(source)),
-            seed=seed,
-        )
-        self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
-        for name in ("classes", "class_to_idx"):
-            if hasattr(dataset, name):
-                setattr(self, name, getattr(dataset, name))
-        self.name: str = type(dataset).__name__
-        self._has_fingerprint = isinstance(getattr(dataset, "fingerprint", None), str)
-
-    def held_as(self) -> str:
-        if not self._has_fingerprint:
-            raise ConfigError(
-                "shared='machine': nobody can tell whether another process holds the samples of "
-                f"the same {self.name}: give it an "
-                "attribute `fingerprint`, a text that says what its samples are"
-            )
-        return f"finished samples of {self.name}, seed {self.seed}"
-
-
-class FinishedSamples(Source):
+class Foreign(Source):
     """A foreign dataset's samples as records.
 
     What a sample draws at random depends on (seed, its index) alone: not on the epoch, the process,
@@ -174,6 +138,21 @@ class FinishedSamples(Source):
         name = f"{type(self._dataset).__module__}.{type(self._dataset).__qualname__} {self._length}"
         return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
+    def held_as(self) -> str:
+        """What `BaseDataset.held_as` says of these samples.
+
+        Raises:
+            ConfigError: nobody can tell them from others.
+        """
+        name = type(self._dataset).__name__
+        if not isinstance(getattr(self._dataset, "fingerprint", None), str):
+            raise ConfigError(
+                "shared='machine': nobody can tell whether another process holds the samples of "
+                f"the same {name}: give it an attribute `fingerprint`, a text that says what its "
+                "samples are"
+            )
+        return f"finished samples of {name}, seed {self._seed}"
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             name: value
@@ -241,7 +220,7 @@ def _length_of(dataset: Any) -> int:
         raise ConfigError(f"data_path: {name} has no length ({error}): {wanted}") from error
 
 
-def _targets_of(dataset: Any, length: int) -> Any:
+def foreign_targets(dataset: Any, length: int) -> Any:
     """The `targets` of a foreign dataset, if they are one for each sample."""
     targets: Any = getattr(dataset, "targets", None)
     if isinstance(targets, torch.Tensor):
