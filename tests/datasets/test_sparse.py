@@ -254,7 +254,10 @@ def test_split_by_columns_of_obs(stored: Path, tmp_path: Path) -> None:
     held = MemoryEfficientDataset(dataset, loading_mode="eager", progress=False)
     assert [*map(_chosen, held.split(0.75, groups="batch"))] == [_chosen(train), _chosen(val)]
     half = pickle.loads(pickle.dumps(MemoryEfficientDataset(dataset[::2], loading_mode="lazy")))
-    assert half.label_columns["age"][_chosen(half)].tolist() == dataset.label_columns["age"][::2].tolist()
+    assert (
+        half.label_columns["age"][_chosen(half)].tolist()
+        == dataset.label_columns["age"][::2].tolist()
+    )
     with pytest.raises(MissingNameError, match=r"'kinds'.*'age', 'batch', 'kind'"):
         dataset.split(0.5, stratify="kinds")
     both = SparseDataset([stored, write_anndata(tmp_path / "0.zarr", DENSE)])
