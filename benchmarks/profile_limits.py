@@ -172,7 +172,6 @@ def run_one(name: str, seconds: float) -> dict[str, Any]:
         # with data from memory
         "kept": abs((profile.most_gain or math.inf) - 1) <= 0.2 if wanted == "step" else kept,
         "seconds": profile.seconds,
-        "gil": profile.gil_fraction,
         "text": str(profile),
     }
 

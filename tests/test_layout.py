@@ -85,11 +85,7 @@ INSIDE = {
     "packing/formats": "layout versions hdf5",
     "packing/jobs": "planning job running",
     "packing/dry_run": "plan",
-    "profiling/report": "page plot result",
-    "profiling": """
-        room tune workers compare report model gil frozen running alone limit images
-        advice trying profile
-    """,
+    "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch panels table sheet",
     "inspecting": """
         report sizes formats costs advice sparse episodes nodes hdf5 zarr labels images

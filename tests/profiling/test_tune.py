@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from headrace import BudgetError, ConfigError, HeadraceWarning, find_max_batch_size
 from headrace.memory.limits import Limit
 from headrace.profiling import tune
-from headrace.profiling.room import HostRoom, is_out_of_memory, peak_during
-from headrace.profiling.tune import _Search
+from headrace.profiling.tune import HostRoom, _Search, is_out_of_memory, peak_during
 
 GPU = "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity)"
 
@@ -44,7 +43,7 @@ class Step:
 class Boundless:
     """A host where everything fits."""
 
-    sizes = 2
+    taken = (1, 2)
 
     def run(self, size: int, function: Callable[[], None]) -> int:
         function()

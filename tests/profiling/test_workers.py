@@ -4,7 +4,6 @@ as it was.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import random
@@ -26,15 +25,8 @@ from headrace import (
     create_dataloader,
     suggest_num_workers,
 )
-from headrace.profiling.workers import (
-    SuggestedWorkers,
-    _chosen,
-    _Jobs,
-    _measured,
-    _numbers,
-    _rate,
-    plain_loader,
-)
+from headrace.profiling.running import Running, copy_of
+from headrace.profiling.workers import SuggestedWorkers, _chosen, _loader, _numbers, _rates
 from headrace.testing.contract import same
 from tests.conftest import living_children
 from tests.loader.datasets import Stream
@@ -51,7 +43,7 @@ def test_the_fewest_that_suffice() -> None:
         ({0: 100.0, 1: 90.0, 2: 104.0}, None, 0, "within 5 %"),
         ({0: 10.0, 1: 12.0, 2: 21.0}, 11.0, 1, "0.09091 s"),
         ({0: 10.0, 1: 12.0, 2: 21.0}, 10.0, 0, "keep up"),
-        ({0: 10.0, 1: 20.0, 2: 20.5}, 40.0, 1, "nothing keeps up with a step of 0.025 s"),
+        ({0: 10.0, 1: 20.0, 2: 20.5}, 40.0, 1, "none keep up with a step of 0.025 s"),
     ]
     for rates, target, expected, reason in rows:
         found = _chosen(rates, target)
@@ -73,22 +65,20 @@ def measured(
     """
     tried: list[tuple[int, int]] = []
 
-    @contextlib.contextmanager
-    def jobs(number: int, epoch: int) -> Iterator[Any]:
+    def rate(number: int, epoch: int) -> float | None:
         if number > room:
-            yield None
-            return
+            return None
         tried.append((number, epoch))
-        yield number
+        return speeds[number]
 
-    return _measured(jobs, sorted(speeds), target, lambda number: speeds[number]), tried
+    return _rates(rate, sorted(speeds), target), tried
 
 
 def test_what_is_measured() -> None:
     rates, tried = measured({0: 10, 1: 10, 2: 20, 3: 30, 4: 31})
     assert rates == {0: 10, 1: 10, 2: 20, 3: 30, 4: 31}
-    # the first does not count, and each has an epoch of its own
-    assert tried == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    # each has an epoch of its own, and none the first, in which all is opened
+    assert tried == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
     # two in a row that gain nothing end it, but not one
     assert list(measured({0: 10, 1: 20, 2: 20.5, 3: 20, 4: 90})[0]) == [0, 1, 2, 3]
     assert len(measured({0: 10, 1: 9, 2: 18, 3: 18, 4: 30, 6: 30})[0]) == 6
@@ -97,10 +87,14 @@ def test_what_is_measured() -> None:
 
 
 class Clock:
+    """The module `time`, in which only what is made takes time."""
+
     now = 100.0
 
-    def __call__(self) -> float:
+    def perf_counter(self) -> float:
         return self.now
+
+    process_time = perf_counter
 
 
 class Timed:
@@ -121,23 +115,27 @@ class Timed:
             yield number
 
 
-def test_the_rate_is_that_of_the_long_run() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("headrace.profiling.running.time", clock)
+    return clock
+
+
+def test_the_rate_is_that_of_the_long_run(clock: Clock) -> None:
     for workers, length in ((0, 1), (1, 7), (4, 1), (4, 1000)):
-        clock = Clock()
         loader = Timed(clock, 0.125, workers, length)
-        assert _rate(loader, None, 4.0, clock) == pytest.approx(8.0)
+        assert Running(loader).run(4.0).rate == pytest.approx(8.0)
         assert loader.handed_out == max(1, 2 * workers) + 32
 
 
-def test_slow_steps_and_batches() -> None:
-    clock = Clock()
-
+def test_slow_steps_and_batches(clock: Clock) -> None:
     def step(_: int) -> None:
         clock.now += 0.5
 
-    assert _rate(Timed(clock, 0.125, 2, 50), step, 4.0, clock) == pytest.approx(2.0)
+    assert Running(Timed(clock, 0.125, 2, 50)).run(4.0, step).rate == pytest.approx(2.0)
     loader = Timed(clock, 60.0, 0)
-    assert _rate(loader, None, 2.0, clock) == pytest.approx(1 / 60) and loader.handed_out == 2
+    assert Running(loader).run(2.0).rate == pytest.approx(1 / 60) and loader.handed_out == 2
 
 
 # --- what is given back ---------------------------------------------------------------------------
@@ -204,11 +202,11 @@ def test_a_torch_loader_is_copied() -> None:
         DataLoader(Stream(6), batch_size=4),
         DataLoader(Stream(6), batch_size=None),
     ]:
-        other = plain_loader(loader, 0)
+        other = copy_of(loader, num_workers=0)
         assert other is not loader and same(list(other), list(loader))
     options: dict[str, Any] = {"prefetch_factor": 3, "timeout": 50}
     loader = DataLoader(data, 3, num_workers=1, multiprocessing_context="fork", **options)
-    other = plain_loader(loader, 2)
+    other = copy_of(loader, num_workers=2)
     assert (other.num_workers, other.prefetch_factor, other.timeout) == (2, 3, 50)
     assert set(suggest_num_workers(loader, seconds=0.01, most=1).rates) == {0, 1}
 
@@ -218,16 +216,13 @@ def test_workers_that_the_budget_has_no_room_for_are_not_tried() -> None:
         def sample_nbytes(self) -> int:
             return 100_000
 
-    def jobs(batches: int) -> _Jobs:
-        options: dict[str, Any] = {"batch_size": 8, "max_memory_usage": batches * 800_000}
-        return _Jobs(Large(), DataLoaderConfig(**options), {})
+    def loader(batches: int, number: int) -> Any:
+        config = DataLoaderConfig(batch_size=8, max_memory_usage=batches * 800_000)
+        return _loader(Large(), config, number)
 
-    with jobs(4)(0, 0) as loader:
-        assert loader.config.num_workers == 0
-    with jobs(4)(3, 0) as loader:
-        assert loader is None
-    with pytest.raises(BudgetError), jobs(1)(0, 0):
-        pass
+    assert loader(4, 0).num_workers == 0 and loader(4, 3) is None
+    with pytest.raises(BudgetError):
+        loader(1, 0)
 
 
 # --- errors ---------------------------------------------------------------------------------------

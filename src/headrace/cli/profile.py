@@ -17,7 +17,7 @@ SUMMARY = "find what holds a training back, and measure what helps"
 DESCRIPTION = (
     "Measure what holds a training back: the step, the number of workers, reading, decoding, a "
     "transform or a collate function; and what "
-    "would help, by how much. --apply measures each advice beside the loader as it is."
+    "would help, by how much. --apply measures the first advice beside the loader as it is."
 )
 EXAMPLES = """\
 examples:
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for all of it, about (default: 60)",
     )
-    parser.add_argument("--apply", action="store_true", help="measure the advice too")
+    parser.add_argument("--apply", action="store_true", help="measure the first advice too")
     parser.add_argument(
         "--html", metavar="FILE", help="write a page that needs nothing from elsewhere"
     )

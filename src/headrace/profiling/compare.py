@@ -1,10 +1,9 @@
 """Measures how fast data come out of a path here: the loading modes side by side, and the disk
-or server alone.
+alone.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
@@ -21,23 +19,25 @@ from headrace.errors import BudgetError, ConfigError
 from headrace.io.paths import is_url
 from headrace.loader.create import create_dataloader
 from headrace.loader.loader import Loader
+from headrace.memory.tree import map_tensors
+from headrace.profiling.running import samples_of
 
-_LIMIT_S, _PIECE, _SIZED = 3.0, 8 << 20, 1_000_000
+_READING = 3.0  # seconds, at most, in which files are read without headrace
 _LEAST_BATCHES = 3  # that are timed, however long they take
 _LEAST_S = 1.0  # for each mode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModeRate:
     """The speed of one loading mode.
 
     Attributes:
         mode: its name.
-        first_batch_s: seconds from opening the data to the first batch, workers' start and an eager
-            fill included; None: there was none.
-        samples_per_second: from the second batch on; in modes "cached" and "eager" of the last
-            epoch that was begun.
-        mb_per_second: megabytes of tensors a second.
+        first_batch_s: seconds from opening the data to the first batch, with the start of workers
+            and an eager fill. None: there was no batch.
+        samples_per_second: from the second batch on; in mode "cached" from the second epoch on, if
+            there was time for it. None: see `note`.
+        mb_per_second: megabytes of tensors per second.
         epochs: that were begun.
         samples: that were timed.
         note: why there is no rate, or what limits it.
@@ -57,12 +57,11 @@ class Comparison:
     """Loading modes side by side.
 
     Attributes:
-        samples: of the dataset; None: it is not known.
+        samples: of the dataset. None: not known.
         batch_size, num_workers: of the loaders.
         sample_mb: megabytes of a sample's tensors.
-        read_mb_per_second: of the files alone, from their beginning on, in one thread; None: they
-            are remote.
-        limit: samples a second of which the files are read so; None: it is not known.
+        read_mb_per_second: of the files alone, in one thread. None: they are remote.
+        limit: samples per second at that rate. None: not known.
         modes: the rates.
     """
 
@@ -87,202 +86,152 @@ def compare_modes(
     seconds: float = 60.0,
     batch_size: int = 64,
     num_workers: int | None = None,
-    seed: int = 42,
     modes: Sequence[str] = ("lazy", "cached", "eager", "streaming"),
     on_mode: Callable[[ModeRate], object] = lambda _: None,
     **options: Any,
 ) -> Comparison:
     """Opens a path in each loading mode, and times its batches.
 
-    The files are read once from their beginning, for a few seconds, before: so that all modes find
-    in the page cache what fits there.
+    Local files are read once before, for a few seconds, so that all modes find in the page cache
+    what fits there.
 
     Args:
         data_path: as `open_dataset` takes it.
-        seconds: for all of it, about; each mode gets at least a second and a few batches.
-        batch_size, num_workers, seed: of the loaders.
+        seconds: for all modes, about; each gets at least a second and a few batches.
+        batch_size, num_workers: of the loaders.
         modes: which.
         on_mode: called with each rate when it is known.
         **options: of `open_dataset`.
 
     Raises:
         ConfigError: options that don't fit; no samples.
-        HeadraceError: what opening and reading raise; that a mode does not fit memory is a note.
+        HeadraceError: any error of opening and reading. A mode that does not fit memory is a note.
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be above 0, not {seconds!r}")
-    limit = (
-        None
-        if is_url(os.fspath(data_path))
-        else _read_rate(os.fspath(data_path), min(_LIMIT_S, seconds / 10))
-    )
-    found = Comparison(None, batch_size, num_workers or 0, read_mb_per_second=limit)
-    each = max(_LEAST_S, seconds / max(1, len(modes)))
-    loading = {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}
-    is_shards = _is_shards(data_path, options)
+    path = os.fspath(data_path)
+    result = Comparison(None, batch_size, num_workers or 0)
+    if not is_url(path):
+        result.read_mb_per_second = _read_rate(path, min(_READING, seconds / 10))
+    loading = {"batch_size": batch_size, "num_workers": num_workers}
+    with open_dataset(data_path, **options) as dataset:
+        is_shards = isinstance(dataset, StreamingDataset)  # they have one mode
     for name in modes:
-        mode = LoadingMode(name)
-        opening = options if is_shards else {**options, "loading_mode": mode.value}
+        rate = ModeRate(name)
         try:
-            if is_shards and mode is not LoadingMode.STREAMING:
-                rate = ModeRate(str(mode.value), note="shards are streamed")
+            if is_shards and name != LoadingMode.STREAMING.value:
+                rate.note = "shards are streamed"
             else:
-                rate = _rate_of(data_path, mode, each, found, loading, opening)
+                if not is_shards:
+                    options["loading_mode"] = name
+                limit = max(_LEAST_S, seconds / max(1, len(modes)))
+                _time_mode(data_path, rate, limit, result, loading, options)
         except BudgetError as error:
-            rate = ModeRate(str(mode.value), note=" ".join(str(error).split()))
-        found.modes.append(rate)
+            rate.note = " ".join(str(error).split())
+        result.modes.append(rate)
         on_mode(rate)
-    return found
+    return result
 
 
-def _rate_of(
+def _time_mode(
     data_path: Any,
-    mode: LoadingMode,
+    rate: ModeRate,
     seconds: float,
-    found: Comparison,
+    result: Comparison,
     loading: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> ModeRate:
-    start = time.perf_counter()
-    dataset: Any = open_dataset(data_path, **options)
-    loader: Loader | None = None
-    try:
-        if not isinstance(dataset, StreamingDataset) and not len(dataset):
-            raise ConfigError(f"{dataset!r} has no samples to time")
-        loader = create_dataloader(dataset, **loading)
-        found.num_workers = loader.num_workers
-        if found.samples is None:
-            found.samples = len(dataset)
-            if found.read_mb_per_second is not None and found.samples:
-                found.limit = (
-                    found.read_mb_per_second
-                    * 1e6
-                    * found.samples
-                    / max(1, _stored(os.fspath(data_path)))
-                )
-        return _timed(loader, mode, start, seconds, found)
-    finally:
-        if loader is not None:
-            loader.close()
-        dataset.close()
-
-
-def _is_shards(data_path: Any, options: Mapping[str, Any]) -> bool:
-    """True if the path opens as shards, which know one mode."""
-    dataset: BaseDataset = open_dataset(data_path, **options)
-    try:
-        return isinstance(dataset, StreamingDataset)
-    finally:
-        dataset.close()
-
-
-def _timed(
-    loader: Loader, mode: LoadingMode, start: float, seconds: float, found: Comparison
-) -> ModeRate:
-    """Rates from the second batch on. What is cached is worth something from the second epoch
-    on: then that counts.
-    """
-    first_s, epochs, total, nbytes, batches = None, 0, 0, 0, 0
-    began, end, note = 0.0, start + seconds, ""
-    elapsed, whole_epochs = 0.0, 0
-    for epoch, batch in _batches(loader):
-        now = time.perf_counter()
-        if first_s is None:
-            first_s, began, epochs, end = now - start, now, 1, max(end, now + _LEAST_S)
-            found.sample_mb = found.sample_mb or _nbytes(batch) / max(1, _length(batch)) / 1e6
-            continue
-        if epoch >= epochs:
-            whole_epochs, epochs = epoch, epoch + 1
-            if mode is LoadingMode.CACHED and epoch == 1:  # all of the first epoch was read
-                began, total, nbytes, batches = now, 0, 0, 0
+) -> None:
+    """Times one mode from the second batch on, in mode "cached" from the second epoch on."""
+    opened = time.perf_counter()
+    start = end = opened
+    batches = nbytes = 0
+    is_filled = rate.mode != "cached"  # the first epoch, in which all is read, does not count
+    with (
+        open_dataset(data_path, **options) as dataset,
+        create_dataloader(dataset, **loading) as loader,
+    ):
+        result.num_workers = loader.num_workers
+        if result.samples is None and not isinstance(dataset, StreamingDataset):
+            if not len(dataset):
+                raise ConfigError(f"{dataset!r} has no samples to time")
+            result.samples = len(dataset)
+            if result.read_mb_per_second is not None:
+                stored = sum(map(os.path.getsize, _files_below(os.fspath(data_path))))
+                result.limit = result.read_mb_per_second * 1e6 * len(dataset) / max(1, stored)
+        for epoch, batch in _batches(loader):
+            now = time.perf_counter()
+            rate.epochs = epoch + 1
+            if rate.first_batch_s is None:
+                rate.first_batch_s = now - opened
+                result.sample_mb = _nbytes(batch) / max(1, samples_of(batch)) / 1e6
+                start = now
+                end = max(opened + seconds, now + _LEAST_S)
                 continue
-        total, nbytes, batches, elapsed = (
-            total + _length(batch),
-            nbytes + _nbytes(batch),
-            batches + 1,
-            now - began,
-        )
-        if now >= end and batches >= _LEAST_BATCHES:
-            break
-    if mode is LoadingMode.CACHED and not whole_epochs:
-        note = (
-            "in its first epoch, in which all is read: later ones come from memory, as far as it "
-            "fits"
-        )
-    if not total or not elapsed:
-        return ModeRate(
-            str(mode.value),
-            first_s,
-            epochs=epochs,
-            note="too few batches to be timed: use a smaller batch size",
-        )
-    return ModeRate(
-        str(mode.value), first_s, total / elapsed, nbytes / elapsed / 1e6, epochs, total, note
-    )
+            if epoch == 1 and not is_filled:
+                is_filled = True
+                start = now
+                batches = nbytes = rate.samples = 0
+                continue
+            rate.samples += samples_of(batch)
+            nbytes += _nbytes(batch)
+            batches += 1
+            if now >= end and batches >= _LEAST_BATCHES:
+                break
+    elapsed = now - start if batches else 0.0
+    if not is_filled:
+        rate.note = "in its first epoch, in which all is read"
+    if not elapsed:
+        rate.note = "too few batches to be timed: use a smaller batch size"
+        return
+    rate.samples_per_second = rate.samples / elapsed
+    rate.mb_per_second = nbytes / elapsed / 1e6
 
 
 def _batches(loader: Loader) -> Iterator[tuple[int, Any]]:
-    """Batches of one epoch after the other, with its number; an end only where an epoch has
-    none.
-    """
+    """Batches of one epoch after the other, each with its epoch. Ends where an epoch has none."""
     epoch = 0
-    while True:
+    has_batches = True
+    while has_batches:
         loader.set_epoch(epoch)
-        count = 0
+        has_batches = False
         for batch in loader:
-            count += 1
+            has_batches = True
             yield epoch, batch
-        if not count:
-            return
         epoch += 1
 
 
-def _length(batch: Any) -> int:
-    """Samples of a batch."""
-    if isinstance(batch, torch.Tensor | list):
-        return len(batch)
-    if isinstance(batch, Mapping):
-        return max(map(_length, batch.values()), default=0)
-    if isinstance(batch, tuple):
-        return max(map(_length, batch), default=0)
-    return 0
-
-
 def _nbytes(batch: Any) -> int:
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if isinstance(batch, Mapping):
-        return sum(map(_nbytes, batch.values()))
-    return sum(map(_nbytes, batch)) if isinstance(batch, tuple | list) else 0
+    sizes: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(batch, note)
+    return sum(sizes)
 
 
 def _read_rate(path: str, seconds: float) -> float | None:
-    """Megabytes a second of local files, read from their beginning on, in one thread; None:
-    there are none.
-    """
-    place, start, count = os.path.expanduser(path), time.perf_counter(), 0
-    for name in _files_below(place):
-        try:
-            with open(name, "rb", buffering=0) as file:
-                while piece := file.read(_PIECE):
-                    count += len(piece)
-                    if time.perf_counter() - start > seconds:
-                        return count / (time.perf_counter() - start) / 1e6
-        except OSError:  # reading samples will say so
-            continue
+    """Megabytes a second of local files, read in one thread. None: there are none."""
+    start = time.perf_counter()
+    count = 0
+    for name in _files_below(path):
+        with open(name, "rb", buffering=0) as file:
+            while block := file.read(8 << 20):
+                count += len(block)
+                if time.perf_counter() - start > seconds:
+                    break
+        if time.perf_counter() - start > seconds:
+            break
     return count / max(1e-9, time.perf_counter() - start) / 1e6 if count else None
 
 
-def _stored(path: str) -> int:
-    """Bytes of local files, of the first ones where there are very many."""
-    some = list(itertools.islice(_files_below(os.path.expanduser(path)), _SIZED))
-    return sum(os.path.getsize(name) for name in some if os.path.exists(name))
-
-
-def _files_below(place: str) -> Iterator[str]:
-    if os.path.isfile(place):
-        yield place
-    elif os.path.isdir(place):
-        for folder, _, names in os.walk(place):
-            paths = (os.path.join(folder, name) for name in sorted(names))
-            yield from filter(os.path.isfile, paths)  # not a pipe, which may never end
+def _files_below(path: str) -> Iterator[str]:
+    """The file, or the files of the folder, that this process may read."""
+    path = os.path.expanduser(path)
+    files = [path]
+    for folder, _, names in os.walk(path):
+        files += [os.path.join(folder, name) for name in sorted(names)]
+    for file in files:
+        if os.path.isfile(file) and os.access(file, os.R_OK):  # a pipe may never end
+            yield file

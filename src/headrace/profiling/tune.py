@@ -1,33 +1,51 @@
-"""Finds the largest batch size that fits into memory."""
+"""Finds the largest batch size that fits into memory.
+
+A device reports with an error that memory ran out. A host mostly does not: the kernel kills the
+process. So the growth of the process is measured, and what a larger step would take is predicted
+from smaller ones.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import gc
 import logging
+import re
 import sys
-from collections.abc import Callable
+import threading
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import psutil
+import torch
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import BudgetError, ConfigError, warn
-from headrace.memory.budget import format_size
+from headrace.memory.budget import MemoryBudget, format_size
+from headrace.memory.limits import Limit, memory_limits
+from headrace.order import detect_world
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.room import (
-    HostRoom,
-    describe,
-    drop_frames,
-    finish_kernels,
-    free_caches,
-    is_out_of_memory,
-)
+from headrace.profiling.running import devices_in_use, finish_kernels
+
+if sys.platform != "win32":
+    import resource
 
 logger: logging.Logger = logging.getLogger("headrace.profiling")
 
-# of each size: what an optimizer holds comes with the first, and is there beside the second
-_STEPS = 2
-# where no limit is given: nobody wants more, and a step that takes no notice of its size would
-# never end
-_CEILING = 1 << 20
-_NEAR = 32  # what memory on the host allows is neared by steps of at least a thirty-second
+_STEPS = 2  # of each size: the optimizer's state is made at the end of the first
+_CEILING = 1 << 20  # without a limit: a step that ignores its size would never end
+_NEAR = 32  # the host's memory is approached by steps of at least a thirty-second
+_LOOK_EVERY = 0.002  # seconds between two looks at the process's memory
+_WORDS = re.compile(
+    # CUDA, HIP, XPU, MPS; cuBLAS, cuDNN, cuSOLVER; torch's allocator of the host; cuDNN's word for
+    # sizes that it has no room for; MPS
+    r"out of memory|_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough) "
+    r"memory|CUDNN_STATUS_NOT_SUPPORTED|Invalid buffer size"
+    r"|Cannot allocate memory",
+    re.IGNORECASE,
+)
 
 
 @checks_keywords
@@ -103,8 +121,7 @@ def find_max_batch_size(
     if not size:
         raise BudgetError(
             f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.message}): use "
-            "a smaller model, smaller samples, or "
-            "activation checkpointing"
+            "a smaller model, smaller samples, or activation checkpointing"
         ) from search.error
     if size == most * multiple_of and limit is None:
         warn(
@@ -116,21 +133,98 @@ def find_max_batch_size(
 
 
 def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> None:
-    for name, value in (("start", start), ("limit", limit), ("multiple_of", multiple_of)):
-        check_integer(f"find_max_batch_size: {name}", value, 1, optional=name == "limit")
-    if limit is not None and limit < max(start, multiple_of):
-        larger = f"start={start}" if limit < start else f"multiple_of={multiple_of}"
-        raise ConfigError(
-            f"find_max_batch_size: limit={limit} is below {larger}: use a larger limit, or a "
-            f"smaller {larger.split('=')[0]}"
-        )
+    door = "find_max_batch_size"
+    check_integer(f"{door}: start", start, 1)
+    check_integer(f"{door}: limit", limit, 1, optional=True)
+    check_integer(f"{door}: multiple_of", multiple_of, 1)
+    for name, value in {"start": start, "multiple_of": multiple_of}.items():
+        if limit is not None and limit < value:
+            raise ConfigError(
+                f"{door}: limit={limit} is below {name}={value}: use a larger limit, or a smaller "
+                f"{name}"
+            )
     if not callable(step):
-        raise ConfigError(
-            f"find_max_batch_size: step must be a callable that takes a batch size, not {step!r}"
-        )
+        raise ConfigError(f"{door}: step must be a callable that takes a batch size, not {step!r}")
     if reset is not None and not callable(reset):
-        raise ConfigError(
-            f"find_max_batch_size: reset must be a callable without arguments, not {reset!r}"
+        raise ConfigError(f"{door}: reset must be a callable without arguments, not {reset!r}")
+
+
+class HostRoom:
+    """Memory of the host that steps of growing sizes take, and the size that would still fit.
+
+    Args:
+        max_memory_usage: what all of it may take: a fraction of what is free, or bytes ("4GB").
+        limits: lists the limits on memory as they are now.
+        own: gives the bytes of this process.
+        peak: runs something, and gives the most bytes that this process had meanwhile.
+    """
+
+    def __init__(
+        self,
+        max_memory_usage: float | int | str = 0.9,
+        *,
+        limits: Callable[[], Sequence[Limit]] = memory_limits,
+        own: Callable[[], int] | None = None,
+        peak: Callable[[Callable[[], None]], int] | None = None,
+    ) -> None:
+        self._usage = max_memory_usage
+        self._ranks = detect_world().local_world_size
+        self._limits = limits
+        self._own = own or own_bytes
+        self._peak = peak or peak_during
+        self._before = self._own()
+        self.taken: dict[int, int] = {}  # size -> bytes beyond `_before`, of the sizes that ran
+        self._limit()
+
+    def _limit(self) -> int:
+        """Bytes that steps may take: what this process, and other ranks likewise, have grown since
+        the first step counts as free.
+        """
+        grown = max(0, self._own() - self._before) * self._ranks
+        limits = [
+            dataclasses.replace(limit, used=max(0, limit.used - grown)) for limit in self._limits()
+        ]
+        return MemoryBudget(self._usage, local_world_size=self._ranks, limits=limits).limit
+
+    def run(self, size: int, function: Callable[[], None]) -> int:
+        """Runs a step of some size, and gives the bytes that it took."""
+        taken = max(0, self._peak(function) - self._before)
+        self.taken[size] = taken
+        return taken
+
+    def most(self, size: int) -> int:
+        """The largest size, up to this one, that should fit."""
+        last = max(self.taken, default=size)
+        if size <= last:
+            return size
+        room = self._limit() - self.taken[last]
+        slope = self._slope(last)
+        if slope * (size - last) <= room:
+            return size
+        return last + max(0, int(room / slope)) if slope else last
+
+    def _slope(self, last: int) -> float:
+        """Bytes for each further sample, rather too many than too few: with one size known, all
+        that it took.
+        """
+        if len(self.taken) == 1:
+            return self.taken[last] / last
+        sizes = sorted(self.taken)[:-1]
+        distant = [size for size in sizes if last - size >= last // 8] or sizes[:1]
+        slopes = [
+            (self.taken[last] - self.taken[size]) / (last - size)
+            for size in (distant[0], distant[-1])
+        ]
+        return max(0.0, *slopes)
+
+    def needs(self, size: int) -> str:
+        """The memory of a step of some size, in words."""
+        last = max(self.taken)
+        needed = format_size(self.taken[last] + self._slope(last) * (size - last))
+        least = min(self._limits(), key=lambda limit: limit.headroom)
+        return (
+            f"about {needed} of the host's memory, of which {format_size(self._limit())} may be "
+            f"taken (max_memory_usage={self._usage!r} of what is free under {least.name})"
         )
 
 
@@ -150,26 +244,35 @@ class _Search:
     def __init__(
         self, step: Callable[[int], Any], reset: Callable[[], Any] | None, unit: int, room: HostRoom
     ) -> None:
-        self._step, self._reset, self._unit, self._room = step, reset, unit, room
+        self._step = step
+        self._reset = reset
+        self._unit = unit
+        self._room = room
         self.error: Exception | None = None
         self.message = ""
 
     def largest(self, start: int, limit: int) -> int:
         """The largest number of units in [1, limit] that fits, if a size fits wherever a larger
-        one does; 0: none.
+        one does. 0: none.
         """
-        fits, fails, number = 0, limit + 1, start
+        fits = 0
+        fails = limit + 1
+        number = start
         has_halved = False
         while fails - fits > 1:
             allowed = self._room.most(number * self._unit) // self._unit
-            # how much of it each sample takes, a smaller size says
-            if allowed < number and fits > 1 and self._room.sizes == 1 and not has_halved:
+            # a second, smaller size shows how much each sample takes
+            if allowed < number and fits > 1 and len(self._room.taken) == 1 and not has_halved:
                 has_halved = True
                 self._try(fits // 2 * self._unit)
                 continue
             if allowed < number:
                 if allowed - fits <= fits // _NEAR:
-                    self._stopped(fits, number)
+                    size = number * self._unit
+                    warn(
+                        f"find_max_batch_size: {fits * self._unit} runs; {size} was not tried, "
+                        f"since it would take {self._room.needs(size)}"
+                    )
                     break
                 number = allowed
             if self._try(number * self._unit):
@@ -179,18 +282,15 @@ class _Search:
             number = min(2 * fits, limit) if fails > limit else (fits + fails) // 2
         return fits
 
-    def _stopped(self, fits: int, number: int) -> None:
-        size = number * self._unit
-        warn(
-            f"find_max_batch_size: {fits * self._unit} runs; {size} was not tried, since it would "
-            f"take {self._room.needs(size)}"
-        )
-
     def _try(self, size: int) -> bool:
         """True if a size fits."""
         outside = sys.exception()
+        fits = True
         try:
             taken = self._room.run(size, lambda: self._run(size))
+            logger.info(
+                "batch size %d: runs; the process has grown by %s", size, format_size(taken)
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 error.add_note(f"headrace: in find_max_batch_size, with a batch size of {size}")
@@ -198,14 +298,10 @@ class _Search:
                     self._reset()
                 raise
             drop_frames(error, outside)
-            self.error, self.message = error, describe(error)
+            self.error = error
+            self.message = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
             logger.info("batch size %d: %s", size, self.message)
             fits = False
-        else:
-            logger.info(
-                "batch size %d: runs; the process has grown by %s", size, format_size(taken)
-            )
-            fits = True
         free_caches()
         if self._reset is not None:
             self._reset()
@@ -215,3 +311,82 @@ class _Search:
         for _ in range(_STEPS):
             self._step(size)
             finish_kernels()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error, or one that it was raised from, reports that memory ran out, on a device
+    or on the host.
+    """
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        # headrace's BudgetError and NumPy's are MemoryErrors
+        if isinstance(one, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(one, OSError) and one.errno == errno.ENOMEM:
+            return True
+        if isinstance(one, RuntimeError) and _WORDS.search(str(one)):
+            return True
+        seen.add(id(one))
+        one = one.__cause__
+    return False
+
+
+def drop_frames(error: BaseException, outside: BaseException | None) -> None:
+    """Empties the frames of an error and of those that it was raised from or while: their variables
+    are the tensors that there was no room for. `outside`, which was being handled before, stays.
+    """
+    waiting = [error]
+    seen = {id(outside)}
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def free_caches() -> None:
+    """Frees cycles of objects, and memory that torch caches for devices in use."""
+    gc.collect()
+    for device in devices_in_use():
+        device.empty_cache()
+
+
+def own_bytes() -> int:
+    """Bytes of memory that this process has now (RSS)."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_during(run: Callable[[], None]) -> int:
+    """Runs something, and gives the most bytes that this process had meanwhile.
+
+    A thread looks every two milliseconds. The kernel's own record, which misses nothing, counts
+    where it was broken.
+    """
+    peak = own_bytes()
+    before = _record()
+    ended = threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not ended.wait(_LOOK_EVERY):
+            peak = max(peak, own_bytes())
+
+    watch = threading.Thread(target=look, name="headrace-memory", daemon=True)
+    watch.start()
+    try:
+        run()
+    finally:
+        ended.set()
+        watch.join()
+    after = _record()
+    return max(peak, own_bytes(), after if after > before else 0)
+
+
+def _record() -> int:
+    """The most bytes that this process ever had. 0: the system has no record."""
+    if sys.platform == "win32":
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
