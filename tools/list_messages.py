@@ -1,8 +1,8 @@
 """Lists the messages of headrace's errors and warnings, from its source.
 
-python tools/list_messages.py        # prints them as docs/messages.md shows them
+python tools/list_messages.py        # prints them as docs/errors.md shows them
 
-As a hook of mkdocs it writes the list into docs/messages.md when the site is built, so that the
+As a hook of mkdocs it writes the list into docs/errors.md when the site is built, so that the
 page is always that of the code.
 """
 

@@ -1,4 +1,4 @@
-"""docs/messages.md lists the messages of the source."""
+"""docs/errors.md lists the messages of the source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from headrace import errors
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 SHOWN = re.findall(
     r"^```text\n(\w+): (.*?)\n```$",
-    (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"),
+    (ROOT / "docs" / "misuses.md").read_text(encoding="utf-8"),
     re.DOTALL | re.MULTILINE,
 )
 KINDS = {

@@ -30,7 +30,7 @@ LEFT_OUT = {
     "shuffling: E[H] = log2(L)": "a formula",
     "start:   WHERE                 WHAT": "a diagram of the parts",
 }
-"""Blocks that no program prints, by page and beginning. docs/errors.md and docs/cli.md are
+"""Blocks that no program prints, by page and beginning. docs/misuses.md and docs/cli.md are
 compared by tests of their own.
 """
 MACHINE = (
@@ -93,7 +93,7 @@ def test_every_text_block_is_compared_or_listed() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     found = set()
     for page in sorted((ROOT / "docs").glob("*.md")):
-        if page.stem == "errors":
+        if page.stem == "misuses":
             continue
         text = page.read_text(encoding="utf-8")
         names = re.findall(rf'shown\("{page.stem}", "([^"]+)"', source)

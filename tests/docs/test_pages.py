@@ -36,7 +36,7 @@ PAGES = (
     *("moving", "multinode"),
 )
 ELSEWHERE = {
-    *("architecture", "episodes", "errors", "labels", "monitoring", "profiling", "sparse"),
+    *("architecture", "episodes", "labels", "misuses", "monitoring", "profiling", "sparse"),
     *("tables", "trainers"),
 }
 """Pages whose code is run by a test of their room."""
