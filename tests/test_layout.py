@@ -97,15 +97,15 @@ INSIDE = {
         codecs compressors patches values chunks reader spans axes gather rows decoded
         packed packed_rows volumes
     """,
-    "storage/sparse": "rows groups matrix frames hdf5 zarr join source opening",
-    "storage/episodes": "windows steps source look",
+    "storage/sparse": "rows matrix frames join source opening",
+    "storage/episodes": "windows steps source find",
     "storage/hdf5": """
         kind filters times probe files remote links conventions chunks layouts packed
-        rows episodes
+        rows tree
     """,
     "storage/zarr": """
         layout store kind zips stores library_store library ome shards rows volumes
-        episodes
+        tree
     """,
     "storage/text": "lines plain records chats line_index scan files source",
     "storage/table": """
@@ -114,8 +114,8 @@ INSIDE = {
     "storage/tar": "index source",
     "storage/tokens": "source packed joined",
     "storage": """
-        blocks parallel describe source concat files pairs class_folders arrays episodes hdf5 zarr
-        sparse replay table tar text tokens image_formats kinds read_rows registry
+        blocks parallel describe source concat files pairs class_folders arrays tree hdf5 zarr
+        trees sparse episodes dialects table tar text tokens image_formats kinds read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

@@ -276,11 +276,11 @@ def test_labels_of_files_that_change_meanwhile(tmp_path: Path) -> None:
     first = write_anndata(tmp_path / "0.h5ad", DENSE)
     plates = SparseDataset(tmp_path)
     shutil.copy(first, tmp_path / "1.h5ad")
-    with pytest.raises(FileChangedError, match="2 files now, and 1"):
+    with pytest.raises(FileChangedError, match=r"had .40.: open"):
         plates.split(0.5, stratify="kind")
     (tmp_path / "1.h5ad").unlink()
     write_anndata(first, DENSE[:7])
-    with pytest.raises(FileChangedError, match=r"0\.h5ad: .*7 rows.* 40"):
+    with pytest.raises(FileChangedError, match=r"0\.h5ad': 7. rows.* had .40"):
         plates.split(0.5, stratify="kind")
 
 
@@ -288,8 +288,8 @@ def test_tables_that_are_damaged(tmp_path: Path) -> None:
     path, codes = tmp_path / "a.h5ad", np.arange(ROWS, dtype="i1") % 3
     above, below = (np.where(np.arange(ROWS) == 6, code, codes) for code in (3, -2))
     arrays: list[tuple[str, Any, str]] = [
-        ("obs/kind/categories", None, "obs/kind .* categories"),
-        ("obs/kind/codes", None, "obs/kind .* codes"),
+        ("obs/kind/categories", None, "'obs/kind' has no 'categories'"),
+        ("obs/kind/codes", None, "'obs/kind' has no 'codes'"),
         ("obs/kind/codes", above, "obs/kind: row 6 has code 3, and there are 3"),
         ("obs/kind/codes", below, "obs/kind: row 6 has code -2"),
         ("obs/kind/codes", np.zeros(ROWS), "obs/kind: .*float64"),

@@ -27,8 +27,8 @@ from headrace.storage.arrays.packed import DATA
 from headrace.storage.hdf5.files import only_dataset
 from headrace.storage.hdf5.layouts import KeptLayouts
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
+from headrace.storage.hdf5.tree import HDF5Tree
 from headrace.storage.sparse.frames import Column, column_of_group
-from headrace.storage.sparse.hdf5 import HDF5Groups
 
 
 class HDF5Dataset(ArrayDataset):
@@ -176,7 +176,7 @@ def _targets(
     if "/" not in name.strip("/"):  # in no table: the file need not be opened for it
         return source.column(name)
     with opened.hdf5.reading(path) as file:
-        group = column_of_group(HDF5Groups(file, path, opened), name, len(source))
+        group = column_of_group(HDF5Tree(file, path, opened), name, len(source))
     return source.column(name) if group is None else group
 
 

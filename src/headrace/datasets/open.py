@@ -21,20 +21,16 @@ from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.storage.episodes.look import EPISODES
+from headrace.storage.dialects import EPISODES, PACK, SPARSE, dialect_of
 from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.hdf5.rows import packed_kind
 from headrace.storage.registry import format_of
-from headrace.storage.replay import kind_of_hdf5, kind_of_stores
-from headrace.storage.sparse.opening import find_matrix
 from headrace.storage.zarr.kind import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {
     "image": ImageDataset,
     "text": TextDataset,
-    EPISODES: EpisodeDataset,
 }
-"""What `headrace.pack` made of images and texts, by the kind that the pack says; and episodes."""
+"""What `headrace.pack` made of images and texts, by the kind that the pack says."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images",
     TextDataset: "texts",
@@ -119,14 +115,18 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
         return cls
     if _OF_EPISODES & options.keys():
         return EpisodeDataset
-    is_named = options.get("dataset_name") is not None
-    if kind is HDF5:
-        content = packed_kind(data_path, remote, None if is_named else kind_of_hdf5)
-    else:
-        content = "" if is_named else kind_of_stores(data_path, remote)
-    if not content and not options.keys() & _OF_ARRAYS:
-        group = find_matrix(data_path, remote, kind)
-        if group is not None:
-            options.setdefault("group", group)
-            return SparseDataset
-    return _OF_KIND.get(content, cls)
+    dialects = [PACK]
+    if options.get("dataset_name") is None:
+        dialects.append(EPISODES)
+    if not options.keys() & _OF_ARRAYS:
+        dialects.append(SPARSE)
+    found = dialect_of(data_path, remote, kind, dialects)
+    if found is None:
+        return cls
+    dialect, what = found
+    if dialect is EPISODES:
+        return EpisodeDataset
+    if dialect is SPARSE:
+        options.setdefault("group", what)
+        return SparseDataset
+    return _OF_KIND.get(what, cls)

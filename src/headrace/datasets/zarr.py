@@ -27,11 +27,11 @@ from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, column_of_group
-from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.ome import Scale
 from headrace.storage.zarr.rows import OpenZarr, ZarrSource
 from headrace.storage.zarr.store import Store
+from headrace.storage.zarr.tree import ZarrTree
 from headrace.storage.zarr.volumes import (
     Extents,
     ZarrArray,
@@ -304,7 +304,7 @@ class ZarrDataset(ArrayDataset):
 
 def _targets(source: Any, store: Store, opened: OpenZarr, name: str) -> npt.NDArray[Any] | Column:
     """The targets of a store: an array, or a column of a table of AnnData."""
-    group = column_of_group(ZarrGroups(store, opened), name, len(source))
+    group = column_of_group(ZarrTree(store, opened), name, len(source))
     column: npt.NDArray[Any] | Column = source.column(name) if group is None else group
     return column
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from headrace.errors import FormatError
 from headrace.inspecting.report import Report
-from headrace.storage.replay import STEPS, is_replay, keys_of, read_ends
-from headrace.storage.sparse.groups import GroupFile
+from headrace.storage.episodes.find import STEPS, arrays_in, episode_ends, is_replay
+from headrace.storage.tree import Tree
 
 
 class Episodes(NamedTuple):
@@ -34,21 +34,21 @@ class Episodes(NamedTuple):
     is_cut: bool
 
 
-def replay_in(file: GroupFile, notes: list[str]) -> Episodes | None:
+def replay_in(tree: Tree, notes: list[str]) -> Episodes | None:
     """The episodes of a file that is a replay buffer; None: it is none, or one that can't be
     read, which a note says.
     """
-    if not is_replay(file):
+    if not is_replay(tree):
         return None
     try:
-        lengths = np.diff(read_ends(file), prepend=0)
+        lengths = np.diff(episode_ends(tree), prepend=0)
     except FormatError as error:
         notes.append(" ".join(str(error).split()))
         return None
-    told = [file.described(f"{STEPS}/{key}").split(" ", 1)[0] for key in keys_of(file)]
+    told = [tree.described(f"{STEPS}/{key}").split(" ", 1)[0] for key in arrays_in(tree, STEPS)]
     keys = [
-        f"{key} {dtype} {list(file.shape(f'{STEPS}/{key}')[1:])}"
-        for key, dtype in zip(keys_of(file), told, strict=True)
+        f"{key} {dtype} {list(tree.shape(f'{STEPS}/{key}')[1:])}"
+        for key, dtype in zip(arrays_in(tree, STEPS), told, strict=True)
     ]
     return Episodes(
         "",

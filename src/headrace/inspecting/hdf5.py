@@ -48,8 +48,8 @@ from headrace.storage.hdf5.filters import codecs_of
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
 from headrace.storage.hdf5.times import check_has_values, readable, value_dtype
+from headrace.storage.hdf5.tree import HDF5Tree
 from headrace.storage.source import fingerprint_of_files
-from headrace.storage.sparse.hdf5 import HDF5Groups
 
 _LISTED = 20_000  # chunks up to which a table of them is made, as for reading
 _OPENED = 32  # arrays of which it is made
@@ -285,16 +285,9 @@ def _look_into(opened: OpenHDF5, name: str | None, path: str) -> _Found:
             node for node in nodes if node.kind == "array" and node.shape and node.dtype is not None
         ]
         of_interest = name is None and info is None
-        episodes = (
-            (replay_in(HDF5Groups(file, path, opened), notes) or episodes_in(file, opened))
-            if of_interest
-            else None
-        )
-        matrix = (
-            find_matrix(HDF5Groups(file, path, opened), name)
-            if info is None and episodes is None
-            else None
-        )
+        tree = HDF5Tree(file, path, opened)
+        episodes = (replay_in(tree, notes) or episodes_in(tree)) if of_interest else None
+        matrix = find_matrix(tree, name) if info is None and episodes is None else None
         wanted = (
             name
             if matrix is None

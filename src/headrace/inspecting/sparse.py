@@ -7,9 +7,9 @@ from typing import NamedTuple
 from headrace.errors import HeadraceError
 from headrace.inspecting.report import Access, Advice, Report
 from headrace.storage.arrays.spans import SpanReader
-from headrace.storage.sparse.groups import GroupFile, shown
 from headrace.storage.sparse.matrix import Matrix, format_of, open_matrix
 from headrace.storage.sparse.source import SparseSource
+from headrace.storage.tree import Tree
 
 
 class FoundMatrix(NamedTuple):
@@ -28,26 +28,26 @@ class FoundMatrix(NamedTuple):
     """Why its rows can't be read."""
 
 
-def find_matrix(file: GroupFile, name: str | None) -> FoundMatrix | None:
+def find_matrix(tree: Tree, name: str | None) -> FoundMatrix | None:
     """The sparse matrix that is named, or X; None: there is none.
 
     Args:
-        file: that is open.
+        tree: that is open.
         name: of the group that is of interest; None: nobody has named one.
     """
     group = "X" if name is None else name.strip("/")
-    kind = format_of(file, group)
+    kind = format_of(tree, group)
     if kind is None:
         return None
     try:
-        matrix = open_matrix(file, group)
+        matrix = open_matrix(tree, group)
     except HeadraceError as error:
         return FoundMatrix(
             group, kind, None, None, None, None, None, None, " ".join(str(error).split())
         )
     rows, columns = matrix.shape
     values, dtype = int(matrix.indptr[-1]), str(matrix.data.dtype.newbyteorder("="))
-    source = SparseSource(file.path, file.opened, matrix, columns)
+    source = SparseSource(tree.shown, tree.opened, matrix, columns)
     return FoundMatrix(
         group, kind, rows, columns, values, dtype, _cost(matrix), source.fingerprint(), None
     )
@@ -97,7 +97,7 @@ def tell(report: Report, found: FoundMatrix) -> None:
     mean = found.values / max(1, found.rows)
     report.samples = found.rows
     report.samples_are = (
-        f"rows of {shown(found.group)}, {found.dtype} [{found.columns}], sparse (CSR), "
+        f"rows of {found.group or '/'!r}, {found.dtype} [{found.columns}], sparse (CSR), "
         f"{mean:,.0f} values a row"
     )
     named = "" if found.group == "X" else f", {found.group or '/'!r}"

@@ -33,13 +33,13 @@ from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import layout_fingerprint
 from headrace.storage.source import fingerprint_of_files
-from headrace.storage.sparse.zarr import ZarrGroups
 from headrace.storage.zarr.kind import ZARR
 from headrace.storage.zarr.layout import Layout, UnknownLayout, layout_of
 from headrace.storage.zarr.library import holds_strings
 from headrace.storage.zarr.ome import Image, image_at
 from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.store import Store
+from headrace.storage.zarr.tree import ZarrTree
 
 _STORES = 256  # whose metadata are all looked at
 _IMAGES = 8  # of OME-NGFF, whose levels are told
@@ -123,12 +123,10 @@ def _report(store: Store, opened: OpenZarr, name: str | None, shown: str, many: 
     nodes = [node_of(store, path, one) for path, one in metadata.items()]
     images = _images(store, metadata, notes)
     arrays = [node for node in nodes if node.kind == "array" and node.shape]
-    groups = ZarrGroups(store, opened)
+    tree = ZarrTree(store, opened)
     of_interest = name is None and not images
-    episodes = (
-        (replay_in(groups, notes) or episodes_in(store, opened, nodes)) if of_interest else None
-    )
-    matrix = find_matrix(groups, name) if not images and episodes is None else None
+    episodes = (replay_in(tree, notes) or episodes_in(tree, nodes)) if of_interest else None
+    matrix = find_matrix(tree, name) if not images and episodes is None else None
     wanted = (
         name if matrix is None else None if matrix.problem else f"{matrix.group}/data".strip("/")
     )

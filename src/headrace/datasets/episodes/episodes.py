@@ -31,14 +31,11 @@ from headrace.datasets.episodes.ways import reader_of_windows
 from headrace.errors import ConfigError, FormatError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.resolver import kind_of
 from headrace.storage.arrays.values import as_value, long_doubles_in
-from headrace.storage.episodes.look import EpisodeOptions
+from headrace.storage.episodes.find import EpisodeOptions, open_episodes
 from headrace.storage.episodes.source import MASK, EpisodeSource
 from headrace.storage.episodes.windows import window_options
-from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.replay import open_source
-from headrace.storage.zarr.kind import ZARR
+from headrace.storage.trees import tree_kind
 
 LENGTHS = "lengths"
 """Key of a batch of whole episodes: the number of steps of each."""
@@ -230,11 +227,9 @@ class EpisodeDataset(BaseDataset):
             static=_names("static", static),
             episodes=wanted,
             windows=window,
-            direct=direct,
-            cache_dir=reach.cache_dir,
         )
-        is_zarr = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True) is ZARR
-        source, opened = open_source(data_path, is_zarr, reach, how, windows)
+        kind = tree_kind(data_path, reach)
+        source = open_episodes(data_path, kind, reach, how, windows, direct)
         try:
             dtypes = _dtypes_of(source, dtype)
             lengths = source.windows.lengths
@@ -245,7 +240,7 @@ class EpisodeDataset(BaseDataset):
                     "window=, or a larger pad_after="
                 )
         except BaseException:
-            opened.close()
+            source.close()
             raise
         size = None if longest is None else _sample_nbytes(source, longest, dtypes)
         super().__init__(

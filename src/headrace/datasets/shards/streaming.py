@@ -25,7 +25,8 @@ from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 from headrace.storage.class_folders import warn_of_splits
-from headrace.storage.hdf5.rows import packed_kind
+from headrace.storage.dialects import PACK, dialect_of
+from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.tar.source import TARS, TarSource
 from headrace.storage.text.files import local_texts, remote_texts
 from headrace.storage.text.plain import COMPRESSED, Room
@@ -204,10 +205,10 @@ def _open(
         shards = resolve(urls, ZARR, reach, name="urls", server=files.server)
         return kind, ZarrDataset(shards, dataset_name, target_name=target_name, **options)
     # what was packed of images or texts comes as it was packed
-    packed = "" if is_named else packed_kind(files, reach)
-    if packed == "image":
+    packed = None if is_named else dialect_of(files, reach, HDF5, [PACK])
+    if packed == (PACK, "image"):
         return kind, ImageDataset(shards, **options)
-    if packed == "text":
+    if packed == (PACK, "text"):
         return kind, TextDataset(shards, **options)
     return kind, HDF5Dataset(shards, dataset_name, target_name=target_name, **options)
 

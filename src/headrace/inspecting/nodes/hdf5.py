@@ -13,11 +13,10 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import CUT_OFF, MOST_NODES, Node
-from headrace.storage.episodes.look import EpisodeOptions
-from headrace.storage.hdf5.episodes import HDF5Look, arrays_of
+from headrace.storage.episodes.find import arrays_in, groups_matching, numbered_groups
 from headrace.storage.hdf5.filters import name_of
-from headrace.storage.hdf5.rows import OpenHDF5
 from headrace.storage.hdf5.times import readable, value_dtype
+from headrace.storage.hdf5.tree import HDF5Tree
 
 _COUNTED = 200_000  # chunks up to which those that were written are counted
 _SAMPLED = 256  # chunks of a remote file whose sizes are looked at
@@ -148,13 +147,12 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 # -- episodes
 
 
-def episodes_in(file: h5py.File, opened: OpenHDF5) -> Episodes | None:
+def episodes_in(tree: HDF5Tree) -> Episodes | None:
     """The episodes of a file; None: it holds something else."""
-    look = HDF5Look(opened, EpisodeOptions())
-    if (pattern := look.unmistakable_groups(file)) is None:
+    if (pattern := numbered_groups(tree)) is None:
         return None
-    names = look.groups_matching(file, pattern)
-    arrays = arrays_of(file[names[0]])
+    file, names = tree.file, groups_matching(tree, pattern)
+    arrays = {key: file[names[0]][key] for key in arrays_in(tree, names[0])}
     key = next(iter(arrays))
     shapes = [
         one.shape

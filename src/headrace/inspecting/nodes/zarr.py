@@ -14,14 +14,13 @@ from headrace.inspecting.episodes import Episodes
 from headrace.inspecting.report import Node
 from headrace.inspecting.sizes import evenly
 from headrace.io.paths import redact
-from headrace.storage.episodes.look import EpisodeOptions
-from headrace.storage.zarr.episodes import ZarrLook
+from headrace.storage.episodes.find import groups_matching, numbered_groups
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.ome import image_at
-from headrace.storage.zarr.rows import OpenZarr
 from headrace.storage.zarr.shards import ArrayFiles
 from headrace.storage.zarr.store import Store, key_of
 from headrace.storage.zarr.stores import ZarrFolder
+from headrace.storage.zarr.tree import ZarrTree
 
 # files whose sizes are all looked at; of more; of remote ones
 _COUNTED, _SAMPLED, _ASKED = 4096, 512, 32
@@ -102,14 +101,13 @@ def node_of(store: Store, path: str, metadata: dict[str, Any]) -> Node:
     return node
 
 
-def episodes_in(store: Store, opened: OpenZarr, nodes: Sequence[Node]) -> Episodes | None:
+def episodes_in(tree: ZarrTree, nodes: Sequence[Node]) -> Episodes | None:
     """The episodes of a store, of which these nodes were looked at; None: it holds something
     else.
     """
-    look = ZarrLook(opened, EpisodeOptions())
-    if (pattern := look.unmistakable_groups(store)) is None:
+    if (pattern := numbered_groups(tree)) is None:
         return None
-    names = look.groups_matching(store, pattern)
+    names = groups_matching(tree, pattern)
     shapes = {
         node.path: (node.shape, node.dtype) for node in nodes if node.kind == "array" and node.shape
     }

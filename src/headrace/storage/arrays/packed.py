@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -139,20 +140,22 @@ def info_text(info: PackedInfo) -> bytes:
     return json.dumps(said, sort_keys=True).encode("ascii")
 
 
-def parse_info(text: str | bytes | np.bytes_ | None, checksum: Any, path: Any) -> PackedInfo | None:
-    """What the attributes of a pack say; None: there are none.
+def info_in(attributes: Mapping[str, Any], path: Any) -> PackedInfo | None:
+    """What a file or store says about itself; None: `headrace.pack` did not write it.
 
     Args:
-        text, checksum: the attributes.
-        path: of the pack, for messages.
+        attributes: of its root.
+        path: for messages.
 
     Raises:
         FormatError: it is of a later version of headrace, or damaged.
     """
-    if text is None:
+    text = attributes.get(PACKED_ATTRIBUTE)
+    checksum = attributes.get(PACKED_CHECKSUM)
+    if not isinstance(text, str | bytes):
         return None
     try:
-        data = text.encode() if isinstance(text, str) else bytes(text)
+        data = text.encode() if isinstance(text, str) else text
         if checksum is not None and zlib.crc32(data) != int(checksum):
             raise ValueError("wrong checksum")
         fields = json.loads(data)

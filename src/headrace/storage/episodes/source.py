@@ -57,6 +57,8 @@ class EpisodeSource(Locatable):
         static: by name the value of each episode that has no axis of time.
         opened: what is open and decoded.
         left_out: names of episodes that have no steps.
+        rows: of replay buffers, with the rows of all files one after the other: [episodes] those of
+            the first steps, and [files + 1] where those of each file begin.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class EpisodeSource(Locatable):
         static: dict[str, Sequence[Any] | SharedArray],
         opened: OpenArrays[Any],
         left_out: Sequence[str] = (),
+        rows: tuple[IntArray, IntArray] | None = None,
     ) -> None:
         self.paths, self.names = list(paths), PackedNames(name.encode() for name in names)
         self._file_of = SharedArray(np.array(files_of, np.int64))
@@ -79,6 +82,7 @@ class EpisodeSource(Locatable):
             tuple(left_out),
         )
         self._opened, self.files = opened, opened.files
+        self._rows = None if rows is None else tuple(map(SharedArray, rows))
         self._to_count: list[ArrayReader] = []
 
     def __len__(self) -> int:
@@ -376,13 +380,22 @@ class EpisodeSource(Locatable):
 
     def blocks_of(self, nbytes: int) -> IntArray | None:
         """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole
-        episodes lie each by itself.
+        episodes lie each by itself. Of replay buffers, windows or episodes that begin in the same
+        chunk.
         """
-        return self.windows.blocks(self._block_steps(nbytes))
+        if self._rows is not None and self._tallest() > 1:
+            begins, edges = (shared.array for shared in self._rows)
+            return self.windows.blocks(self._tallest(), begins, edges)
+        if self.windows.options.window is None:
+            return None
+        edges = np.concatenate([[0], np.cumsum(self.windows.lengths)])
+        return self.windows.blocks(self._block_steps(nbytes), edges[:-1], edges)
 
     @property
     def block_nbytes(self) -> int:
         window = self.windows.options.window
+        if window is None and self._rows is not None:
+            window = int(self.windows.lengths.max(initial=0))
         return 0 if window is None else self._chunk_bytes(window)
 
     def _chunk_bytes(self, window: int) -> int:

@@ -131,35 +131,33 @@ class Windows:
         inside: npt.NDArray[np.bool_] = (steps >= 0) & (steps < self.lengths[episodes][:, None])
         return inside
 
-    def blocks(self, height: int) -> IntArray | None:
-        """How many windows, one after the other, begin within the same so many steps of an
-        episode; None: samples are episodes.
-        """
-        if self.options.window is None:
-            return None
-        counts, bands = self.counts, -(-self.lengths // height)
-        ends = np.cumsum(bands)
-        episodes = np.repeat(np.arange(len(bands)), bands)
-        band = np.arange(len(episodes)) - (ends - bands)[episodes]
-        before = np.minimum(
-            counts[episodes], -(-((band + 1) * height + self.options.before) // self.options.stride)
-        )
-        before[ends[bands > 0] - 1] = counts[bands > 0]  # the last band has the rest
-        sizes = np.diff(before, prepend=0)
-        starts = (ends - bands)[bands > 0]
-        sizes[starts] = before[starts]
-        found: IntArray = sizes[sizes > 0].astype(np.int64)
-        return found
+    def blocks(self, height: int, begins: IntArray, edges: IntArray) -> IntArray:
+        """How many samples, one after the other, begin within the same so many rows.
 
-    def begun(self, episodes: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> IntArray:
+        Args:
+            height: rows.
+            begins: [episodes] the row of the first step of each.
+            edges: [runs + 1] where each run of rows begins, in which these are counted.
+        """
+        counts = -(-np.diff(edges) // height)
+        firsts = np.cumsum(counts) - counts
+        inside = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+        borders = np.repeat(edges[:-1], counts) + inside * height
+        episodes = np.searchsorted(begins, borders, side="right") - 1
+        is_before = episodes < 0  # the first chosen episode may begin later
+        episodes[is_before] = 0
+        begun = self._begun(episodes, borders - begins[episodes])
+        begun[is_before] = 0
+        sizes: IntArray = np.diff(begun, prepend=0, append=len(self))
+        return sizes[sizes > 0]
+
+    def _begun(self, episodes: IntArray, steps: IntArray) -> IntArray:
         """How many windows begin in earlier episodes, or in this one before a step; those that
         begin before its first step do so there.
         """
-        own = np.clip(
-            -(-(steps + self.options.before) // self.options.stride), 0, self.counts[episodes]
-        )
-        found: IntArray = self._first.array[episodes] + np.where(steps > 0, own, 0)
-        return found
+        before = -(-(steps + self.options.before) // self.options.stride)
+        own = np.where(steps > 0, np.minimum(before, self.counts[episodes]), 0)
+        return self._first.array[episodes] + own
 
 
 class Bands:

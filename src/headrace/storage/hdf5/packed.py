@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.storage.arrays.packed import PACKED_ATTRIBUTE, PACKED_CHECKSUM, PackedInfo, parse_info
+from headrace.storage.arrays.packed import PackedInfo, info_in
 from headrace.storage.hdf5.files import HDF5Files
 
 
@@ -19,8 +19,7 @@ def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> 
         FormatError: the file is of a later version of headrace, or damaged.
     """
     with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
-        text, checksum = file.attrs.get(PACKED_ATTRIBUTE), file.attrs.get(PACKED_CHECKSUM)
-    return parse_info(text, checksum, path)
+        return info_in(file.attrs, path)
 
 
 def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import h5py
@@ -170,31 +170,6 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
                 )
             opened.hdf5.open(path)  # says what is wrong
     return paths, opened
-
-
-def packed_kind(
-    data_path: DataPath | FileSet,
-    options: RemoteOptions,
-    otherwise: Callable[[str, OpenHDF5], str] | None = None,
-) -> str:
-    """What `headrace.pack` made the first of some HDF5 files of ("image", "text", "array"); if it
-    did not make it, what `otherwise` says of the file, or "".
-    """
-    paths, opened = open_files(data_path, options)
-
-    def kind(path: str) -> str:
-        info = packed_info(path, opened.hdf5)
-        return (
-            info.kind if info is not None else "" if otherwise is None else otherwise(path, opened)
-        )
-
-    try:
-        if isinstance(data_path, FileSet):
-            opened.hdf5.learn(paths)  # what the others take is asked for at once
-        return opened.hdf5.read_each(paths[:1], kind)[0]
-    finally:
-        if not isinstance(data_path, FileSet):
-            opened.close()
 
 
 class Interpretation(NamedTuple):

@@ -1,6 +1,6 @@
 """Columns of the tables beside a matrix: what AnnData knows of rows (`obs`) and of columns (`var`).
 
-A table is a group with an array a column; or, in files of AnnData before 0.7, one array of
+A table is a group with an array per column; or, in files of AnnData before 0.7, one array of
 compounds. A categorical column has codes, and the categories that they number.
 """
 
@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError, warn
-from headrace.storage.sparse.groups import GroupFile, as_text
+from headrace.storage.tree import Tree, as_text
 
-_LAYERS, _OF_ROWS = "layers", "obsm"
 _NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
 
 
@@ -26,61 +25,54 @@ class Column(NamedTuple):
     categories: list[str] | None = None
 
 
-def tables_of(file: GroupFile, group: str) -> tuple[str | None, str | None]:
+def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     """Where the tables of the rows and of the columns of a matrix lie; None: there is none.
 
     Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of
     the file, and so does ``obsm/...``, which has columns of its own.
     """
-    parts = group.split("/")
-    if len(parts) > 1 and parts[-2] == _OF_ROWS:
-        beside = "/".join([*parts[:-2], "obs"])
-        return (beside if file.is_group(beside) or file.is_array(beside) else None), None
-    base = (
-        parts[:-2]
-        if len(parts) > 1 and parts[-2] == _LAYERS
-        else parts[:-1]
-        if parts[-1] == "X"
-        else None
-    )
-    if base is None:
-        return None, None
-    rows = [*(base[:-1] if base[-1:] == ["raw"] else base), "obs"]
-    found = ("/".join(one) for one in (rows, [*base, "var"]))
-    obs, var = (name if file.is_group(name) or file.is_array(name) else None for name in found)
-    return obs, var
+    *before, last = group.split("/")
+    rows: list[str] | None = None
+    columns: list[str] | None = None
+    if before[-1:] == ["obsm"]:
+        rows = before[:-1]
+    elif before[-1:] == ["layers"]:
+        columns = before[:-1]
+    elif last == "X":
+        columns = before
+    if columns is not None:
+        rows = columns[:-1] if columns[-1:] == ["raw"] else columns
+    found: list[str | None] = []
+    for base, table in ((rows, "obs"), (columns, "var")):
+        name = None if base is None else "/".join([*base, table])
+        found.append(None if name is None or tree.kind(name) is None else name)
+    return found[0], found[1]
 
 
-def names_in(file: GroupFile, table: str) -> npt.NDArray[Any]:
+def names_in(tree: Tree, table: str) -> npt.NDArray[Any]:
     """The names of a table's rows: [rows] str objects."""
-    if file.is_array(table):
-        compounds = file.column(table)
-        return as_text(
-            compounds[(compounds.dtype.names or ("index",))[0]], f"{file.path}: {table!r}"
-        )
-    index = file.attribute(table, "_index")
-    name = index if isinstance(index, str) else "_index"
-    if not (file.is_array(f"{table}/{name}") or file.is_group(f"{table}/{name}")):
+    if tree.is_array(table):
+        compounds = tree.column(table)
+        index = (compounds.dtype.names or ("index",))[0]
+        return as_text(compounds[index], f"{tree.shown}: {table!r}")
+    name = tree.text(table, "_index") or "_index"
+    if tree.kind(f"{table}/{name}") is None:
         raise FormatError(
-            f"{file.path}: {table!r} has no {name!r}, where the names of its rows should be: the "
+            f"{tree.shown}: {table!r} has no {name!r}, where the names of its rows should be: the "
             "file is damaged"
         )
-    column = read_column(file, table, name)
+    column = read_column(tree, table, name)
+    values = column.values
     if column.categories is not None:
-        names: npt.NDArray[Any] = np.array(column.categories, object)[column.values]
-        return names
-    return (
-        column.values
-        if column.values.dtype == object
-        else np.array([*map(str, column.values.tolist())], object)
-    )
+        values = np.array(column.categories, object)[values]
+    return values if values.dtype == object else np.array(_as_names(values), object)
 
 
-def read_column(file: GroupFile, table: str, name: str, rows: int | None = None) -> Column:
+def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> Column:
     """A column of a table.
 
     Args:
-        file: that it lies in.
+        tree: that it lies in.
         table, name: of it.
         rows: that it must have; None: any number.
 
@@ -89,17 +81,16 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
         FormatError: it is of an encoding that is not known here, has another number of rows, or is
             damaged.
     """
-    where, place = f"{file.path}: {table}/{name}", f"{table}/{name}"
-    if file.is_array(table):
-        column = _of_compounds(file, table, name, where)
-    elif file.is_group(place):
-        column = _of_group(file, place, where)
-    elif file.is_array(place):
-        column = Column(file.column(place))
-        if file.is_array(categories := f"{table}/__categories/{name}"):  # AnnData 0.7
-            column = Column(column.values, _as_names(file.column(categories)))
+    place = f"{table}/{name}"
+    where = f"{tree.shown}: {place}"
+    if tree.is_array(table):
+        column = _of_compounds(tree, table, name, where)
+    elif tree.is_group(place):
+        column = _of_group(tree, place, where)
+    elif tree.is_array(place):
+        column = _with_categories(tree, tree.column(place), f"{table}/__categories/{name}")  # 0.7
     else:
-        raise file.missing(f"column in {table}:", name, column_names(file, table))
+        raise tree.missing(f"column in {table}:", name, column_names(tree, table))
     if column.values.ndim != 1 or (rows is not None and len(column.values) != rows):
         raise FormatError(
             f"{where} has shape {list(column.values.shape)}, and not one value for each of "
@@ -110,36 +101,36 @@ def read_column(file: GroupFile, table: str, name: str, rows: int | None = None)
     return column
 
 
-def column_of_group(file: GroupFile, place: str, rows: int) -> Column | None:
+def column_of_group(tree: Tree, place: str, rows: int) -> Column | None:
     """A column of a table of AnnData that is a group: categories, or values of which some may be
     missing; None: it is none.
 
     Args:
-        file, place: where it lies.
+        tree, place: where it lies.
         rows: that it must have.
 
     Raises:
         FormatError: see `read_column`.
     """
     table, _, name = place.strip("/").rpartition("/")
-    if not table or not file.is_group(f"{table}/{name}"):
+    if not table or not tree.is_group(f"{table}/{name}"):
         return None
-    is_column = file.attribute(f"{table}/{name}", "encoding-type") in ("categorical", *_NULLABLE)
-    return read_column(file, table, name, rows) if is_column else None
+    encoding = tree.text(f"{table}/{name}", "encoding-type")
+    if encoding not in ("categorical", *_NULLABLE):
+        return None
+    return read_column(tree, table, name, rows)
 
 
-def column_names(file: GroupFile, table: str) -> list[str]:
+def column_names(tree: Tree, table: str) -> list[str]:
     """The names of a table's columns."""
-    if file.is_array(table):
-        return [*(file.column(table).dtype.names or ())]
-    order = file.attribute(table, "column-order")
-    if order is not None:
-        return [
-            one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
-            for one in np.asarray(order).reshape(-1).tolist()
-        ]
+    if tree.is_array(table):
+        return [*(tree.dtype(table).names or ())]
+    order = tree.attrs(table).get("column-order")
+    if order is None:
+        return tree.children(table)
     return [
-        name.removeprefix(f"{table}/") for name in file.names() if name.rpartition("/")[0] == table
+        one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+        for one in np.asarray(order).reshape(-1).tolist()
     ]
 
 
@@ -147,50 +138,48 @@ def _as_names(values: npt.NDArray[Any]) -> list[str]:
     return [*map(str, values.tolist())]
 
 
-def _of_group(file: GroupFile, place: str, where: str) -> Column:
-    encoding = file.attribute(place, "encoding-type")
+def _with_categories(tree: Tree, values: npt.NDArray[Any], place: str) -> Column:
+    return Column(values, _as_names(tree.column(place)) if tree.is_array(place) else None)
+
+
+def _of_group(tree: Tree, place: str, where: str) -> Column:
+    encoding = tree.text(place, "encoding-type")
     if encoding == "categorical":
-        if not file.is_array(f"{place}/codes"):
-            raise FormatError(f"{where} is categorical and has no codes: the file is damaged")
-        if not file.is_array(f"{place}/categories"):
-            raise FormatError(f"{where} is categorical and has no categories: the file is damaged")
-        return Column(file.column(f"{place}/codes"), _as_names(file.column(f"{place}/categories")))
-    if encoding in _NULLABLE:
-        file.need(place, "values", "mask")
-        missing = np.asarray(file.column(f"{place}/mask"), bool)
-        if missing.any():
-            raise FormatError(
-                f"{where} has no value for {int(missing.sum()):,} of {len(missing):,} rows, such "
-                f"as row {int(np.argmax(missing)):,}: give "
-                "each one, or choose another column (SparseDataset takes targets= as an array, too)"
-            )
-        return Column(file.column(f"{place}/values"))
-    raise FormatError(
-        f"{where} has encoding-type {encoding!r}; columns of numbers, strings and categories are "
-        "read: pass targets= an array"
-    )
+        tree.check_has(place, "codes", "categories")
+        return _with_categories(tree, tree.column(f"{place}/codes"), f"{place}/categories")
+    if encoding not in _NULLABLE:
+        raise FormatError(
+            f"{where} has encoding-type {encoding!r}; columns of numbers, strings and categories "
+            "are read: pass targets= an array"
+        )
+    tree.check_has(place, "values", "mask")
+    missing = np.asarray(tree.column(f"{place}/mask"), bool)
+    if missing.any():
+        raise FormatError(
+            f"{where} has no value for {int(missing.sum()):,} of {len(missing):,} rows, such as "
+            f"row {int(np.argmax(missing)):,}: give each one, or choose another column "
+            "(SparseDataset takes targets= as an array, too)"
+        )
+    return Column(tree.column(f"{place}/values"))
 
 
-def _of_compounds(file: GroupFile, table: str, name: str, where: str) -> Column:
-    compounds = file.column(table)
+def _of_compounds(tree: Tree, table: str, name: str, where: str) -> Column:
+    compounds = tree.column(table)
     fields = [*(compounds.dtype.names or ())]
     if name not in fields:
-        raise file.missing(f"column in {table}:", name, fields)
+        raise tree.missing(f"column in {table}:", name, fields)
     values = as_text(compounds[name], where)
-    categories = f"uns/{name}_categories"
-    if values.dtype.kind in "iu" and file.is_array(categories):
-        return Column(values, _as_names(file.column(categories)))
-    return Column(values)
+    if values.dtype.kind not in "iu":
+        return Column(values)
+    return _with_categories(tree, values, f"uns/{name}_categories")
 
 
 def _check_codes(codes: npt.NDArray[Any], count: int, where: str) -> None:
     if codes.dtype.kind not in "iu":
         raise FormatError(f"{where}: codes are {codes.dtype}, and no integers: the file is damaged")
-    if not len(codes):
-        return
-    wrong = (codes < -1) | (codes >= count)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    wrong = np.flatnonzero((codes < -1) | (codes >= count))
+    if len(wrong):
+        row = int(wrong[0])
         raise FormatError(
             f"{where}: row {row:,} has code {int(codes[row])}, and there are {count:,} "
             "categories: the file is damaged"
@@ -204,31 +193,24 @@ def joined_column(columns: list[Column], name: str) -> Column:
     Raises:
         FormatError: it is categorical, or of strings, in some files and not in others.
     """
-    if (
-        len({(column.categories is not None, column.values.dtype == object) for column in columns})
-        > 1
-    ):
+    kinds = {(column.categories is not None, column.values.dtype == object) for column in columns}
+    if len(kinds) > 1:
         raise FormatError(
             f"column {name!r} is not of one kind in all files (categories, strings, numbers): "
             "make it so"
         )
     if columns[0].categories is None:
-        return Column(
-            np.concatenate([column.values for column in columns])
-            if len(columns) > 1
-            else columns[0].values
-        )
+        if len(columns) == 1:
+            return columns[0]
+        return Column(np.concatenate([column.values for column in columns]))
     numbers: dict[str, int] = {}
-    for column in columns:
-        for category in column.categories or ():
-            numbers.setdefault(category, len(numbers))
     parts = []
     for column in columns:
-        # the last one is that of -1
-        new = np.array([*(numbers[category] for category in column.categories or ()), -1], np.int64)
-        parts.append(new[column.values])
+        own = [numbers.setdefault(category, len(numbers)) for category in column.categories or ()]
+        parts.append(np.array([*own, -1], np.int64)[column.values])  # the last one is that of -1
     codes = np.concatenate(parts)
-    if missing := int((codes < 0).sum()):
+    missing = int((codes < 0).sum())
+    if missing:
         warn(
             f"{missing:,} of {len(codes):,} rows have no category in {name!r}: their target is "
             "-1, which no class has"

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.arrays.values import long_doubles_in
-from headrace.storage.sparse.groups import GroupFile, shown
+from headrace.storage.tree import Tree, join
 
 _FORMATS = {"csr_matrix": "csr", "csc_matrix": "csc", "csr": "csr", "csc": "csc"}
 
 
 class Matrix(NamedTuple):
-    """A CSR matrix that lies in a file."""
+    """A CSR matrix in a file."""
 
     group: str
     shape: tuple[int, int]
@@ -34,17 +34,38 @@ class Matrix(NamedTuple):
     """Elements of a chunk of `indices` and of `data`; None: there are no chunks."""
 
 
-def format_of(file: GroupFile, group: str) -> str | None:
+def format_of(tree: Tree, group: str) -> str | None:
     """ "csr" or "csc"; None: it is no sparse matrix."""
-    if not file.is_group(group):
+    if not tree.is_group(group):
         return None
     for key in ("encoding-type", "h5sparse_format"):
-        if isinstance(name := file.attribute(group, key), str):
+        name = tree.text(group, key)
+        if name is not None:
             return _FORMATS.get(name)
     return None
 
 
-def open_matrix(file: GroupFile, group: str) -> Matrix:
+def claims(tree: Tree) -> str | None:
+    """The group of the sparse matrix that a file is about: "X"; the file itself ("/"); the only
+    one, where nothing lies beside it; or of AnnData without X the only layer. None: there is none.
+    """
+    if format_of(tree, "X") is not None:
+        return "X"
+    if format_of(tree, "") is not None:
+        return "/"
+    if tree.opened.files.is_remote:
+        return None
+    names = tree.children("")
+    if len(names) == 1 and format_of(tree, names[0]) is not None:
+        return names[0]
+    if "layers" in names and "X" not in names and tree.text("", "encoding-type") == "anndata":
+        layers = [name for name in sparse_groups(tree) if name.startswith("layers/")]
+        if len(layers) == 1:
+            return layers[0]
+    return None
+
+
+def open_matrix(tree: Tree, group: str) -> Matrix:
     """The CSR matrix in a group.
 
     Raises:
@@ -53,30 +74,20 @@ def open_matrix(file: GroupFile, group: str) -> Matrix:
         ConfigError: it is a dense array, or something else.
         FormatError: it is a CSC matrix, or damaged.
     """
-    kind = _checked_format(file, group)
-    where = f"{file.path}: {shown(group)}"
+    kind = format_of(tree, group)
+    if kind is None:
+        raise _no_matrix(tree, group)
+    where = f"{tree.shown}: {group or '/'!r}"
     if kind == "csc":
         raise FormatError(
-            f"{where} is a CSC matrix, whose values lie column by column, so a row can't be read "
-            "without all of it: convert it once, "
-            "with anndata: adata.X = adata.X.tocsr(), and write the file again"
+            f"{where} is a CSC matrix, whose values are stored by column: convert it once, with "
+            "anndata: adata.X = adata.X.tocsr(), and write the file again"
         )
-    file.need(group, "indptr", "indices", "data")
-    shape = _shape(file, group, where)
-    indptr = file.column(file.child(group, "indptr"))
-    indices, of_indices = file.spans(file.child(group, "indices"))
-    data, of_data = file.spans(file.child(group, "data"))
-    _check_indptr(indptr, shape[0], where)
-    for name, reader in (("indices", indices), ("data", data)):
-        if len(reader.shape) != 1:
-            raise FormatError(
-                f"{where}: {name} has shape {list(reader.shape)}, and should have one axis: the "
-                "file is damaged"
-            )
-    if indices.dtype.kind not in "iu":
-        raise FormatError(
-            f"{where}: indices are {indices.dtype}, and no integers: the file is damaged"
-        )
+    tree.check_has(group, "indptr", "indices", "data")
+    rows, columns = _shape(tree, group, where)
+    indptr = tree.column(join(group, "indptr"))
+    indices, of_indices = tree.spans(join(group, "indices"))
+    data, of_data = tree.spans(join(group, "data"))
     if data.dtype.kind not in "biufc":
         raise FormatError(f"{where}: data are {data.dtype}, and no numbers")
     if long_doubles_in(data.dtype) is not None:
@@ -84,90 +95,80 @@ def open_matrix(file: GroupFile, group: str) -> Matrix:
             f"{where}: data are long doubles ({data.dtype}), which torch does not have: convert "
             "them to float64"
         )
+    damage = _damage(indptr, rows, indices, data)
+    if damage:
+        raise FormatError(f"{where}: {damage}: the file is damaged, or cut short")
+    return Matrix(group, (rows, columns), indptr, indices, data, (of_indices, of_data))
+
+
+def _damage(
+    indptr: npt.NDArray[Any], rows: int, indices: SpanReader, data: SpanReader
+) -> str | None:
+    """What is wrong with the arrays of a matrix."""
+    if indptr.dtype.kind not in "iu" or indptr.shape != (rows + 1,):
+        return (
+            f"indptr is {indptr.dtype} {list(indptr.shape)}, and {rows:,} rows need "
+            f"{rows + 1:,} integers"
+        )
+    if indptr[0] != 0:
+        return f"indptr begins at {int(indptr[0])}, and not at 0"
+    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(falls):
+        row = int(falls[0])
+        return f"indptr falls from {int(indptr[row]):,} to {int(indptr[row + 1]):,} at row {row:,}"
+    for name, reader in (("indices", indices), ("data", data)):
+        if len(reader.shape) != 1:
+            return f"{name} has shape {list(reader.shape)}, and should have one axis"
+    if indices.dtype.kind not in "iu":
+        return f"indices are {indices.dtype}, and no integers"
     if indices.shape != data.shape:
-        raise FormatError(
-            f"{where}: there are {indices.shape[0]:,} indices and {data.shape[0]:,} data, and "
-            "each value has one index: the file is damaged"
+        return (
+            f"there are {indices.shape[0]:,} indices and {data.shape[0]:,} data, and each value "
+            "has one index"
         )
     if indptr[-1] > data.shape[0]:
-        raise FormatError(
-            f"{where}: indptr ends at {int(indptr[-1]):,}, and there are {data.shape[0]:,} "
-            "values: the file is damaged, or cut short"
+        return f"indptr ends at {int(indptr[-1]):,}, and there are {data.shape[0]:,} values"
+    return None
+
+
+def _no_matrix(tree: Tree, group: str) -> Exception:
+    """The error of a group that is no sparse matrix."""
+    where = f"{tree.shown}: {group or '/'!r}"
+    others = sparse_groups(tree)
+    kind = tree.kind(group)
+    if kind is None and others:
+        return tree.missing("group", group, others)
+    if kind is None:
+        return tree.missing("sparse matrix", group, tree.children(""))
+    also = f"; sparse matrices of this file: {', '.join(map(repr, others[:10]))}" if others else ""
+    if kind == "array":
+        return ConfigError(
+            f"{where} is a dense array, {tree.described(group)}, and no sparse matrix: use "
+            f"{tree.dataset_class}(path, {group!r}){also}"
         )
-    return Matrix(group, shape, indptr, indices, data, (of_indices, of_data))
-
-
-def _checked_format(file: GroupFile, group: str) -> str:
-    where = f"{file.path}: {shown(group)}"
-    kind = format_of(file, group)
-    if kind is not None:
-        return kind
-    if file.is_array(group):
-        raise ConfigError(
-            f"{where} is a dense array, {file.described(group)}, and no sparse matrix: use "
-            f"{file.reader_name}(path, {group!r})"
-            f"{_others(file)}"
-        )
-    if file.is_group(group):
-        encoding = file.attribute(group, "encoding-type")
-        raise ConfigError(
-            f"{where} is no sparse matrix: its encoding-type is {encoding!r}, not "
-            f"'csr_matrix'{_others(file)}"
-        )
-    others = sparse_groups(file)
-    if others:
-        raise file.missing("group", group, others)
-    raise file.missing("sparse matrix", group, file.top_names())
-
-
-def _others(file: GroupFile) -> str:
-    found = sparse_groups(file)
-    return f"; sparse matrices of this file: {', '.join(map(shown, found[:10]))}" if found else ""
-
-
-def sparse_groups(file: GroupFile) -> list[str]:
-    """The names of all sparse matrices of a file."""
-    return [name for name in ["", *file.names()] if format_of(file, name) is not None]
-
-
-def _shape(file: GroupFile, group: str, where: str) -> tuple[int, int]:
-    told: Any = next(
-        (
-            value
-            for key in ("shape", "h5sparse_shape")
-            if (value := file.attribute(group, key)) is not None
-        ),
-        None,
+    encoding = tree.text(group, "encoding-type")
+    return ConfigError(
+        f"{where} is no sparse matrix: its encoding-type is {encoding!r}, not 'csr_matrix'{also}"
     )
+
+
+def sparse_groups(tree: Tree) -> list[str]:
+    """The names of all sparse matrices of a file."""
+    return [name for name in ["", *tree.nodes()] if format_of(tree, name) is not None]
+
+
+def _shape(tree: Tree, group: str, where: str) -> tuple[int, int]:
+    attributes = tree.attrs(group)
+    shape = attributes.get("shape")
+    if shape is None:
+        shape = attributes.get("h5sparse_shape")
     try:
-        rows, columns = (int(extent) for extent in told)
+        rows, columns = (int(extent) for extent in shape)  # type: ignore[union-attr]
         if rows < 0 or columns < 0:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise FormatError(
-            f"{where}: its attribute shape is {told!r}, and not the numbers of rows and columns: "
+            f"{where}: its attribute shape is {shape!r}, and not the numbers of rows and columns: "
             "the file is damaged"
         ) from None
     return rows, columns
-
-
-def _check_indptr(indptr: npt.NDArray[Any], rows: int, where: str) -> None:
-    """Raises a FormatError where indptr does not lead from 0 on through all rows, never
-    backwards.
-    """
-    if indptr.dtype.kind not in "iu" or indptr.shape != (rows + 1,):
-        raise FormatError(
-            f"{where}: indptr is {indptr.dtype} {list(indptr.shape)}, and {rows:,} rows need "
-            f"{rows + 1:,} integers: the file is damaged"
-        )
-    if indptr[0] != 0:
-        raise FormatError(
-            f"{where}: indptr begins at {int(indptr[0])}, and not at 0: the file is damaged"
-        )
-    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falls):
-        row = int(falls[0])
-        raise FormatError(
-            f"{where}: indptr falls from {int(indptr[row]):,} to {int(indptr[row + 1]):,} at row "
-            f"{row:,}: the file is damaged, or cut short"
-        )
