@@ -1,8 +1,8 @@
 """Lists the words of other libraries and older guides that headrace refuses with a hint.
 
-python tools/list_words.py        # prints them as docs/names.md shows them
+python tools/list_words.py        # prints them as docs/moving.md shows them
 
-As a hook of mkdocs it writes the lists into docs/names.md when the site is built.
+As a hook of mkdocs it writes the lists into docs/moving.md when the site is built.
 """
 
 from __future__ import annotations

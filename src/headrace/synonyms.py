@@ -1,7 +1,7 @@
 """Words of other libraries and of older guides, and what to write instead.
 
 The keys say what to write, the values list the words, separated by spaces. Nothing here is an
-alias. `docs/names.md` has the same tables.
+alias. `docs/moving.md` has the same tables.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ def test_resumes(mill: Any, tmp_path: Path) -> None:
     assert same(list(second), list(coming))
 
 
+@pytest.mark.slow
 def test_commands(mill: Any, site: Path, tmp_path: Path) -> None:
     write(mill, tmp_path / "data")
 

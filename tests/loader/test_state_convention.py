@@ -3,7 +3,7 @@
 What that does was found out by running it (torchdata 0.11), with map-style and iterable datasets, 0
 and 2 workers, persistent or not. It is the same here at each moment: before the first batch, after
 some while workers are ahead, after the last one and after StopIteration; loaded twice, into a
-loader that has run, and while an iterator is under way. docs/names.md lists the differences.
+loader that has run, and while an iterator is under way. docs/moving.md lists the differences.
 """
 
 from __future__ import annotations
