@@ -308,24 +308,6 @@ def modes(result: Mapping[str, Any]) -> Lines:
         )
 
 
-def info_advice(result: Sequence[Mapping[str, Any]]) -> Lines:
-    """A line an advice with a command."""
-    yield from head(["file", "samples/s before", "after", "times", "said, at least", "command"])
-    for one in result:
-        if one["gain"] is None:
-            yield row([plain(one["name"]), "", "", "", "no advice", ""])
-            continue
-        said = "faster" if one["said"] is None else f"{one['said']:g}"
-        cells = [
-            number(one["before"]),
-            number(one["after"]),
-            number(one["gain"]),
-            said,
-            f"`{plain(one['command'])}`",
-        ]
-        yield row([plain(one["name"]), *cells])
-
-
 def profile_limits(result: Sequence[Mapping[str, Any]]) -> Lines:
     """A line a planted limit: in how many runs it was named, and its predictions kept."""
     yield from head(["planted", "named", "predictions kept", "predicted", "measured", "seconds"])
@@ -511,7 +493,6 @@ FORMS: dict[str, Callable[[Any], Lines]] = {
     "memory": memory,
     "training": training,
     "modes": modes,
-    "info_advice": info_advice,
     "profile_limits": profile_limits,
     "cache_policy": cache_policy,
     "monitoring": monitoring,

@@ -162,7 +162,6 @@ SCRIPTS: dict[str, Script] = {
         ("aiohttp",),
         lines=True,
     ),
-    "info_advice": Script("The advice of headrace info", "", "--seconds 0.3 --mb 4"),
 }
 """All of them, in the order of the report."""
 

@@ -27,10 +27,9 @@ BELOW = {
     "loader": "datasets core collate monitor order memory",
     "profiling": "loader datasets core storage io monitor order memory",
     "packing": "loader datasets core storage io order memory tokenizer",
-    "inspecting": "storage io memory",
     "previewing": "loader datasets core",
     "testing": "loader datasets core order memory",
-    "cli": "previewing inspecting packing profiling datasets core storage io memory",
+    "cli": "previewing packing profiling datasets core storage io memory",
 }
 """What each room may import, besides itself and the ground."""
 INSIDE = {
@@ -87,11 +86,6 @@ INSIDE = {
     "packing/dry_run": "plan",
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch panels table sheet",
-    "inspecting": """
-        report sizes formats costs advice sparse episodes nodes hdf5 zarr labels images
-        texts shards tables inspect
-    """,
-    "inspecting/nodes": "hdf5 zarr",
     "io/resolve": "contents expressions folders file_set local remote packs resolver",
     "storage/arrays": """
         codecs compressors patches values chunks reader spans axes gather rows decoded

@@ -28,7 +28,6 @@ ROOMS = {
     "cli": "Command line",
     "collate": "Collating",
     "datasets": "Datasets",
-    "inspecting": "Command line",
     "io": "Files, URLs and caches",
     "loader": "Loader",
     "memory": "Memory",

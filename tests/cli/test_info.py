@@ -1,20 +1,49 @@
-"""What `headrace info` prints."""
+"""`headrace info` prints what opened datasets say of themselves."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import zarr
+from PIL import Image
 
-from headrace.cli.info import _Page
+from headrace import HDF5Dataset, ZarrDataset, open_dataset, pack
+from headrace.cli.info import sniffed
 from headrace.cli.main import main
-from headrace.cli.output import Output
-from headrace.inspecting import inspect
+from headrace.storage.hdf5.rows import HDF5Source
+from headrace.storage.zarr.rows import ZarrSource
+from tests.data.make import make_tar
+from tests.datasets.table.test_table import some_table, write
+from tests.servers.ranges import RangeServer
+
+ROWS = 90
+PIXELS = np.random.default_rng(0).integers(0, 9, (ROWS, 12, 10), np.uint16)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "raw": {"chunks": (16, 12, 10)},
+    "tall": {"chunks": (16, 12, 10), "gzip": True},
+    "cut": {"chunks": (8, 5, 10), "gzip": True},
+    "one": {"chunks": (1, 12, 10), "gzip": True},
+}
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """What `headrace info` prints as JSON."""
+
+    def run(path: Any, *options: str) -> Any:
+        assert main(["info", "--json", str(path), *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
 
 
 @pytest.fixture
@@ -28,71 +57,193 @@ def badly_laid_out(tmp_path: Path) -> str:
 
 
 def test_a_page_says_what_there_is(badly_laid_out: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", badly_laid_out]) == 0
+    arguments = ["info", badly_laid_out, "--target-name", "deep/labels"]
+    assert main(arguments) == 0
     shown = capsys.readouterr().out
     for wanted in (
-        f"{badly_laid_out}: HDF5, ",
-        "20,000 (rows of 'deep/images', uint8 [64, 64])",
-        "│   ├── images",
-        "chunked [4000, 64, 64]  deflate 4  nothing written",
-        "pread + inflate",
-        "1 chunk decoded, 16.4 MB for 4.1 kB (4,000 times as much)",
+        f"{badly_laid_out}: 20,000 samples",
+        "dataset_name='deep/images'",
+        "--dataset-name NAME opens another",
+        "deep/images uint8 [20000, 64, 64]",
+        "pread + inflate, chunks [4000, 64, 64]",
+        "decodes 1 chunk of [4000, 64, 64], 16.4 MB (4,000 times its bytes)",
+        "30 classes",
+        "... and 18 more: --all",
         f"headrace pack {badly_laid_out} a-packed.h5 --dataset-name deep/images",
         'create_dataloader(dataset, shuffle="block")',
     ):
-        assert wanted in shown, wanted
+        assert wanted in " ".join(shown.split()), wanted
     assert "\x1b" not in shown and "names\\x1b[2J" in shown
+    assert main([*arguments, "--all"]) == 0
+    assert "more: --all" not in capsys.readouterr().out
 
 
-def test_json_holds_all_of_it(badly_laid_out: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "--json", badly_laid_out, "--dataset-name", "deep/labels"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["samples"] == 20_000 and len(told["nodes"]) == 5
-    assert told["samples_are"] == "rows of 'deep/labels', int64 []"
-    assert {"format", "access", "advice", "classes", "fingerprint", "opens_as"} <= told.keys()
+def test_all_formats_are_told(photos: Path, tmp_path: Path, told: Any) -> None:
+    pack(open_dataset(photos), tmp_path / "pack.h5", progress=False)
+    make_tar(tmp_path / "a.tar", [("0.txt", b"a"), ("1.txt", b"bc")])
+    write(tmp_path / "a.parquet", some_table(), "parquet")
+    (tmp_path / "a.jsonl").write_text('{"text": "mill"}\n' * 3)
+    (tmp_path / "a.txt").write_text("mill")
+    np.save(tmp_path / "a.npy", np.zeros((30, 5), np.float32))
+    for name in ("pack.h5", "a.tar", "a.parquet", "a.jsonl", "a.txt", "a.npy", str(photos)):
+        path = tmp_path / name
+        shown = told(path)
+        with open_dataset(path) as dataset:
+            assert shown["samples"] == len(dataset), name
+            assert shown["fingerprint"] == dataset.fingerprint
+            assert shown["opens_as"] == repr(dataset).partition("  #")[0]
+            assert shown["held"] == dataset.held_nbytes()
+        assert shown["stored"] > 0 and shown["columns"] and shown["advice"] is None, name
+    assert told(photos)["classes"] == told(tmp_path / "pack.h5")["classes"]
+    assert sum(told(photos)["classes"].values()) == 24
 
 
-def test_it_fits_forty_columns(
-    photos: Path, tmp_path: Path, badly_laid_out: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_costs_are_those_of_reading(tmp_path: Path, name: str) -> None:
+    layout = LAYOUTS[name]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        compression = "gzip" if "gzip" in layout else None
+        file.create_dataset("x", data=PIXELS, chunks=layout["chunks"], compression=compression)
+    compressors = "auto" if "gzip" in layout else None
+    array = zarr.create_array(
+        tmp_path / "a.zarr",
+        shape=PIXELS.shape,
+        dtype="u2",
+        chunks=layout["chunks"],
+        compressors=compressors,
+    )
+    array[:] = PIXELS
+    sources: list[Any] = [HDF5Source(tmp_path / "a.h5", "x"), ZarrSource(tmp_path / "a.zarr")]
+    for source in sources:
+        (column,) = source.describe().columns
+        source.read([17])
+        counted = source.take_counts()["chunks_decoded"]
+        if "gzip" in layout:
+            assert column.chunks == counted
+        else:
+            assert column.chunks == 0
+        assert (column.nbytes, column.total) == (240, PIXELS.nbytes)
+        assert column.sample == "uint16 [12, 10]"
+        read = np.mean([source.byte_ranges(np.array([row])).nbytes.sum() for row in range(ROWS)])
+        if isinstance(source, HDF5Source):
+            assert column.read == pytest.approx(read, rel=0.1)
+        source.close()
+
+
+def test_patches_cost_what_they_cross(tmp_path: Path) -> None:
+    shape, chunks = (200, 150, 130), np.array([32, 48, 20])
+    zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(32, 48, 20), dtype="u1")[:] = 1
+    with ZarrDataset(tmp_path / "a.zarr", patch_shape=64, stride=1) as dataset:
+        (column,) = dataset.describe().columns
+    places = [np.arange(extent - 64 + 1) for extent in shape]
+    corners = np.stack(np.meshgrid(*places, indexing="ij"), -1).reshape(-1, 3)
+    crossed = np.prod((corners + 63) // chunks - corners // chunks + 1, axis=1)
+    assert column.chunks == pytest.approx(crossed.mean(), rel=0.1)
+    assert column.decoded == pytest.approx(column.chunks * chunks.prod(), rel=1e-3)
+
+
+def test_volumes_are_advised_to_be_cut(tmp_path: Path, told: Any) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(96, 128, 128), chunks=(32, 32, 32), dtype="u2")
+    (_, patches) = told(tmp_path / "a.zarr")["advice"]["remedies"]
+    assert patches.startswith("ZarrDataset(path, patch_shape=(32, 32, 32))")
+
+
+def test_well_laid_out_files_get_no_advice(tmp_path: Path, told: Any) -> None:
+    packed = {"chunks": (1, 256), "compression": "gzip"}
+    for number, options in enumerate(({}, {"chunks": (64, 256)}, packed)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("data", (40_000, 256), "u1", **options)
+        assert told(tmp_path / f"{number}.h5")["advice"] is None, options
+
+
+def test_large_photographs_are_advised_to_be_made_smaller(tmp_path: Path, told: Any) -> None:
+    (tmp_path / "photos/a").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (3000, 2000)).save(tmp_path / f"photos/a/{number}.jpg")
+    (tmp_path / "photos/a/x.jpg").write_bytes(b"no image")
+    shown = told(tmp_path / "photos")
+    assert shown["facts"]["looked at"] == "JPEG RGB 3; the median has 3000 x 2000 pixels"
+    assert "x.jpg" in shown["facts"]["unreadable"]
+    (command,) = shown["advice"]["remedies"]
+    assert command.endswith(" photos-packed.h5 --store jpeg --max-size 512")
+
+
+@pytest.mark.slow
+def test_the_command_runs_as_it_is_printed(
+    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "bad one.h5", "w") as file:
+        data = np.zeros((3000, 64, 64), np.uint8)
+        file.create_dataset("deep/x", data=data, chunks=(500, 64, 64), compression="gzip")
+        file["labels"] = np.arange(3000) % 5
+    command = told(tmp_path / "bad one.h5")["advice"]["remedies"][-1]
+    monkeypatch.chdir(tmp_path)
+    assert main([*shlex.split(command)[1:], "-q"]) == 0
+    packed = told("bad one-packed.h5")
+    assert packed["samples"] == 3000 and packed["advice"] is None
+
+
+def test_arrays_that_cannot_be_read_say_why(tmp_path: Path, told: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.zeros((3, 2))
+        file["names"] = ["a", "b"]
+        file["single"] = 5
+        file.create_dataset("references", (3,), h5py.ref_dtype)
+    arrays = {array["name"]: array for array in told(tmp_path / "a.h5")["arrays"]}
+    assert list(arrays) == ["data", "names", "references", "single"]
+    assert arrays["data"]["stored"] == 48
+    assert "h5py" in arrays["names"]["read_by"]
+    assert "can't be read" in arrays["references"]["read_by"]
+
+
+def test_errors_name_the_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = io.BytesIO()
+    Image.new("L", (8, 8)).save(image, "png")
+    for name, data, content in (
+        ("a.h5", b"", "an empty file"),
+        ("b.h5", b"<!DOCTYPE html><html></html>", "web page"),
+        ("c.h5", image.getvalue(), "PNG image"),
+        ("a.parquet", b"PK\x03\x04" + bytes(99), "zip"),
+        ("c.nc", b"CDF\x01" + bytes(99), "netCDF-3"),
+        ("picture", b"MATLAB 5.0" + bytes(99), "MATLAB 5"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert main(["info", "-q", str(tmp_path / name)]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("headrace info: error: ") and content in err, name
+    assert sniffed(str(tmp_path)) is None
+    (tmp_path / "none").mkdir()
+    assert main(["info", str(tmp_path / "none")]) == 2
+    assert main(["info", str(tmp_path / "a.h5"), "--dataset-name", "x"]) == 1
+    assert main(["info", str(tmp_path / "gone.h5")]) == 2
+
+
+def test_a_url_is_told_as_a_path(tmp_path: Path, photos: Path, told: Any, own_cache: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("x", "y"):
+            file.create_dataset(f"deep/{name}", data=PIXELS, chunks=(16, 12, 10), compression=1)
+    pack(open_dataset(photos), tmp_path / "pack.h5", progress=False)
+    with RangeServer(tmp_path) as server:
+        for name in ("a.h5", "pack.h5"):
+            local, remote = told(tmp_path / name), told(f"{server.url}/{name}?token=secret")
+            for key in ("samples", "fingerprint", "stored", "held", "classes"):
+                assert local[key] == remote[key], (name, key)
+            assert [array["name"] for array in local["arrays"]] == [
+                array["name"] for array in remote["arrays"]
+            ]
+            assert "secret" not in json.dumps(remote)
+            with HDF5Dataset(tmp_path / "a.h5", "deep/x") as dataset:
+                assert local["columns"][0]["decoded"] in (0, dataset.describe().columns[0].decoded)
+
+
+@pytest.mark.parametrize("verb", ["info"])
+def test_facts_fit_forty_columns(
+    photos: Path, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.chdir(os.path.dirname(photos))
+    monkeypatch.setattr("headrace.cli.output.is_terminal", lambda stream: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-    zarr.create_array("zarr", shape=(100, 90, 80), chunks=(32, 32, 32), dtype="u2")
-    Path("photos").symlink_to(photos)
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    for path in ("photos", "a.h5", "zarr"):
-        lines = list(_Page(inspect(path), Output(stream=terminal), False).lines())
-        # a long word stays as it is
-        for line in lines:
-            if len(line) > 40 and " " in line[14:]:
-                commands = ("  headrace pack ", "  create_dataloader(", "  ZarrDataset(")
-                assert line.startswith(commands), line
-
-
-def test_nothing_to_tell_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", str(tmp_path)]) == 1 and "empty folder" in capsys.readouterr().out
-    (tmp_path / "a.h5").write_bytes(b"")
-    assert main(["info", "-q", str(tmp_path / "a.h5")]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("headrace info: error: ")
-    for value in ("0", "-1", "soon", "nan"):
-        with pytest.raises(SystemExit) as caught:
-            main(["info", "x", f"--timeout={value}"])
-        assert caught.value.code == 2 and value in capsys.readouterr().err
-
-
-def test_classes_and_arrays_are_cut_short(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for number in range(70):
-            file[f"a{number:02}"] = np.zeros(2)
-        file["data"] = np.zeros((30, 2))
-        file["labels"] = np.arange(30)
-    assert main(["info", str(tmp_path / "a.h5")]) == 0
-    shown = capsys.readouterr().out
-    assert "and 13 more: --all" in shown and "and 18 more with 18 samples: --all" in shown
-    assert main(["info", "--all", str(tmp_path / "a.h5")]) == 0
-    assert "more" not in capsys.readouterr().out.replace("there are", "")
+    assert main([verb, photos.name]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        assert len(line) <= 40 or " " not in line[14:], line

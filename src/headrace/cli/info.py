@@ -1,26 +1,29 @@
-"""`headrace info`: what a path holds, by which path it is read, and what a random sample costs."""
+"""`headrace info`: what a path holds, how it is read, and what a random sample costs."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import posixpath
+import shlex
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.cli.data import add_data_options, data_options, open_data
-from headrace.cli.flags import seconds
-from headrace.cli.output import Output, shortened, visible
+from headrace.cli.output import Output, fields_of, shortened, visible
+from headrace.errors import FormatError, MissingNameError
+from headrace.io.paths import named_part, redact
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
-    from headrace.inspecting import Access, Advice, Node, Report
+    from headrace.storage.describe import Column, Description
 
 SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"
 DESCRIPTION = (
-    "Show what a path holds: format, samples, arrays with their layout and sizes, classes; by "
-    "which path headrace reads it, what a "
-    "random sample costs, and what would make that less. Reads headers, and no more data than it "
-    "takes to know them."
+    "Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; "
+    "how headrace reads it, what a random sample costs, and what would make that less. Only the "
+    "headers of some images are read."
 )
 EXAMPLES = """\
 examples:
@@ -30,10 +33,42 @@ examples:
 
 Exit code 1: the data are damaged, empty, or not what their name says.
 """
-_BAR = 10  # columns
-_CLASSES, _NODES = 12, 60  # that are shown
-_RARE = 0.01  # of the bytes of the array of interest: arrays that are smaller cost next to nothing
-_NARROW = 72  # columns below which codecs and bars are left out
+_BAR = 16  # columns
+_CLASSES, _ARRAYS = 12, 60  # that are shown
+_TIMES, _DECODED = 4, 1 << 16  # bytes decoded for each byte of a sample, and in all: too many
+_COUNTED = 100_000  # files of a folder whose sizes are looked at
+_SIDE = 512  # of images that most train on, at most
+_MAGIC = (
+    (0, b"\x89HDF", "HDF5 file"),
+    (0, b"CDF", "netCDF-3 file, of which `nccopy -k nc4` makes HDF5"),
+    (0, b"MATLAB 5.0", "MATLAB 5 file: save it with -v7.3, which is HDF5"),
+    (257, b"ustar", "tar"),
+    (0, b"\x89PNG", "PNG image"),
+    (0, b"\xff\xd8\xff", "JPEG image"),
+    (0, b"II*\x00", "TIFF image"),
+    (0, b"MM\x00*", "TIFF image"),
+    (128, b"DICM", "DICOM image"),
+    (0, b"PAR1", "Parquet table"),
+    (0, b"ARROW1", "Arrow table"),
+    (0, b"\x93NUMPY", "NumPy array"),
+    (0, b"PK", "zip"),
+    (0, b"\x1f\x8b", "gzip file"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd file"),
+    (0, b"%PDF", "PDF"),
+    (0, b"\x80\x04\x95", "pickle"),
+    (4, b"ftyp", "MP4 video"),
+    (0, b"<!DOCTYPE html", "web page"),
+    (0, b"<html", "web page"),
+    (0, b"version https://git-lfs", "Git LFS pointer, in place of the file: git lfs pull"),
+)
+"""Place, bytes and name of what files begin with."""
+
+
+class Advice(NamedTuple):
+    """What is slow, and what helps: commands, or Python."""
+
+    why: str
+    remedies: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,310 +78,186 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help=f"show all arrays and classes, and not the first {_NODES} and {_CLASSES}",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=20.0,
-        metavar="S",
-        help="seconds that a server has to answer (default: 20)",
+        help=f"show all arrays and classes, and not the first {_ARRAYS} and {_CLASSES}",
     )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
-    """Inspects the path, and prints the report."""
+    """Opens the path, and prints what it says of itself."""
     import headrace
-    from headrace.inspecting import inspect
-    from headrace.io.remote.options import RemoteOptions
 
-    reach = RemoteOptions(retries=2, deadline=given.timeout)
-    report = inspect(given.path, dataset_name=given.dataset_name, reach=reach)
+    try:
+        dataset, arrays = _opened(given)
+        with dataset:
+            found = dataset.describe()
+            found.stored = found.stored or _stored(given.path)
+            if arrays and given.dataset_name is None and len(arrays) > 1:
+                found.facts["note"] = f"{len(arrays):,} arrays: --dataset-name NAME opens another"
+            advice = _advice(given.path, dataset, found)
+    except FormatError as error:
+        content = sniffed(given.path)
+        if content is None:
+            raise
+        raise FormatError(f"{error} (its first bytes are those of a {content})") from error
+    path = redact(given.path)
+    value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
+    value |= {"arrays": arrays, "advice": None if advice is None else advice._asdict()}
+    output.show(value, _Page(path, found, output, given.all).lines(arrays, advice))
+    return 0 if found.samples else 1
+
+
+def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
+    """The dataset, and the arrays of its (first) file; where one must be named, the largest."""
+    from headrace import EpisodeDataset, HDF5Dataset, SparseDataset, ZarrDataset
+
     options = data_options(given)
-    if options.keys() - {"dataset_name"}:
-        _tell_opened(report, open_data(given.path, options))
-    output.show(
-        {"headrace": headrace.__version__, **report.as_dict()},
-        _Page(report, output, given.all).lines(),
+    try:
+        dataset = open_data(given.path, options)
+    except MissingNameError:
+        arrays = _arrays(given.path)
+        if "dataset_name" in options or not arrays:
+            raise
+        largest = max(arrays, key=lambda array: array.total)
+        return open_data(given.path, {**options, "dataset_name": largest.name}), arrays
+    holds_arrays = isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset)
+    return dataset, _arrays(given.path) if holds_arrays else []
+
+
+def _arrays(path: str) -> list[Column]:
+    from headrace.io.remote.options import RemoteOptions
+    from headrace.storage.trees import look_into, tree_kind
+
+    reach = RemoteOptions()
+    (arrays,), _ = look_into(
+        path, reach, tree_kind(path, reach), lambda tree: tree.arrays(), first=1
     )
-    return 1 if not report.files else 0
+    return arrays
 
 
-def _tell_opened(report: Report, dataset: BaseDataset) -> None:
-    """Tells what a dataset with the options that were given says itself: samples, classes, how
-    it is opened.
-    """
-    from collections import Counter
+def _stored(path: str) -> int:
+    """Bytes of the files in a local folder; 0: there are too many, or none."""
+    sizes: list[int] = []
+    for folder, _, names in os.walk(path):
+        if len(sizes) + len(names) > _COUNTED:
+            return 0
+        sizes += [os.lstat(os.path.join(folder, name)).st_size for name in names]
+    return sum(sizes)
 
-    from headrace.datasets.shards.streaming import StreamingDataset
 
-    with dataset:
-        if not isinstance(dataset, StreamingDataset):
-            report.samples, report.samples_are, report.samples_estimated = (
-                len(dataset),
-                "with these options",
-                False,
-            )
-        report.opens_as = f"headrace.{repr(dataset).partition('  # ')[0]}"
-        report.fingerprint = dataset.fingerprint
-        names, targets = getattr(dataset, "classes", None), dataset.targets
-        report.classes = None
-        if (
-            isinstance(names, list)
-            and names
-            and getattr(targets, "ndim", 0) == 1
-            and targets.dtype.kind in "iu"
-        ):
-            counts = Counter(targets.tolist())
-            report.classes = {name: counts[number] for number, name in enumerate(names)}
-            report.classes_are = "targets"
+def sniffed(path: str) -> str | None:
+    """The format that the first bytes of a local file say; None: none that is known."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        head = file.read(1024)
+    names = (name for place, magic, name in _MAGIC if head[place:].startswith(magic))
+    return next(names, None) if head else "an empty file"
+
+
+def _advice(path: str, dataset: BaseDataset, found: Description) -> Advice | None:
+    """What would make random samples cheaper, if one decodes much more than its bytes."""
+    from headrace import ImageDataset, TableDataset, ZarrDataset
+
+    worst = max(found.columns, key=lambda column: column.amplification, default=None)
+    if worst is None or worst.amplification < _TIMES or worst.decoded < _DECODED:
+        return None
+    name = posixpath.basename(named_part(path).rstrip("/").replace(os.sep, "/")).partition(".")[0]
+    pack = shlex.join(["headrace", "pack", redact(path), f"{name or 'data'}-packed.h5"])
+    if isinstance(dataset, ImageDataset):
+        why = "images are decoded that are much larger than samples"
+        return Advice(why, [f"{pack} --store jpeg --max-size {_SIDE}"])
+    why = f"each random sample decodes {worst.amplification:,.0f} times its bytes"
+    remedies = ['create_dataloader(dataset, shuffle="block")  # decodes each chunk once an epoch']
+    if isinstance(dataset, ZarrDataset) and len(worst.chunk) > 2 and worst.chunks > 1:
+        remedies.append(f"ZarrDataset(path, patch_shape={worst.chunk})  # patches like the chunks")
+    elif isinstance(dataset, TableDataset):
+        remedies.append("row_group_size=N  # where the table is written: smaller ones")
+    else:
+        remedies.append(f"{pack} --dataset-name {shlex.quote(worst.name)}")
+    return Advice(why, remedies)
 
 
 class _Page:
-    """A report as lines of text."""
+    """What is printed for people."""
 
-    def __init__(self, report: Report, output: Output, shows_all: bool) -> None:
+    def __init__(self, path: str, found: Description, output: Output, shows_all: bool) -> None:
         from headrace.memory.budget import format_size
 
-        self._report, self._output, self._size = report, output, format_size
-        self._classes: int | None = None if shows_all else _CLASSES
-        self._nodes: int | None = None if shows_all else _NODES
+        self._path, self._found, self._output, self._size = path, found, output, format_size
+        self._classes = None if shows_all else _CLASSES
+        self._arrays = None if shows_all else _ARRAYS
 
-    def lines(self) -> Iterator[str]:
-        report, paint = self._report, self._output.paint
-        yield f"{paint(visible(report.path), 'bold')}: {self._headline()}"
-        yield from self._facts()
-        if report.nodes:
-            yield ""
-            yield from self._tree()
-        if report.classes is not None:
-            yield ""
-            yield from self._class_bars(report.classes)
-        if report.access:
-            yield ""
-            yield from self._costs()
-        if report.advice:
-            yield ""
-            yield paint("faster", "bold")
-            for advice in report.advice:
-                yield from self._advice(advice)
-        if report.notes:
-            yield ""
-            for note in report.notes:
-                yield from self._wrapped("note", visible(note))
-
-    def _headline(self) -> str:
-        report = self._report
-        files = f", {report.files:,} files" if report.files != 1 else ""
-        about = "about " if report.is_estimate else ""
-        size = f", {about}{self._size(report.stored)}" if report.stored is not None else ""
-        return f"{report.format}{files}{size}"
-
-    # -- facts
-
-    def _facts(self) -> Iterator[str]:
-        report = self._report
-        if report.samples is not None:
-            about = "about " if report.samples_estimated else ""
-            kind = f" ({visible(report.samples_are)})" if report.samples_are else ""
-            yield from self._wrapped("samples", f"{about}{report.samples:,}{kind}")
-        elif report.samples_are:
-            yield from self._wrapped("samples", visible(report.samples_are))
-        for name, value in report.details.items():
-            if value is not None:
-                yield from self._wrapped(visible(name), self._told(name, value))
-        if report.opens_as is not None:
-            yield from self._wrapped("open it", visible(report.opens_as))
-        if report.fingerprint is not None:
-            yield from self._wrapped("fingerprint", report.fingerprint)
-
-    def _told(self, name: str, value: Any) -> str:
-        if isinstance(value, dict):
-            shown = [f"{visible(key)} {self._told(name, one)}" for key, one in value.items()]
-            return ", ".join(shown)
-        if isinstance(value, list):
-            return "; ".join(visible(one) for one in value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return self._size(value) if name.endswith("sizes") else f"{value:,}"
-        return visible(value)
+    def lines(self, arrays: Sequence[Column], advice: Advice | None) -> Iterator[str]:
+        found, paint = self._found, self._output.paint
+        size = f", {self._size(found.stored)}" if found.stored else ""
+        files = f" in {found.files:,} files" if found.files > 1 else ""
+        yield f"{paint(visible(self._path), 'bold')}: {found.samples:,} samples{size}{files}"
+        yield from self._wrapped("opens as", found.opens_as)
+        for name, text in found.facts.items():
+            yield from self._wrapped(name, text)
+        if found.held is not None:
+            yield from self._wrapped("in memory", self._size(found.held))
+        yield from self._wrapped("fingerprint", found.fingerprint)
+        if arrays:
+            yield from self._table(arrays)
+        if found.classes:
+            yield from self._bars(found.classes)
+        if found.columns:
+            yield from ["", paint("a random sample", "bold")]
+        for column in found.columns:
+            yield from self._wrapped(column.name, self._cost(column))
+        if advice is not None:
+            yield from ["", paint("faster", "bold"), *self._wrapped("because", advice.why)]
+            yield from (f"  {paint(visible(remedy), 'green')}" for remedy in advice.remedies)
 
     def _wrapped(self, name: str, text: str) -> Iterator[str]:
         """A name and what there is to say of it, on as many lines as the terminal needs."""
-        room = (self._output.width or 10**6) - 14
-        first, *rest = textwrap.wrap(
-            text, max(20, room), break_long_words=False, break_on_hyphens=False
-        ) or [""]
-        yield f"  {self._output.paint(f'{shortened(name, 11):<11}', 'dim')} {first}"
-        for line in rest:
-            yield f"{'':14}{line}"
+        room = max(20, (self._output.width or 10**6) - 14)
+        lines = textwrap.wrap(visible(text), room, break_long_words=False, break_on_hyphens=False)
+        head = self._output.paint(f"{shortened(visible(name), 11):<11}", "dim")
+        for line in lines:
+            yield f"  {head} {line}"
+            head = " " * 11
 
-    # -- arrays
+    def _table(self, arrays: Sequence[Column]) -> Iterator[str]:
+        """The arrays of a file, with the bytes that are stored of each."""
+        yield from ["", self._output.paint("arrays", "bold")]
+        rows = []
+        for array in arrays[: self._arrays]:
+            stored = self._size(array.stored) if array.stored else ""
+            way = f"{array.read_by}, chunks {list(array.chunk)}" if array.chunk else array.read_by
+            rows.append([visible(array.name or "/"), visible(array.sample), stored, visible(way)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, sample, stored, way in rows:
+            text = f"  {name:<{widths[0]}}  {sample:<{widths[1]}}  {stored:>{widths[2]}}  {way}"
+            yield text.rstrip()
+        if len(arrays) > len(rows):
+            yield f"  ... and {len(arrays) - len(rows):,} more: --all shows them"
 
-    def _tree(self) -> Iterator[str]:
-        report, output = self._report, self._output
-        nodes = report.nodes[: self._nodes]
-        sizes = _sizes_of(report.nodes)
-        whole = max(1, sizes.get("", 0))
-        names = [
-            f"{branch}{visible(node.path.rpartition('/')[2] or '/')}"
-            for node, branch in zip(nodes, _branches(nodes), strict=True)
-        ]
-        is_narrow = output.columns < _NARROW
-        room = min(max(map(len, names)), output.columns - 22 if is_narrow else output.columns // 3)
-        for node, name in zip(nodes, names, strict=True):
-            stored = sizes.get(node.path)
-            share = 0.0 if stored is None else stored / whole
-            about = "~" if node.is_estimate else ""
-            size = "?" if stored is None else f"{about}{self._size(stored)}"
-            bar = (
-                ""
-                if is_narrow or stored is None
-                else output.paint(("█" * round(share * _BAR)).ljust(_BAR), "cyan") + " "
-            )
-            told = "" if stored is None else f"{share:5.0%}"
-            yield (
-                f"{shortened(name, room):<{room}} {size:>10} {told:>5} "
-                f"{bar}{'' if is_narrow else self._described(node)}"
-            ).rstrip()
-            if is_narrow and node.kind != "group":
-                yield from self._wrapped("", self._described(node))
-        if len(nodes) < len(report.nodes):
-            yield f"... and {len(report.nodes) - len(nodes):,} more: --all shows them"
-
-    def _described(self, node: Node) -> str:
-        if node.kind == "link":
-            return self._output.paint(f"→ {visible(node.details.get('to', ''))}", "dim")
-        parts = (
-            [visible(node.dtype or ""), str(list(node.shape))]
-            if node.kind == "array" and node.shape is not None
-            else []
-        )
-        if node.kind == "array":
-            cut = (
-                f" {list(node.chunks)}"
-                if node.chunks and node.layout in ("chunked", "sharded")
-                else ""
-            )
-            shards = f" in shards {list(node.shards)}" if node.shards else ""
-            written = node.chunks_written
-            parts.append(f"{node.layout or 'no values'}{cut}{shards}")
-            if node.codecs:
-                parts.append(" + ".join(node.codecs))
-            if written is not None and node.layout == "chunked" and node.nbytes and not written:
-                parts.append("nothing written")
-        parts += [
-            f"{name} {self._told(name, value)}"
-            for name, value in node.details.items()
-            if name not in ("files", "levels")
-        ]
-        return visible("  ".join(part for part in parts if part))
-
-    # -- classes
-
-    def _class_bars(self, classes: dict[str, int]) -> Iterator[str]:
-        output = self._output
-        yield (
-            output.paint(f"{len(classes):,} classes", "bold")
-            + f" ({visible(self._report.classes_are)})"
-        )
+    def _bars(self, classes: dict[str, int]) -> Iterator[str]:
+        """The classes, those with most samples first."""
+        yield from ["", self._output.paint(f"{len(classes):,} classes", "bold")]
         shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[: self._classes]
-        most, room = (
-            max(classes.values(), default=1) or 1,
-            min(max((len(visible(name)) for name, _ in shown), default=1), 24),
-        )
-        widest = max(1, min(2 * _BAR, output.columns - room - 14))
+        room = min(max(len(visible(name)) for name, _ in shown), 24)
         for name, count in shown:
-            bar = output.paint("█" * max(1, round(count / most * widest)) if count else "", "cyan")
+            bar = self._output.paint("█" * round(_BAR * count / max(1, shown[0][1])), "cyan")
             yield f"  {shortened(visible(name), room):<{room}} {count:>9,} {bar}".rstrip()
-        if len(shown) < len(classes):
-            rest = sum(classes.values()) - sum(count for _, count in shown)
-            yield (
-                f"  ... and {len(classes) - len(shown):,} more with {rest:,} samples: --all shows "
-                "them"
-            )
+        if len(classes) > len(shown):
+            yield f"  ... and {len(classes) - len(shown):,} more: --all shows them"
 
-    # -- costs
-
-    def _costs(self) -> Iterator[str]:
-        paint, first = self._output.paint, self._report.access[0]
-        of = f" of {visible(first.name)}" if first.name else ""
-        yield paint(f"{first.sample} at random{of}", "bold")
-        yield from self._wrapped("read by", visible(first.way))
-        yield from self._wrapped("costs", self._cost(first))
-        others = [
-            one
-            for one in self._report.access[1:]
-            if (one.amplification >= 2 or one.by_library) and one.total >= _RARE * first.total
-        ]
-        for access in others[:_CLASSES]:
-            yield from self._wrapped(
-                "also", f"{visible(access.name)}: {visible(access.way)}; {self._cost(access)}"
-            )
-
-    def _cost(self, access: Access) -> str:
-        size = "" if access.nbytes is None else f" for {self._size(access.nbytes)}"
-        if access.nbytes is None:
-            return f"about {self._size(access.read)} read"
-        if not access.chunks:
-            pieces = f" in {access.reads:,.0f} pieces" if access.reads > 1 else ""
-            return (
-                f"nothing is decoded as a whole, about {self._size(access.read)} read{pieces}{size}"
-            )
-        count = (
-            f"{access.chunks:,.0f}"
-            if access.chunks == int(access.chunks)
-            else f"{access.chunks:,.1f}"
-        )
-        what = "image" if access.sample == "an image" else "chunk"
-        times = f" ({access.amplification:,.0f} times as much)" if access.amplification >= 2 else ""
-        decoded = (
-            f"{count} {what}{'s' * (access.chunks != 1)} decoded, "
-            f"{self._size(access.decoded)}{size}{times}"
-        )
-        return f"{decoded}; about {self._size(access.read)} read"
-
-    def _advice(self, advice: Advice) -> Iterator[str]:
-        paint = self._output.paint
-        gain = (
-            f": at least {advice.gain:g} times as many random samples a second"
-            if advice.gain
-            else ""
-        )
-        size = f"; takes about {self._size(advice.nbytes)}" if advice.nbytes else ""
-        yield from self._wrapped("because", f"{visible(advice.why)}{gain}{size}")
-        if advice.command or advice.code:
-            yield f"  {paint(visible(advice.command or advice.code), 'green')}"
-
-
-def _sizes_of(nodes: list[Node]) -> dict[str, int]:
-    """Stored bytes of arrays, and of groups those of all that is in them."""
-    sizes: dict[str, int] = {}
-    for node in nodes:
-        if node.stored is None or node.kind != "array":
-            continue
-        path = node.path
-        sizes[path] = sizes.get(path, 0) + node.stored
-        while path:
-            path = path.rpartition("/")[0]
-            sizes[path] = sizes.get(path, 0) + node.stored
-    return sizes
-
-
-def _branches(nodes: list[Node]) -> Iterator[str]:
-    """What stands before the names of nodes, so that they look like a tree."""
-    last: set[str] = set()
-    following: set[str] = set()
-    for node in reversed(nodes):  # of each group the one that comes last
-        parent = node.path.rpartition("/")[0] if node.path else None
-        if parent is not None and parent not in following:
-            last.add(node.path)
-            following.add(parent)
-    for node in nodes:
-        if not node.path:
-            yield ""
-            continue
-        parts = node.path.split("/")
-        above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-        yield "".join("    " if path in last else "│   " for path in above) + (
-            "└── " if node.path in last else "├── "
-        )
+    def _cost(self, column: Column) -> str:
+        sample = [column.sample] if column.sample else []
+        if column.nbytes:
+            sample.append(self._size(column.nbytes))
+        costs = [column.read_by]
+        if column.decoded:
+            chunks = ""
+            if column.chunk:
+                count = f"{column.chunks:,.1f}".removesuffix(".0")
+                chunks = f"{count} chunk{'s' * (count != '1')} of {list(column.chunk)}, "
+            times = column.amplification
+            much = f" ({times:,.0f} times its bytes)" if times >= 2 else ""
+            costs.append(f"decodes {chunks}{self._size(column.decoded)}{much}")
+        if column.read:
+            costs.append(f"reads about {self._size(column.read)}")
+        return ": ".join(filter(None, [", ".join(sample), "; ".join(costs)]))

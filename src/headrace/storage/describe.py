@@ -14,6 +14,7 @@ class Column:
         name: of it; "rows" and the like where it has none.
         read_by: by which path, and why.
         sample: dtype and shape of the part, or what else is known of it.
+        total, stored: bytes of all of it, decoded and as stored; 0: not known.
         nbytes: of the part, decoded, on average; 0: not known.
         chunks: that are decoded as a whole for it, on average; 0: none.
         chunk: extents of one.
@@ -24,6 +25,8 @@ class Column:
     name: str
     read_by: str
     sample: str = ""
+    total: int = 0
+    stored: int = 0
     nbytes: int = 0
     chunks: float = 0
     chunk: tuple[int, ...] = ()

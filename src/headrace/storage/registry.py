@@ -7,6 +7,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -17,6 +18,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import Kind
 from headrace.io.resolve.resolver import kind_of, resolve
+from headrace.storage.describe import Description
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.kinds import IMAGES, TEXTS
 from headrace.storage.source import Source
@@ -55,10 +57,6 @@ class Columns(ABC):
         """Several columns, read together: a record is a dict of the values of a row."""
         return _Rows({name: self.column(name) for name in names})
 
-    def describe(self) -> Mapping[str, Any]:
-        """What `headrace info` shows besides the names of the columns."""
-        return {}
-
 
 class _Rows(Source):
     """Columns that are read one after the other."""
@@ -74,6 +72,14 @@ class _Rows(Source):
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         read = [column.read(indices) for column in self._columns.values()]
         return [dict(zip(self._columns, values, strict=True)) for values in zip(*read, strict=True)]
+
+    def describe(self) -> Description:
+        found = Description()
+        for name, column in self._columns.items():
+            described = column.describe()
+            found.columns += [replace(part, name=name) for part in described.columns]
+            found.stored += described.stored
+        return found
 
     def fingerprint(self) -> str:
         said = [f"{name}:{column.fingerprint()}" for name, column in self._columns.items()]

@@ -21,7 +21,7 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
-from headrace.storage.describe import Description
+from headrace.storage.describe import Column, Description
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype, or one array whose rows they are."""
@@ -208,6 +208,11 @@ class Locatable(Source):
     def is_remote(self) -> bool:
         """True if records are prefetched from a server by their byte ranges."""
         return self.files.is_remote
+
+    def describe(self) -> Description:
+        stored = self.stored_nbytes
+        column = Column("records", self.files.explain(), read=stored // max(1, len(self)))
+        return Description([column], stored=stored)
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
         """Reads records again that were damaged, without any cache of remote files."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
 from headrace.storage.arrays.spans import SpanReader
+from headrace.storage.describe import Column
 
 NodeKind = Literal["group", "array"]
 
@@ -144,6 +146,23 @@ class Tree(ABC):
     def described(self, name: str) -> str:
         """Dtype and shape of an array in messages."""
         return f"{self.dtype(name)} {list(self.shape(name))}"
+
+    def arrays(self) -> list[Column]:
+        """All arrays: how each is read, and what a random row costs. Chunks of remote ones are not
+        looked for.
+        """
+        return [self._column(name) for name in ["", *self.nodes()] if self.is_array(name)]
+
+    def _column(self, name: str) -> Column:
+        column = Column(name, "")
+        try:
+            column.sample = self.described(name)
+            column.total = self.nbytes(name)
+            if self.shape(name) and not self.opened.files.is_remote:
+                column = replace(self.reader(name).describe(name), sample=column.sample)
+        except (HeadraceError, OSError, TypeError, ValueError) as error:
+            column.read_by = f"can't be read: {' '.join(str(error).split())}"
+        return column
 
     def check_has(self, group: str, *names: str) -> None:
         """Raises a FormatError if a group lacks one of some arrays."""

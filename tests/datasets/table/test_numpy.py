@@ -25,7 +25,6 @@ from headrace import (
     open_dataset,
     pack,
 )
-from headrace.inspecting import inspect
 from headrace.testing.contract import DatasetContract, same
 from tests.datasets.remote_contract import RemoteDatasetContract
 
@@ -158,9 +157,6 @@ def test_arrays_that_are_refused(tmp_path: Path) -> None:
             TableDataset(path)
         with TableDataset(path, "x") as dataset:
             assert same(dataset[N - 1], torch.from_numpy(ROWS[-1]))
-        report = inspect(path)
-        assert report.opens_as.endswith("columns=['x'])"), said
-        assert any("'meta.npy'" in note for note in report.notes), said
     with pytest.raises(FormatError, match=r"a\.npy: it holds long doubles"):
         TableDataset(npy(tmp_path / "a.npy", np.ones(3, np.longdouble)))
 

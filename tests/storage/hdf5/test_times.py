@@ -11,8 +11,6 @@ import pytest
 from h5py import h5d, h5p, h5s, h5t
 
 from headrace import FormatError, HDF5Dataset
-from headrace.inspecting.hdf5 import inspect_hdf5
-from headrace.io.remote.options import RemoteOptions
 
 SECONDS = np.array([0, 1, -2, 1_763_900_000, 2_000_000_000], np.int64)
 MICROSECONDS = np.array([0, 500_000, 750_000, 123_456, -250_000], np.int64)
@@ -97,18 +95,3 @@ def test_other_times_are_refused(tmp_path: Path) -> None:
     for name in ("when", "ragged"):
         with pytest.raises(FormatError, match=f"'{name}' holds times"):
             HDF5Dataset(path, name)
-
-
-def test_times_are_told(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", "when", UNIX["<"], STORED)
-    kind, rows = table("<")
-    write(path, "t", kind, rows, "TABLE")
-    write(path, "other", UNIX["<"], STORED, writer=None)
-    nodes = {node.path: node for node in inspect_hdf5(path, RemoteOptions(), "when").nodes}
-    assert nodes["when"].dtype == "float64"
-    assert "when: float64, both: float64 [2]" in str(nodes["t"].dtype)
-    assert "PyTables did not write" in str(nodes["other"].details["unusual"])
-    for name in ("when", "t"):
-        with HDF5Dataset(path, name) as dataset:
-            told = inspect_hdf5(path, RemoteOptions(), name).fingerprint
-            assert told == dataset.sample_source.fingerprint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
@@ -35,12 +36,16 @@ from headrace.datasets.image.labels import (
     checked_targets,
 )
 from headrace.datasets.image.opening import first_packed, open_images
-from headrace.errors import ConfigError
+from headrace.datasets.image.pixels import open_image
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io.resolve.expressions import DataPath
 from headrace.storage.arrays.packed import IMAGE
 from headrace.storage.concat import ConcatSource
+from headrace.storage.describe import Description
 from headrace.storage.files import FilesSource
 from headrace.storage.pairs import PairedSource
+
+_LOOKED_AT = 16  # images whose headers are read, to describe them
 
 
 class ImageDataset(BaseDataset):
@@ -263,6 +268,36 @@ class ImageDataset(BaseDataset):
     def pixel_format(self) -> ImageDecoder:
         """Like `sample_decoder`, with uint8 [H, W, C] pixels as values if `image_size` is given."""
         return dataclasses.replace(self._decoder, channels_first=False)
+
+    def describe(self) -> Description:
+        found = super().describe()
+        source = self.sample_source
+        files = source.files if isinstance(source, PairedSource) else source
+        if not isinstance(files, FilesSource):
+            return found
+        numbers = range(0, len(files), max(1, len(files) // _LOOKED_AT))
+        records = files.read(numbers)
+        kinds = Counter[str]()
+        sizes: list[tuple[int, int]] = []
+        for number, record in zip(numbers, records, strict=True):
+            try:
+                with open_image(record) as image:
+                    kinds[f"{image.format} {image.mode}"] += 1
+                    sizes.append(image.size)
+            except (HeadraceError, OSError, ValueError, SyntaxError) as error:
+                text = f"{files.location(number)}: {' '.join(str(error).split())}"
+                found.facts.setdefault("unreadable", text)
+        column = found.columns[0]
+        column.read = sum(map(len, records)) // len(records)
+        found.stored = found.stored or column.read * len(files)
+        if sizes:
+            width, height = np.median(sizes, axis=0).astype(int).tolist()
+            listed = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+            found.facts["looked at"] = f"{listed}; the median has {width} x {height} pixels"
+            column.chunks = 1
+            column.decoded = 3 * width * height
+            column.nbytes = (found.held or 0) // len(files) or column.decoded
+        return found
 
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source

@@ -196,7 +196,11 @@ class ArrayReader:
         box = [1, *grid.shape[1:]] if extents is None else extents
         shape = list(self.shape[1:]) if extents is None else [round(extent) for extent in box]
         nbytes = int(math.prod(box) * self.dtype.itemsize)
-        column = Column(name, self.how, f"{self.dtype} {shape}", nbytes, read=nbytes)
+        column = Column(name, self.how, f"{self.dtype} {shape}", nbytes=nbytes, read=nbytes)
+        column.total = math.prod(grid.shape) * chunks.dtype.itemsize
+        column.stored = chunks.stored_nbytes
+        if column.stored == column.total and chunks.decodes:
+            column.stored = 0  # files of their own, whose sizes nobody has asked for
         is_exact = chunks.is_raw and (extents is None or len(box) == 1)
         if is_exact or not math.prod(grid.shape):
             return column
@@ -204,10 +208,7 @@ class ArrayReader:
         for extent, chunk, count in zip(box, grid.chunks, grid.counts, strict=True):
             column.chunks *= min(float(count), max(0.0, extent - 1) / chunk + 1)
         column.decoded = int(column.chunks * chunks.nbytes)
-        stored = chunks.stored_nbytes
-        if stored == math.prod(grid.shape) * chunks.dtype.itemsize and chunks.decodes:
-            stored = 0  # files of their own, whose sizes nobody has asked for
-        column.read = int(column.chunks * stored / math.prod(grid.counts))
+        column.read = int(column.chunks * column.stored / math.prod(grid.counts))
         return column
 
     @property

@@ -179,7 +179,7 @@ class ArraysSource(ReadersSource):
 
     def describe(self) -> Description:
         columns = [field.describe(name or "rows") for name, field in self._fields.items()]
-        return Description(columns, stored=self.stored_nbytes)
+        return Description(columns, stored=sum(column.stored for column in columns))
 
     def __len__(self) -> int:
         return int(self.shape[0])

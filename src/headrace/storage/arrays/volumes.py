@@ -238,13 +238,14 @@ class PatchSource(ReadersSource):
         return chunks * volume.reader.chunks.nbytes
 
     def describe(self) -> Description:
-        found = Description(stored=sum(one.reader.chunks.stored_nbytes for one in self.volumes))
+        found = Description()
         for volume in self.volumes:
             name = volume.name or "the array"
             column = volume.reader.describe(name, volume.shape(self.grid.patch))
             if volume.tables:
                 column.read_by += "; each voxel of a patch has the nearest one"
             found.columns.append(column)
+            found.stored += column.stored
         return found
 
     def fingerprint(self) -> str:

@@ -101,7 +101,7 @@ class EpisodeArrays:
             ways.insert(0, way)
         sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
         nbytes = int(steps * self.row_bytes)
-        column = Column(self.name, "", sample, nbytes, read=nbytes)
+        column = Column(self.name, "", sample, nbytes=nbytes, read=nbytes)
         if self.array_readers and not (self._begins.array >= 0).all():
             column = self.array_readers[0].describe(self.name, [steps, *self.row_shape])
         column.read_by = "; or ".join(dict.fromkeys(ways))

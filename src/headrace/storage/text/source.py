@@ -477,9 +477,8 @@ class LinesSource(Locatable):
         way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
         nbytes = sum(text.end for text in self._texts)
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
-        return Description(
-            [column], {"files": self.files.explain()}, files=len(self._texts), stored=nbytes
-        )
+        facts = {"files": self.files.explain()} if self.files.is_remote else {}
+        return Description([column], facts, len(self._texts), nbytes)
 
 
 def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:

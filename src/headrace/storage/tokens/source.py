@@ -193,7 +193,7 @@ class TokensSource(Locatable):
         nbytes = self.count * self.dtype.itemsize
         mean = nbytes // max(1, len(self))
         found = Description(
-            [Column("tokens", way, str(self.dtype), mean, read=mean)], stored=nbytes
+            [Column("tokens", way, str(self.dtype), nbytes=mean, read=mean)], stored=nbytes
         )
         if self.is_remote:
             found.facts["files"] = self.files.explain()
