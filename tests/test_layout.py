@@ -72,9 +72,7 @@ INSIDE = {
         options tokenizing passes marked ways units chats opening documents
         text
     """,
-    "datasets/sparse": "batches ways format sparse",
     "datasets/table": "ways texts format table",
-    "datasets/episodes": "steps ways episodes",
     "datasets/shards": "members streaming",
     "packing": """
         part options beside plan values destination own_source samples parts status
@@ -92,7 +90,7 @@ INSIDE = {
         packed packed_rows volumes
     """,
     "storage/sparse": "rows matrix frames join source opening",
-    "storage/episodes": "windows steps source find",
+    "storage/episodes": "windows source find",
     "storage/hdf5": """
         kind filters times probe files remote links conventions chunks layouts packed
         rows tree

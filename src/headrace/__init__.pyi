@@ -9,7 +9,7 @@ from headrace.collate import (
 )
 from headrace.core.dataset import BaseDataset as BaseDataset
 from headrace.core.modes import LoadingMode as LoadingMode
-from headrace.datasets.episodes.episodes import EpisodeDataset as EpisodeDataset
+from headrace.datasets.episodes import EpisodeDataset as EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset as HDF5Dataset
 from headrace.datasets.image.augment import (
     RandomHorizontalFlip as RandomHorizontalFlip,
@@ -20,7 +20,7 @@ from headrace.datasets.indexing import write_index as write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset as MemoryEfficientDataset
 from headrace.datasets.open import open_dataset as open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset as StreamingDataset
-from headrace.datasets.sparse.sparse import SparseDataset as SparseDataset
+from headrace.datasets.sparse import SparseDataset as SparseDataset
 from headrace.datasets.table.table import TableDataset as TableDataset
 from headrace.datasets.text.text import TextDataset as TextDataset
 from headrace.datasets.zarr import ZarrDataset as ZarrDataset

@@ -15,7 +15,7 @@ from headrace import CollateError, ConfigError, TextCollator
 from headrace.collate import stack_collate
 from headrace.core.batch import Collating
 from headrace.core.batcher import Batcher
-from headrace.datasets.sparse.batches import sparse_collate
+from headrace.datasets.sparse import sparse_collate
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import RandomProbe, same
 from tests.data.gallery import make_gallery

@@ -8,12 +8,12 @@ from headrace.arguments import check_names, synonyms
 from headrace.core.checks import OF_LOADERS, keywords_of
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.columns import ColumnsDataset
-from headrace.datasets.episodes.episodes import EpisodeDataset
+from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
-from headrace.datasets.sparse.sparse import SparseDataset
+from headrace.datasets.sparse import SparseDataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.episodes.episodes import EpisodeDataset
+from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset

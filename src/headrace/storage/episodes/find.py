@@ -25,8 +25,7 @@ from headrace.io.resolve.file_set import Kind
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import OpenArrays
-from headrace.storage.episodes.source import MASK, EpisodeSource
-from headrace.storage.episodes.steps import EpisodeArrays
+from headrace.storage.episodes.source import MASK, EpisodeArrays, EpisodeSource
 from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.tree import StoredArray, Tree, join
 from headrace.storage.trees import look_into
@@ -573,8 +572,8 @@ def _arrays(
         begins,
         [reader for _, reader in readers.values()],
         reader_of,
-        window,
         np.array([episode.first for episode in episodes], np.int64),
+        window,
     )
 
 

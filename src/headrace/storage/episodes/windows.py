@@ -125,6 +125,14 @@ class Windows:
         firsts = np.clip(starts, 0, np.maximum(lengths - 1, 0))
         return firsts, np.minimum(np.maximum(starts + window, firsts + 1), lengths)
 
+    def holding(self, episode: int, first: int, end: int) -> IntArray:
+        """The numbers of the windows that steps of an episode lie in, of windows that don't overlap
+        and begin at the first step.
+        """
+        begin = int(self._first.array[episode])
+        stride = self.options.stride
+        return np.arange(begin + first // stride, begin + -(-end // stride))
+
     def masks(self, episodes: IntArray, starts: IntArray) -> npt.NDArray[np.bool_]:
         """[windows, window]: True where a step lies inside of its episode."""
         steps = starts[:, None] + np.arange(self.options.window or 0)
@@ -158,37 +166,3 @@ class Windows:
         before = -(-(steps + self.options.before) // self.options.stride)
         own = np.where(steps > 0, np.minimum(before, self.counts[episodes]), 0)
         return self._first.array[episodes] + own
-
-
-class Bands:
-    """Episodes cut into bands of so many steps, the last of each shorter: what is cached of them.
-
-    Args:
-        lengths: [episodes] steps of each.
-        height: steps of a band.
-    """
-
-    def __init__(self, lengths: IntArray, height: int) -> None:
-        self.height: int = height
-        self._lengths, self._first = (
-            SharedArray(lengths),
-            SharedArray(np.concatenate([[0], np.cumsum(-(-lengths // height))])),
-        )
-
-    def __len__(self) -> int:
-        return int(self._first.array[-1])
-
-    def runs(self, numbers: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray, IntArray]:
-        """Of each band the episode, the first step and the end."""
-        episodes = np.searchsorted(self._first.array, numbers, side="right") - 1
-        firsts = (numbers - self._first.array[episodes]) * self.height
-        return episodes, firsts, np.minimum(firsts + self.height, self._lengths.array[episodes])
-
-    def of(self, episode: int, first: int, end: int) -> IntArray:
-        """The numbers of the bands that steps of an episode lie in."""
-        begin = int(self._first.array[episode])
-        return np.arange(begin + first // self.height, begin + -(-end // self.height))
-
-    def begin(self, number: int, episode: int) -> int:
-        """The first step of a band of an episode."""
-        return (number - int(self._first.array[episode])) * self.height

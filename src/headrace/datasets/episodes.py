@@ -14,27 +14,30 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_integer
-from headrace.casting import DTypeArgument, cast, dtype_named
+from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_dtype
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
 from headrace.core.batch import BatchReader, Collating
+from headrace.core.batcher import ColumnReader
 from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
+from headrace.core.held import Held
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, split_options
-from headrace.core.values import Records, ValueSource
+from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
-from headrace.datasets.episodes.steps import HeldSteps, load_bands
-from headrace.datasets.episodes.ways import reader_of_windows
-from headrace.errors import ConfigError, FormatError
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
+from headrace.memory.store import MISSING
+from headrace.sorting import distinct
 from headrace.storage.arrays.values import as_value, long_doubles_in
 from headrace.storage.episodes.find import EpisodeOptions, open_episodes
 from headrace.storage.episodes.source import MASK, EpisodeSource
-from headrace.storage.episodes.windows import window_options
+from headrace.storage.episodes.windows import Windows, window_options
 from headrace.storage.trees import tree_kind
 
 LENGTHS = "lengths"
@@ -78,7 +81,28 @@ class EpisodeDecoder(Decoder):
         return self._sample_nbytes
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        return reader_of_windows(dataset, collating, self._dtypes)
+        """Reads windows of numbers straight into their batch, if they are stacked and not held."""
+        source = dataset.sample_source
+        if not isinstance(source, EpisodeSource) or source.static or source.holds_objects:
+            return None
+        window = source.windows.options.window
+        if window is None or not collating.stacks or not dataset.value_source.is_direct:
+            return None
+        if dataset.targets is not None:
+            return None
+        columns: dict[str, ArraySpec | None] = {}
+        for key in source.keys:
+            dtype = self._dtypes.get(key.name, key.dtype.newbyteorder("="))
+            columns[key.name] = ArraySpec((key.window or 0, *key.row_shape), dtype)
+            if known_dtype(dtype) is None:
+                return None
+        columns[MASK] = ArraySpec((window,), np.dtype(bool))
+
+        def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+            source.read_windows(indices, outs, cast_into)
+            return sum(outs[key.name].size * key.dtype.itemsize for key in source.keys)
+
+        return ColumnReader("windows straight from storage", dataset, columns, read)
 
 
 class EpisodeCollator:
@@ -298,7 +322,7 @@ class EpisodeDataset(BaseDataset):
             return super().make_value_source()
         bands = source.bands()
         nbytes = int(source.windows.lengths.sum()) * source.step_bytes
-        load = partial(load_bands, source, bands)
+        load = partial(_load_bands, source, bands)
         return HeldSteps(self.hold(Records(source), len(bands), load, nbytes), source, bands)
 
     def held_nbytes(self) -> int | None:
@@ -307,6 +331,79 @@ class EpisodeDataset(BaseDataset):
             return None
         per_sample = self._decoder.sample_nbytes()
         return int(source.sizes().sum()) if per_sample is None else per_sample * len(source)
+
+
+class HeldSteps(ValueSource):
+    """Windows cut out of bands of steps that are held; see `EpisodeSource.bands`.
+
+    Args:
+        parent: holds the bands, by their numbers; over the records of the windows.
+        source: of the windows.
+        bands: of its episodes.
+    """
+
+    def __init__(self, parent: Held, source: EpisodeSource, bands: Windows) -> None:
+        super().__init__(parent)
+        self._bands_held = parent
+        self._source = source
+        self._bands = bands
+
+    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
+        reader = access.reader
+        wanted = np.asarray(indices, np.int64)
+        needed = self._source.bands_of(wanted, self._bands)
+        held = self._held(needed)
+        are_held = [all(number in held for number in some.tolist()) for some in needed]
+        whole = np.flatnonzero(are_held)
+        values: list[Any] = [MISSING] * len(indices)
+        windows = self._source.cut(wanted[whole], self._bands, held)
+        for position, window in zip(whole.tolist(), windows, strict=True):
+            values[position] = access.decoder.decode(window)
+        reader.counts["cache_hits"] += len(whole)
+        missing = [position for position, is_held in enumerate(are_held) if not is_held]
+        if missing:
+            rest = wanted[missing].tolist()
+            reader.counts["cache_misses"] += len(rest)
+            records = reader.records(rest, self._read, access.earlier)
+            for position, index, record in zip(missing, rest, records, strict=True):
+                values[position] = reader.decoded(index, record, access.decoder)
+        return used(values, use)
+
+    def _held(self, needed: list[IntArray]) -> dict[int, Any]:
+        """Those bands that are held, by their numbers."""
+        numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed])).tolist()
+        bands = zip(numbers, self._bands_held.get(numbers), strict=True)
+        return {
+            number: band
+            for number, band in bands
+            if band is not MISSING and not isinstance(band, SampleError)
+        }
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        """Windows, whose bands are read and offered to the store."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = distinct(np.concatenate(self._source.bands_of(wanted, self._bands))).tolist()
+        held = dict(zip(numbers, self._bands_held.get(numbers), strict=True))
+        if any(isinstance(band, SampleError) for band in held.values()):
+            return self._source.read(indices)  # which says what is wrong, and with which sample
+        missing = [number for number, band in held.items() if band is MISSING]
+        bands = self._source.read_bands(missing, self._bands)
+        for number, band in zip(missing, bands, strict=True):
+            self._bands_held.admit(number, band)
+            held[number] = band
+        return self._source.cut(wanted, self._bands, held)
+
+
+def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -> list[Any]:
+    """Windows; a SampleError for each that can't be read: its windows say what is wrong when they
+    are read.
+    """
+    try:
+        return source.read_bands(numbers, bands)
+    except (HeadraceError, OSError, ValueError) as error:
+        if len(numbers) == 1:
+            return [SampleError(str(error))]
+    return [band for number in numbers for band in _load_bands(source, bands, [number])]
 
 
 def _checked_window(window: Any) -> int | None:

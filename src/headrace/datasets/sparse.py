@@ -1,0 +1,443 @@
+"""Rows of sparse matrices in HDF5 and Zarr (AnnData) as samples; and batches of them: dense, as
+sparse CSR tensors, or as columns and values one behind the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.casting import DTypeArgument, dtype_named
+from headrace.collate.fields import FieldPath, at_path
+from headrace.collate.stack import USUAL, stack_tree
+from headrace.core.batch import BatchReader, Collating, MadeBatch, with_targets
+from headrace.core.checks import check_arguments
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, plain_target
+from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import PathOptions, split_options
+from headrace.dtypes import BFLOAT16, ArraySpec
+from headrace.errors import CollateError, ConfigError, SampleError
+from headrace.io.resolve.expressions import DataPath
+from headrace.memory.budget import format_size
+from headrace.memory.ring import empty
+from headrace.memory.tree import rebuild_sparse
+from headrace.order.request import BatchRequest
+from headrace.storage.sparse.opening import open_rows
+from headrace.storage.sparse.rows import CSRRows, Record
+from headrace.storage.sparse.source import JoinedRows, SparseSource
+
+SparseLayout = Literal["dense", "csr", "pairs"]
+LAYOUTS: tuple[SparseLayout, ...] = ("dense", "csr", "pairs")
+
+
+class SparseRow(NamedTuple):
+    """One row of a sparse matrix. It is a sample with ``layout="pairs"``.
+
+    Attributes:
+        indices: int64 [n], columns that have a value, in ascending order.
+        values: [n], their values.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+class SparseRows(NamedTuple):
+    """A batch of sparse rows, concatenated.
+
+    It fits ``torch.nn.functional.embedding_bag(indices, weight, offsets, per_sample_weights=values,
+    mode="sum")``.
+
+    Attributes:
+        indices: int64 [n], columns.
+        values: [n], their values.
+        offsets: int64 [batch], start of each row.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+class SlotArrays:
+    """Makes arrays in the ring slot that is open; a `Room`."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[npt.NDArray[Any], torch.Tensor]] = []
+
+    def __call__(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        tensor = empty((count,), torch_dtype(dtype))
+        array: npt.NDArray[Any] = tensor.numpy()
+        self._made.append((array, tensor))
+        return array
+
+    def tensor_of(
+        self, array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None
+    ) -> torch.Tensor:
+        """The tensor over an array that was made here; of another one a copy in the slot,
+        perhaps of another dtype.
+        """
+        for made, tensor in self._made:
+            if made is array:
+                return tensor
+        out = empty(array.shape, torch_dtype(dtype or array.dtype))
+        np.copyto(out.numpy(), array)
+        return out
+
+
+def to_batch(
+    rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArrays | None = None
+) -> Any:
+    """The batch of rows, in the ring slot that is open.
+
+    Args:
+        arrays: made those of the rows that lie there already; None: none do.
+
+    Returns:
+        For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for
+        "pairs" `SparseRows`.
+    """
+    count = len(rows.indptr) - 1
+    if layout == "dense":
+        out = empty((count, columns), torch_dtype(rows.values.dtype))
+        rows.scatter(out.numpy())
+        return out
+    in_slot = (arrays or SlotArrays()).tensor_of
+    indices = in_slot(rows.indices, np.dtype(np.int64))
+    values = in_slot(rows.values)
+    if layout == "pairs":
+        return SparseRows(indices, values, in_slot(rows.indptr[:-1]))
+    return rebuild_sparse(
+        torch.sparse_csr, (in_slot(rows.indptr), indices, values), (count, columns), None, False
+    )
+
+
+def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
+    """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a
+    sparse CSR tensor [1, columns]; for "pairs" a `SparseRow`.
+    """
+    indices, values = record
+    if layout == "dense":
+        out = np.zeros(columns, values.dtype)
+        out[indices] = values
+        return torch.from_numpy(out)
+    lies = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(values.copy())
+    if layout == "pairs":
+        return SparseRow(*lies)
+    indptr = torch.from_numpy(np.array([0, len(values)], np.int64))
+    return rebuild_sparse(torch.sparse_csr, (indptr, *lies), (1, columns), None, False)
+
+
+@functools.cache
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Torch's dtype of that name; a TypeError where it has none."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def sparse_collate(samples: Sequence[Any]) -> Any:
+    """Stacks samples into a batch.
+
+    Like `stack_collate`, except that `SparseRow` become `SparseRows`, and sparse CSR tensors [rows,
+    columns] are concatenated along the rows.
+
+    Raises:
+        CollateError: samples can't be stacked, or sparse tensors differ in dtype or number of
+            columns.
+    """
+    return stack_tree(list(samples), _joined)
+
+
+def _joined(values: list[Any], path: FieldPath) -> Any:
+    first = values[0]
+    is_csr = isinstance(first, torch.Tensor) and first.layout is torch.sparse_csr
+    if not (is_csr or isinstance(first, SparseRow)):
+        return USUAL
+    kinds = [_kind_of(value) for value in values]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise CollateError(
+                "samples of one batch can't be joined: ",
+                number,
+                f"{at_path(path)} is of another kind, shape or dtype than ",
+                0,
+            )
+    if not is_csr:
+        pairs = [(value.indices.numpy(), value.values.numpy()) for value in values]
+        return to_batch(CSRRows.joined(pairs), 0, "pairs")
+    sizes = np.concatenate([np.diff(value.crow_indices().numpy()) for value in values])
+    rows = CSRRows.joined([(one.col_indices().numpy(), one.values().numpy()) for one in values])
+    return to_batch(CSRRows.of(sizes, rows.indices, rows.values), first.shape[1], "csr")
+
+
+def _kind_of(value: Any) -> tuple[Any, ...]:
+    """What the samples of a batch must have in common."""
+    if isinstance(value, SparseRow):
+        return (value.values.dtype,)
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr:
+        return value.shape[1:], value.values().dtype
+    return ()
+
+
+class RowsTogether(BatchReader):
+    """Reads the rows of a batch together, and lays them out at once; of cached rows too.
+
+    Args:
+        dataset: whose rows they are.
+        collating: the collate function.
+        columns: of a row.
+        layout: of a batch.
+    """
+
+    name = "rows read together, and laid out at once"
+
+    def __init__(
+        self, dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
+    ) -> None:
+        self._dataset = dataset
+        self._collating = collating
+        self._columns = columns
+        self._layout = layout
+        source = dataset.sample_source
+        self._source: SparseSource | JoinedRows | None = None
+        if dataset.value_source.is_direct and isinstance(source, (SparseSource, JoinedRows)):
+            self._source = source
+
+    def read(self, request: BatchRequest) -> MadeBatch:
+        dataset = self._dataset
+        reader = dataset.sample_reader
+        arrays: SlotArrays | None = None
+        if self._source is not None:
+            if self._layout != "dense":
+                arrays = SlotArrays()
+            with reader.reading_together(len(request)) as counts:
+                rows = self._source.read_rows(dataset.whole_indices(request), arrays)
+                counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
+        else:
+            indices = dataset.checked_indices(request).tolist()
+            values: list[Any] = dataset.value_source.read(indices, dataset.access())
+            if any(isinstance(value, SampleError) for value in values):
+                samples, made_of = dataset.finish(request, values)
+                return self._collating.batch_of(dataset, samples, made_of, request)
+            rows = CSRRows.joined(values)
+        start = time.perf_counter()
+        batch = to_batch(rows, self._columns, self._layout, arrays)
+        reader.count_seconds("collate_seconds", start)
+        return with_targets(dataset, batch, request)
+
+
+class SparseDecoder(Decoder):
+    """Rows as dense tensors, sparse CSR tensors, or pairs of columns and values. Values are the
+    records, so modes hold rows sparse.
+
+    Args:
+        columns: of a row.
+        dtype: of its values.
+        layout: of samples and batches.
+    """
+
+    copies = False
+
+    def __init__(self, columns: int, dtype: np.dtype[Any], layout: SparseLayout) -> None:
+        self.columns = columns
+        self.dtype = dtype
+        self.layout = layout
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        targets = dataset.targets
+        if isinstance(targets, np.ndarray) and targets.dtype.names is not None:
+            row = targets[index]
+            return value, {name: plain_target(row[name]) for name in targets.dtype.names}
+        return super().split_target(value, index, dataset)
+
+    def to_input(self, value: Any) -> Any:
+        return to_sample(value, self.columns, self.layout)
+
+    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
+        return None
+
+    def sample_nbytes(self) -> int | None:
+        return self.columns * self.dtype.itemsize if self.layout == "dense" else None
+
+    def packed_value(self, value: Any) -> Any:
+        if self.layout != "dense":
+            raise ConfigError(
+                f"layout={self.layout!r}: sparse rows can't be packed. Leave the file as it is: "
+                "SparseDataset reads it in place. Or pass layout='dense' to pack dense rows, of "
+                f"{format_size(self.columns * self.dtype.itemsize)} each"
+            )
+        return to_sample(value, self.columns, "dense").numpy()
+
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        fits = collating.calls(sparse_collate)
+        if self.layout == "dense":
+            fits = collating.stacks
+        return RowsTogether(dataset, collating, self.columns, self.layout) if fits else None
+
+
+class SparseDataset(BaseDataset):
+    """Rows of a CSR matrix in HDF5 files or Zarr stores, such as AnnData writes (.h5ad, .zarr).
+
+    For each batch only the needed parts of `indices` and `data` are read, each for all rows
+    together. Modes "eager" and "cached" cache sparse rows. Several values of one column in a row
+    are summed, as in SciPy. With `targets` a sample is ``(row, target)``.
+
+    Args:
+        data_path: an HDF5 file or a Zarr store; or several, as a folder, a glob, a pattern with
+            braces or a list. Their rows are concatenated: a list's in its order, others sorted. Or
+            fsspec URLs of such files, all on one server.
+        group: path of the matrix in each file: "X", "layers/counts", "raw/X"; "/" is the file
+            itself.
+        targets: name of a column of `obs`, or a list of names, with which a target is a dict of one
+            value each. Categories become class numbers (int64, -1 for missing values), and
+            `classes` are their names. Or an array with one target per row.
+        layout: "dense": a row is a tensor [columns], a batch a tensor [batch, columns]. "csr": a
+            sample is a sparse CSR tensor [1, columns], a batch one of shape [batch, columns].
+            "pairs": a sample is a `SparseRow` of column numbers and values, a batch a `SparseRows`.
+        columns: names (in `var`) or numbers of the columns to read, in this order; or a boolean
+            mask. None: all.
+        join: how to join files whose columns differ, by name. "inner": the columns that all files
+            have, in the order of the first file. "outer": the columns that any file has, in order
+            of appearance, with zeros for missing ones. None: all files must have the same columns,
+            in any order, or at least those in `columns`.
+        transform: a callable that is applied to the row.
+        loading_mode: see `LoadingMode`.
+        dtype: NumPy dtype that values are cast to (as by ``ndarray.astype``). None: unchanged.
+        direct: True: read the files directly if their layout is supported, which is faster. False:
+            always use h5py and zarr-python.
+        **options: see `BaseDataset`, and for URLs `RemoteOptions`.
+
+    Attributes:
+        columns: column names of a row. None: the files have no names.
+        classes: class names of a categorical target; a dict of these for several targets. None:
+            targets are not categories.
+        label_columns: all columns of `obs` by name, for the whole dataset. Each is read on access;
+            categories are codes.
+
+    Raises:
+        ConfigError: an argument is invalid, or the group is not a sparse matrix.
+        DataNotFoundError, AccessError, RemoteError: a file does not exist or is not readable; a
+            request to a server failed.
+        MissingNameError: there is no such group, or column of `obs` or `var`; the message lists the
+            existing ones.
+        FormatError: the matrix is CSC, data are damaged, or files can't be joined.
+        FileChangedError: a file changed since it was opened.
+        BudgetError: a decoded chunk does not fit the memory budget.
+    """
+
+    reads_urls = True
+    _decoder: SparseDecoder
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        group: str = "X",
+        targets: str | Sequence[Any] | npt.NDArray[Any] | None = None,
+        *,
+        layout: Literal["dense", "csr", "pairs"] = "dense",
+        columns: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
+        join: Literal["inner", "outer"] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
+        dtype: DTypeArgument | None = None,
+        direct: bool = True,
+        **options: Unpack[PathOptions],
+    ) -> None:
+        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        self.data_path = data_path
+        if not isinstance(group, str):
+            raise ConfigError(
+                "group must be the path of a group in the file, such as 'X' or 'layers/counts', "
+                f"not {group!r}"
+            )
+        if layout not in LAYOUTS:
+            raise ConfigError(
+                f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}"
+            )
+        cast_to = dtype_named(dtype)
+        if cast_to == BFLOAT16:
+            raise ConfigError(
+                f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or "
+                "'float16', or cast batches"
+            )
+        names: list[str] = []  # the columns of `obs` that are named
+        if isinstance(targets, str):
+            names = [targets]
+        elif isinstance(targets, (list, tuple)) and all(isinstance(one, str) for one in targets):
+            names = list(targets)
+        if len(set(names)) < len(names):
+            raise ConfigError(f"targets={names!r} names a column more than once")
+        reach, common = split_options(options)
+        opened = open_rows(
+            data_path,
+            reach,
+            group,
+            targets=names,
+            columns=columns,
+            join=join,
+            dtype=cast_to,
+            direct=direct,
+        )
+        source = opened.source
+        self.columns = opened.columns.names
+        self.label_columns = opened.table
+        classes = {
+            name: column.categories
+            for name, column in opened.targets.items()
+            if column.categories is not None
+        }
+        self.classes: list[str] | dict[str, list[str]] | None = classes or None
+        given: Any = targets
+        if isinstance(targets, str):
+            self.classes = classes.get(targets)
+            given = opened.targets[targets].values
+            if given.dtype == object:
+                given = given.tolist()
+        elif names:  # an array of compounds
+            values = {name: column.values for name, column in opened.targets.items()}
+            given = np.empty(len(source), [(name, each.dtype) for name, each in values.items()])
+            for name, each in values.items():
+                given[name] = each
+        if layout != "dense":
+            self.collate = sparse_collate
+        super().__init__(
+            source,
+            sample_decoder=SparseDecoder(opened.columns.width, _each(source)[0].dtype, layout),
+            targets=given,
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows of this dataset or view, and number of columns."""
+        return len(self), self._decoder.columns
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Number of stored values of each row ([n] int64), before columns are selected."""
+        sizes: npt.NDArray[np.int64] = np.concatenate(
+            [one.sizes() for one in _each(self.sample_source)]
+        )
+        return sizes if self._chosen is None else sizes[self._chosen]
+
+    def held_nbytes(self) -> int | None:
+        if "decode" in self._overridden:
+            return None
+        return sum(one.held_nbytes for one in _each(self.sample_source))
+
+    def held_as(self) -> str:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__} "
+            f"{self.sample_source.fingerprint()} {self._decoder.dtype.str}"
+        )
+
+
+def _each(source: Any) -> list[SparseSource]:
+    return list(source.sources) if isinstance(source, JoinedRows) else [source]
