@@ -19,9 +19,13 @@ from headrace.errors import BudgetError, FormatError
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
+from headrace.memory.lru import held_bytes
 from headrace.storage.arrays.codecs import Pipeline
 
 COUNTABLE = (1 << 63) - 1
+# bytes of a sample that lie in one piece, from which on they are read by themselves
+_WHOLE = 4 << 10
+_BAND = 1 << 20  # bytes of an array without chunks that are read together where they are fewer
 
 
 class Grid(NamedTuple):
@@ -284,9 +288,10 @@ class DirectChunks(Chunks):
             ]
         wanted = np.asarray(numbers, np.int64)
         ranges = self.byte_ranges(wanted)
-        return self._as_read(wanted, ranges, self.files.read(ranges))
+        return self.as_read(wanted, ranges, self.files.read(ranges))
 
-    def _as_read(self, numbers: IntArray, ranges: ByteRanges, stored: Sequence[Any]) -> list[Any]:
+    def as_read(self, numbers: IntArray, ranges: ByteRanges, stored: Sequence[Any]) -> list[Any]:
+        """What `decode` needs, of the stored bytes of chunks."""
         unused = self.index.unused_codecs(numbers) if self.decodes else None
         masks = itertools.repeat(0) if unused is None else unused.tolist()
         each = zip(stored, ranges.start.tolist(), masks, strict=False)
@@ -352,22 +357,6 @@ class DirectChunks(Chunks):
         )
 
 
-def read_aligned(arrays: Sequence[Chunks], numbers: Sequence[int]) -> list[list[Any]]:
-    """What `decode` needs of the same chunks of several arrays, of each array a list; by one
-    read where the same files hold them.
-    """
-    direct = [one for one in arrays if isinstance(one, DirectChunks) and not one.reads_files]
-    if len(direct) < max(2, len(arrays)) or any(one.files is not direct[0].files for one in direct):
-        return [one.read(numbers) for one in arrays]
-    wanted, count = np.asarray(numbers, np.int64), len(numbers)
-    ranges = [one.byte_ranges(wanted) for one in direct]
-    stored = direct[0].files.read(ByteRanges.joined(ranges))
-    return [
-        one._as_read(wanted, ranges[at], stored[at * count : (at + 1) * count])
-        for at, one in enumerate(direct)
-    ]
-
-
 class _RawRows(DirectChunks):
     """The rows of chunks whose elements lie as they are, as chunks of one row."""
 
@@ -404,6 +393,179 @@ class _RawRows(DirectChunks):
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
         return self.byte_ranges(numbers)
+
+
+class Rechunked(Chunks):
+    """Chunks of an array that are made of those of another one, which have the same numbers."""
+
+    def __init__(self, whole: Chunks, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any) -> None:
+        super().__init__(grid, dtype, how, fill)
+        self.whole: Chunks = whole
+        self.is_direct: bool = whole.is_direct
+        self.decodes: bool = whole.decodes
+        self.needs_io: bool = whole.needs_io
+        self.is_remote: bool = whole.is_remote
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return self.whole.read(numbers)
+
+    def check_cached(self, number: int) -> None:
+        self.whole.check_cached(number)
+
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        return self.whole.byte_ranges(numbers)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.whole.stored_nbytes
+
+
+class AxisChunks(Rechunked):
+    """Chunks of an array whose samples lie along another axis, as if it were the first one; an
+    array that lies in one piece as it is, is read in bands.
+    """
+
+    def __init__(self, whole: Chunks, axis: int) -> None:
+        if isinstance(whole, DirectChunks) and whole.is_raw and whole.grid.chunks == whole.grid.shape:
+            whole = _Bands(whole, axis)
+        self._axis = axis
+        grid = Grid(*(_moved(extents, axis) for extents in whole.grid))
+        super().__init__(whole, grid, whole.dtype, f"{whole.how}, along axis {axis}", whole.fill)
+
+    def _stored(self, numbers: Sequence[int] | IntArray) -> IntArray:
+        """The numbers of chunks in the array as it is stored."""
+        first, *rest = np.unravel_index(np.asarray(numbers, np.int64), self.grid.counts)
+        rest.insert(self._axis, first)
+        stored: IntArray = np.ravel_multi_index(tuple(rest), self.whole.grid.counts)
+        return stored
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        stored = self._stored(numbers).tolist()
+        return list(zip(stored, self.whole.read(stored), strict=True))
+
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        chunk = self.whole.decode(*data)
+        return None if chunk is None else np.moveaxis(chunk, self._axis, 0)
+
+    def check_cached(self, number: int) -> None:
+        self.whole.check_cached(int(self._stored([number])[0]))
+
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        return self.whole.byte_ranges(self._stored(numbers))
+
+
+def _moved(extents: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (extents[axis], *extents[:axis], *extents[axis + 1 :])
+
+
+class _Bands(DirectChunks):
+    """Parts of an array that lies in one piece, each of which lies in one piece too: what a
+    sample has of it, or some rows.
+    """
+
+    def __init__(self, whole: DirectChunks, axis: int) -> None:
+        shape = whole.grid.shape
+        self._steps = [
+            math.prod(shape[at + 1 :]) * whole.dtype.itemsize for at in range(len(shape))
+        ]
+        if self._steps[axis] >= _WHOLE:
+            chunks = (*[1] * (axis + 1), *shape[axis + 1 :])
+        else:
+            at = next(at for at, step in enumerate(self._steps) if step <= _BAND)
+            rows = min(shape[at], max(1, _BAND // max(1, self._steps[at])))
+            chunks = (*[1] * at, rows, *shape[at + 1 :])
+        super().__init__(
+            Grid(shape, chunks),
+            whole.dtype,
+            whole.index,
+            whole.pipeline,
+            whole.files,
+            where=whole.where,
+            fill=whole.fill,
+            how=whole.how,
+        )
+        self._whole = whole
+        self.is_raw = False  # those at an edge are shorter
+        self.reads_files = False
+
+    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        paths, file, start, _ = self._whole.raw_ranges(np.zeros(len(numbers), np.int64))
+        if (start < 0).any():
+            return ByteRanges(paths, file, start, start.copy())
+        begins = start.copy()
+        sizes = np.full(len(numbers), self.dtype.itemsize, np.int64)
+        places = np.unravel_index(numbers, self.grid.counts)
+        for place, extent, chunk, step in zip(places, *self.grid, self._steps, strict=True):
+            begins += place * chunk * step
+            sizes *= np.minimum(chunk, extent - place * chunk)
+        return ByteRanges(paths, file, begins, begins + sizes)
+
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        if data is None:
+            return None
+        extents = [cut.stop - cut.start for cut in self.grid.part(number)]
+        return np.frombuffer(data[0], self.dtype).reshape(extents)
+
+
+class Views:
+    """Decoded chunks of several arrays that have the same rows.
+
+    Attributes:
+        views: of a chunk of each, contiguous.
+        nbytes: of all.
+    """
+
+    __slots__ = ("nbytes", "views")
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        self.views: list[memoryview] = list(map(memoryview, arrays))  # type: ignore[arg-type]
+        self.nbytes: int = sum(array.nbytes for array in arrays)
+
+    def __len__(self) -> int:
+        return len(self.views[0])
+
+
+class AlignedChunks(Chunks):
+    """The chunks of several 1-D arrays that have the same rows, as `Views` of one chunk each."""
+
+    def __init__(self, arrays: Sequence[Chunks]) -> None:
+        first = arrays[0]
+        super().__init__(first.grid, first.dtype, first.how)
+        self._arrays = arrays
+        self.decodes: bool = first.decodes
+        self.nbytes = sum(one.nbytes for one in arrays)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """What `decode` needs, by one read where the same files hold all arrays."""
+        direct = [
+            one for one in self._arrays if isinstance(one, DirectChunks) and not one.reads_files
+        ]
+        if len(direct) < max(2, len(self._arrays)) or len({id(one.files) for one in direct}) > 1:
+            return list(zip(*[one.read(numbers) for one in self._arrays], strict=True))
+        wanted = np.asarray(numbers, np.int64)
+        ranges = [one.byte_ranges(wanted) for one in direct]
+        stored = iter(direct[0].files.read(ByteRanges.joined(ranges)))
+        each = [
+            one.as_read(wanted, its, list(itertools.islice(stored, len(numbers))))
+            for one, its in zip(direct, ranges, strict=True)
+        ]
+        return list(zip(*each, strict=True))
+
+    def decode(self, number: int, data: Any) -> Any:
+        arrays = []
+        for chunks, stored in zip(self._arrays, data, strict=True):
+            array = chunks.decode(number, stored)
+            if array is None:
+                array = np.full(chunks.grid.chunks, chunks.fill, chunks.dtype)
+            # one that lies among what was read with it would keep all of that
+            if self.decodes and held_bytes(array) > array.nbytes:
+                array = array.copy()
+            arrays.append(np.ascontiguousarray(array))
+        return Views(arrays)
+
+    def check_cached(self, number: int) -> None:
+        for one in self._arrays:
+            one.check_cached(number)
 
 
 class LibraryArray(Protocol):

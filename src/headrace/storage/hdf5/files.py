@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import h5py
+import numpy as np
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.files import Files
@@ -17,7 +20,6 @@ from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.local.files import LocalFiles
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
-from headrace.storage.hdf5.times import described, readable
 
 _LINKS, _LINKS_OUT = 1000, 32
 _CAN_NOT_LOCK = "unable to lock file"
@@ -25,6 +27,35 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 
 T = TypeVar("T")
+
+
+class _NoGC:
+    """The threads that need the garbage collector to be off."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.was_on = False
+
+
+_no_gc = _NoGC()
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Garbage is not collected inside, in any thread."""
+    with _no_gc.lock:
+        if not _no_gc.threads:
+            _no_gc.was_on = gc.isenabled()
+            gc.disable()
+        _no_gc.threads += 1
+    try:
+        yield
+    finally:
+        with _no_gc.lock:
+            _no_gc.threads -= 1
+            if not _no_gc.threads and _no_gc.was_on:
+                gc.enable()
 
 
 class HDF5Files:
@@ -37,10 +68,8 @@ class HDF5Files:
     def __init__(self, files: Files | None = None) -> None:
         self.files: Files = files or LocalFiles()
 
-    def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
-        """Asks at once for what opening these files takes, their versions alone where `unless` says
-        so, when these are known; of files of this machine nothing is asked.
-        """
+    def learn(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """Asks at once for what opening these files takes; of files of this machine nothing."""
 
     def open(self, path: str) -> h5py.File:
         """The file, opened for reading.
@@ -90,12 +119,12 @@ class HDF5Files:
             MissingNameError: there is none; the message lists those there are, of many the nearest.
             DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing,
                 or can't be opened.
-            FormatError: it holds times that PyTables did not write.
         """
         dataset = file.get(name)
         if isinstance(dataset, h5py.Dataset):
-            return readable(dataset, f"{redact(path)}: {name!r}")
-        if (out := leads_out(file, name)) is not None:
+            return with_ordered_fields(dataset)
+        out = leads_out(file, name)
+        if out is not None:
             self._raise_of_target(*out, path, 0)
         raise MissingNameError(
             f"{redact(path)} has no dataset {name!r}; it has: "
@@ -121,15 +150,18 @@ class HDF5Files:
             self.dataset(file, rest, target)
         raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
 
-    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
+    def read_each(
+        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
+    ) -> list[T]:
         """What a function makes of each file. What it reads of a remote file through h5py is
         cached as the file's index.
+
+        Args:
+            paths: of the files.
+            function: called with a path.
+            in_threads: True if several threads may call it, once it was called for the first file.
         """
         return [function(path) for path in paths]
-
-    def is_indexed(self, path: str) -> bool:
-        """True if all that h5py has read of a file is part of its index; local files need none."""
-        return True
 
     def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
         """What speaks against decoding a dataset here: as `find` finds out, or as a remote
@@ -228,10 +260,10 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
     others = {
         name: one
         for name, one in others.items()
-        if not (name.startswith("#refs#/") or _is_scale(one))
+        if not (name.startswith("#refs#/") or h5py.h5ds.is_scale(one.id))
     } or others
     shown = {
-        name: f"{name} {list(one.shape)} {described(one)}"
+        name: f"{name} {list(one.shape)} {_dtype_name(one)}"
         for name, one in others.items()
         if one.shape
     }
@@ -247,8 +279,11 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
     )
 
 
-def _is_scale(dataset: h5py.Dataset) -> bool:
-    return bool(h5py.h5ds.is_scale(dataset.id))
+def _dtype_name(dataset: h5py.Dataset) -> str:
+    try:
+        return str(dataset.dtype)
+    except TypeError:  # h5py has none for some, such as times
+        return "of a type that h5py can't read"
 
 
 def dataset_names(file: h5py.File) -> list[str]:
@@ -298,3 +333,66 @@ def found_from(name: str, path: str, variable: str) -> str | None:
     ]
     places += [os.path.join(one, name) for one in [*filter(None, prefix.split(":")), *own]]
     return next((place for place in places if os.path.exists(place)), None)
+
+
+# -- datasets
+
+
+class OrderedDataset(h5py.Dataset):  # type: ignore[misc]
+    """A dataset of compounds, whose fields are in the order of their bytes.
+
+    HDF5 sorts the fields of a type so when it first reads a dataset, for all who have it open: the
+    order that h5py gives depends on who has read before.
+
+    Args:
+        dataset: as h5py opens it.
+        ordered: its dtype, with sorted fields.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, ordered: np.dtype[Any]) -> None:
+        super().__init__(dataset.id)
+        self._ordered = ordered
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """With fields in the order of their bytes."""
+        return self._ordered
+
+    def __getitem__(self, part: Any, new_dtype: Any = None) -> Any:
+        return super().__getitem__(part, self._ordered if new_dtype is None else new_dtype)
+
+
+def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
+    """A dataset with the fields of compounds in the order of their bytes."""
+    if isinstance(dataset, OrderedDataset):
+        return dataset
+    ordered = _ordered(dataset.dtype)
+    return dataset if ordered is dataset.dtype else OrderedDataset(dataset, ordered)
+
+
+def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same dtype with the fields of compounds in the order of their bytes; itself if they
+    are.
+    """
+    if dtype.subdtype is not None:
+        base = _ordered(dtype.base)
+        return dtype if base is dtype.base else np.dtype((base, dtype.shape))
+    if dtype.fields is None:
+        return dtype
+    fields = sorted(dtype.fields.items(), key=lambda field: field[1][1])
+    names = [name for name, _ in fields]
+    formats = [_ordered(of_field[0]) for _, of_field in fields]
+    if names == list(dtype.names or ()) and all(
+        inner is dtype[name] for name, inner in zip(names, formats, strict=True)
+    ):
+        return dtype
+    offsets = [of_field[1] for _, of_field in fields]
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
+    )
+
+
+def check_has_values(dataset: h5py.Dataset, where: str) -> None:
+    """Raises a FormatError for a dataset of a null dataspace."""
+    if dataset.shape is None:
+        raise FormatError(f"{where} has a null dataspace, and so no values: name another dataset")

@@ -13,36 +13,37 @@ NOTE [ h5py and remote files ]
 * h5py calls the file object while it holds its global lock. Destroying an h5py object needs the
   same lock. The garbage collector may do so in any thread, including those of the connections,
   which would then deadlock with the thread that waits for them. Therefore garbage collection is off
-  while a fetch is waited for. For a long fetch the lock is released: h5py's call ends with a
-  `LaterError`, and is repeated when the bytes have arrived (`patiently`).
+  while a fetch is waited for.
 * Errors of the server pass through h5py unchanged (`headrace.io.library_errors.remember`).
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import gc
 import itertools
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
-from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError, RemoteError
+from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, found_index, keep_index, learn_indexed
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
-from headrace.io.ranges import ByteRanges, coalesce
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
-from headrace.storage.hdf5.files import HDF5Files, leads_out, not_whole
+from headrace.storage.hdf5.files import HDF5Files, leads_out, not_whole, without_gc
 
-PIECE, WIDEST = 64 << 10, 4 << 20
+PIECE = 64 << 10
+WIDEST = 4 << 20
 """Bytes that are fetched at least; and at most of what nobody has asked for, where one read
 follows the other.
 """
@@ -52,118 +53,74 @@ what describes a file lies there.
 """
 TOGETHER = 64
 """Files whose ends are fetched at once."""
-PATIENCE = 5.0
-"""Seconds that h5py's lock is held for a fetch. It doubles each time."""
+_THREADS = 16
 _HELD = 8 << 20  # bytes of pieces that are not recorded, for each open file
 
 T = TypeVar("T")
 
 
-class LaterError(RemoteError):
-    """What h5py asked for is on its way, and takes long; never seen by users."""
-
-    def __init__(self, wait: Callable[[], None]) -> None:
-        super().__init__("the bytes are on their way")
-        self.wait = wait
-
-
-def patiently(function: Callable[[], T]) -> T:
-    """What a function gives that reads through h5py; it is called again when bytes have come
-    that took long.
-    """
-    while True:
-        try:
-            return function()
-        except LaterError as later:
-            wait = later.wait
-        wait()
-
-
 class _Known:
-    """What is known of a file: what h5py has read of it, and what was fetched beside that.
+    """What is known of a file: its index, what h5py has read besides, and what was fetched.
 
     Args:
-        arrays: its index, if there is one.
-        is_afresh: True if it is read past everything that is cached.
+        arrays: the index, if there is one.
+        is_afresh: True if the file is read past everything that is cached.
     """
 
     def __init__(self, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
-        empty = np.empty(0, np.int64)
-        offsets, lengths, data = (empty, empty, empty) if arrays is None else arrays[:3]
-        # of the index
-        self._ranges = coalesce(ByteRanges.in_file("", offsets, offsets + lengths), 0).ranges
-        self._edges, self._data = np.append(0, np.cumsum(self._ranges.nbytes)), memoryview(data)  # type: ignore[arg-type]
-        self._reads: dict[int, memoryview] = {}  # what was read since, by first byte
-        self._pieces: OrderedDict[int, memoryview] = OrderedDict()
-        self.doubts: dict[str, str | None] = (
-            {} if arrays is None else json.loads(arrays[3].tobytes())
-        )
         self.is_afresh = is_afresh
-        self.is_new = False
+        self.is_new = arrays is None
         self.is_recording = False
-        self.stays_open = False
-        self.ends: tuple[list[int], Future[list[memoryview | None]]] | None = None
-        """Where the pieces begin that are on their way since it was looked for, and these."""
         self.file: h5py.File | None = None
-        """What is open for as long as it stays so."""
-        self.patience = PATIENCE
+        self.doubts: dict[str, str | None] = {}
+        self._starts: list[int] = []
+        self._indexed: list[memoryview] = []
+        self._reads: dict[int, memoryview] = {}
+        self._pieces: OrderedDict[int, memoryview] = OrderedDict()
+        if arrays is not None:
+            offsets, lengths, data, doubts = arrays
+            edges = itertools.accumulate(lengths.tolist(), initial=0)
+            view: Any = memoryview(data)  # type: ignore[arg-type]
+            self._starts = offsets.tolist()
+            self._indexed = [view[first:end] for first, end in itertools.pairwise(edges)]
+            self.doubts = json.loads(doubts.tobytes())
 
     def arrays(self) -> Arrays:
         """The index: offsets and lengths, sorted, the bytes one after the other, and what speaks
         against decoding, as JSON.
         """
-        edges = self._edges.tolist()
-        parts = [self._data[first:last] for first, last in itertools.pairwise(edges)] + [
-            *self._reads.values()
-        ]
-        starts = np.array([*self._ranges.start.tolist(), *self._reads], np.int64)
-        requests = coalesce(
-            ByteRanges.in_file("", starts, starts + np.array(list(map(len, parts)), np.int64)), 0
-        )
-        sizes = requests.ranges.nbytes
-        places = starts[requests.order] - np.repeat(
-            requests.ranges.start - np.cumsum(sizes) + sizes, np.diff(requests.edges)
-        )
-        data = bytearray(int(sizes.sum()))
-        for number, place in zip(requests.order.tolist(), places.tolist(), strict=True):
-            data[place : place + len(parts[number])] = parts[number]
+        indexed = zip(self._starts, self._indexed, strict=True)
+        merged: list[tuple[int, bytearray]] = []
+        for start, data in sorted([*indexed, *self._reads.items()], key=lambda part: part[0]):
+            if merged and start <= merged[-1][0] + len(merged[-1][1]):
+                first, joined = merged[-1]
+                joined += data[first + len(joined) - start :]
+            else:
+                merged.append((start, bytearray(data)))
         return [
-            requests.ranges.start,
-            sizes,
-            np.frombuffer(data, np.uint8),
+            np.array([start for start, _ in merged], np.int64),
+            np.array([len(data) for _, data in merged], np.int64),
+            np.frombuffer(b"".join(data for _, data in merged), np.uint8),
             np.frombuffer(json.dumps(self.doubts).encode(), np.uint8),
         ]
 
-    def take_ends(self) -> None:
-        """Waits for what is on its way, outside of h5py."""
-        if self.ends is not None:
-            starts, pieces = self.ends
-            self.ends = None
-            for start, data in zip(starts, pieces.result(), strict=True):
-                self.hold(start, data or memoryview(b""))
-
-    def forget_ends(self) -> None:
-        """They are not needed any more."""
-        if self.ends is not None:
-            self.ends[1].cancel()
-            self.ends = None
-
-    def hold(self, start: int, data: memoryview) -> None:
+    def hold(self, start: int, data: memoryview | None) -> None:
         """Holds a piece for a while."""
-        self._pieces[start] = data
-        self._pieces.move_to_end(start)
+        self._pieces[start] = data or memoryview(b"")
         while sum(map(len, self._pieces.values())) > _HELD and len(self._pieces) > 1:
             self._pieces.popitem(last=False)
 
     def fill(self, start: int, out: memoryview) -> bool:
         """Copies bytes, if they are there; records them where that is wanted."""
-        at = int(self._ranges.start.searchsorted(start, "right")) - 1
-        if at >= 0 and start + len(out) <= self._ranges.stop[at]:
-            place = int(self._edges[at] + start - self._ranges.start[at])
-            out[:] = self._data[place : place + len(out)]
-            return True
-        if len(data := self._reads.get(start, b"")) >= len(out):
-            out[:] = data[: len(out)]
+        at = bisect.bisect_right(self._starts, start) - 1
+        if at >= 0:
+            first = start - self._starts[at]
+            if first + len(out) <= len(self._indexed[at]):
+                out[:] = self._indexed[at][first : first + len(out)]
+                return True
+        recorded = self._reads.get(start, b"")
+        if len(recorded) >= len(out):
+            out[:] = recorded[: len(out)]
             return True
         for first, piece in reversed(self._pieces.items()):
             if first <= start and start + len(out) <= first + len(piece):
@@ -179,13 +136,19 @@ class RemoteFile:
     """A remote file as h5py wants it: seekable, and read in one thread at a time."""
 
     def __init__(self, files: RemoteFiles, url: str, known: _Known) -> None:
-        self._files, self._url, self._known = files, url, known
-        self._size, self._at = files.version(url).size, 0
-        self._end, self._width = -1, PIECE  # of the last fetch
+        self._files = files
+        self._url = url
+        self._known = known
+        self._size = files.version(url).size
+        self._at = 0
+        self._end = -1  # of the last fetch
+        self._width = PIECE
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """h5py counts from the beginning or the end."""
-        self._at = offset + (self._size if whence == 2 else 0)
+        self._at = offset
+        if whence == 2:
+            self._at += self._size
         return self._at
 
     def tell(self) -> int:
@@ -194,8 +157,8 @@ class RemoteFile:
 
     def read(self, size: int = -1) -> bytes:
         """Bytes from the position on."""
-        stop = self._size if size < 0 else min(self._size, self._at + size)
-        buffer = bytearray(max(0, stop - self._at))
+        left = max(0, self._size - self._at)
+        buffer = bytearray(left if size < 0 else min(left, size))
         self.readinto(buffer)
         return bytes(buffer)
 
@@ -206,8 +169,8 @@ class RemoteFile:
         out = memoryview(buffer)
         try:
             inside = max(0, min(len(out), self._size - self._at))
-            if inside:
-                self._fill(self._at, out[:inside])
+            if inside and not self._known.fill(self._at, out[:inside]):
+                self._fetch(self._at, out[:inside])
             out[inside:] = bytes(len(out) - inside)
         except BaseException as error:
             remember(error)
@@ -218,36 +181,20 @@ class RemoteFile:
     def flush(self) -> None:
         """Nothing is written."""
 
-    def _fill(self, start: int, out: memoryview) -> None:
-        if self._known.fill(start, out):
-            return
-        stop, first = start + len(out), start // PIECE * PIECE
-        self._width = min(WIDEST, 2 * self._width) if first <= self._end <= stop else PIECE
+    def _fetch(self, start: int, out: memoryview) -> None:
+        """Fetches pieces that hold some bytes; see NOTE [ h5py and remote files ]."""
+        known = self._known
+        stop = start + len(out)
+        first = start // PIECE * PIECE
+        follows = first <= self._end <= stop
+        self._width = min(WIDEST, 2 * self._width) if follows else PIECE
         self._end = min(self._size, max(-(-stop // PIECE) * PIECE, first + self._width))
-        self._fetch(first, self._end)
-        if not self._known.fill(start, out):
+        with without_gc(), contextlib.ExitStack() as stack:
+            if known.is_afresh:
+                stack.enter_context(self._files.bypassing_cache())
+            known.hold(first, self._files.read(ByteRanges.of([(self._url, first, self._end)]))[0])
+        if not known.fill(start, out):
             raise FormatError(f"{redact(self._url)}: bytes {start:,} to {stop:,} did not come")
-
-    def _fetch(self, first: int, end: int) -> None:
-        """Begins to fetch bytes, and waits; see NOTE [ h5py and remote files ]."""
-        known, collects = self._known, gc.isenabled()
-        gc.disable()
-        try:
-            with self._files.bypassing_cache() if known.is_afresh else contextlib.nullcontext():
-                future = self._files.begin(ByteRanges.of([(self._url, first, end)]))
-
-            def take(patience: float | None = None) -> None:
-                known.hold(first, future.result(patience)[0] or memoryview(b""))
-
-            take(known.patience)
-        except TimeoutError as error:
-            if future.done() and future.exception() is error:
-                raise
-            known.patience *= 2
-            raise LaterError(take) from None
-        finally:
-            if collects:
-                gc.enable()
 
 
 class RemoteHDF5(HDF5Files):
@@ -260,150 +207,132 @@ class RemoteHDF5(HDF5Files):
     def __init__(self, files: RemoteFiles, kind: IndexKind) -> None:
         super().__init__(files)
         self._kind = kind
-        self._known: dict[str, _Known] = {}  # of files that are being opened
-        self._kept: list[Future[None]] = []  # indices that are on their way to the disk
+        self._here = threading.local()  # the file that a thread is opening, and what is known of it
 
-    def learn(self, paths: Sequence[str], unless: Callable[[], bool] = lambda: False) -> None:
-        learn_indexed(self.files, paths, self._kind, unless)
+    def learn(self, paths: Sequence[str]) -> None:
+        learn_indexed(self.files, paths, self._kind)
 
-    def read_each(self, paths: Sequence[str], function: Callable[[str], T]) -> list[T]:
+    def read_each(
+        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
+    ) -> list[T]:
         self.learn(paths)
         results: list[T] = []
-        # the disk takes its time, and other files are read meanwhile
-        with ThreadPoolExecutor(1, "headrace-keep-index") as keeper:
+        # the first file decides what is read of the others
+        with ThreadPoolExecutor(_THREADS if in_threads else 1, "headrace-open") as pool:
             for start in range(0, len(paths), TOGETHER):
                 urls = paths[start : start + TOGETHER]
+                each = zip(urls, self._look(urls), itertools.repeat(function))
+                if not results:
+                    results.append(self._read(*next(each)))
+                tasks = [pool.submit(self._read, *one) for one in each]
                 try:
-                    self._look(urls)
-                    results += [self._read(url, function, keeper) for url in urls]
+                    results += [task.result() for task in tasks]
                 finally:
-                    for known in self._known.values():
-                        known.forget_ends()
-                    self._known.clear()
-        kept, self._kept = self._kept, []
-        for one in kept:
-            one.result()
+                    for task in tasks:
+                        task.cancel()
         return results
 
-    def _look(self, urls: Sequence[str]) -> None:
-        """Finds their indices, or begins to fetch their ends, all at once."""
-        for url in dict.fromkeys(urls):
-            arrays, size = found_index(self.files, url, self._kind), self.files.version(url).size
-            self._known[url] = known = _Known(arrays)
-            if arrays is None:
+    def _look(self, urls: Sequence[str]) -> list[_Known]:
+        """What is known of some files: their indices, or else their ends, which are fetched
+        together.
+        """
+        every = [_Known(found_index(self.files, url, self._kind)) for url in urls]
+        ends: list[tuple[str, int, int]] = []
+        for url, known in zip(urls, every, strict=True):
+            if known.is_new:
+                size = self.files.version(url).size
                 first = min(ENDS, size)
-                ends = [(url, 0, first), (url, max(first, size - ENDS), size)]
-                known.ends = [0, ends[1][1]], self.files.begin(ByteRanges.of(ends))
+                ends += [(url, 0, first), (url, max(first, size - ENDS), size)]
+        pieces = self.files.read(ByteRanges.of(ends)) if ends else []
+        each = iter(zip(ends, pieces, strict=True))
+        for known in every:
+            if known.is_new:
+                for (_, start, _), piece in itertools.islice(each, 2):
+                    known.hold(start, piece)
+        return every
 
-    def _read(self, url: str, function: Callable[[str], T], keeper: ThreadPoolExecutor) -> T:
+    def _read(self, url: str, known: _Known, function: Callable[[str], T]) -> T:
         began = time.monotonic()
-        if url not in self._known:  # it is named twice
-            self._look([url])
-        self._known[url].take_ends()
         try:
-            result = self._recorded(url, function)
+            result = self._recorded(url, known, function)
         except (FormatError, MissingNameError, BudgetError):
             # what was read before may have been damaged on its way, or here
-            self._known[url] = _Known(is_afresh=True)
+            known = _Known(is_afresh=True)
             with self.files.bypassing_cache():
-                result = self._recorded(url, function)
-        known = self._known.pop(url)
+                result = self._recorded(url, known, function)
         if known.is_new:
-            self._kept.append(
-                keeper.submit(
-                    keep_index,
-                    self.files,
-                    url,
-                    self._kind,
-                    known.arrays(),
-                    time.monotonic() - began,
-                )
-            )
+            took = time.monotonic() - began
+            keep_index(self.files, url, self._kind, known.arrays(), took)
         return result
 
-    def _recorded(self, url: str, function: Callable[[str], T]) -> T:
+    def _recorded(self, url: str, known: _Known, function: Callable[[str], T]) -> T:
         """What a function gives; it opens the file once, however often it asks for it."""
-        known = self._known[url]
-
-        def call() -> T:
-            try:
-                return function(url)
-            finally:
-                file, known.file = known.file, None
-                if file is not None:
-                    file.close()
-
-        known.is_recording = known.stays_open = True
+        known.is_recording = True
+        self._here.opened = url, known
         try:
-            return patiently(call)
+            return function(url)
         finally:
-            known.stays_open = False
+            self._here.opened = None
+            if known.file is not None:
+                known.file.close()
+                known.file = None
 
     def arrays_of(self, url: str, function: Callable[[str], object]) -> Arrays:
         """The index of a file: what a function reads of it through h5py."""
-        known = self._known[url] = _Known()
-        try:
-            self._recorded(url, function)
-            return known.arrays()
-        finally:
-            del self._known[url]
+        known = _Known()
+        self._recorded(url, known, function)
+        return known.arrays()
+
+    def _opening(self, path: str) -> _Known | None:
+        """What is known of a file that this thread is opening; None: it is another one."""
+        url, known = getattr(self._here, "opened", None) or ("", None)
+        return known if url == path else None
 
     def open(self, path: str) -> h5py.File:
-        """As there, and a `LaterError` where it takes long: see `patiently`."""
-        if path not in self._known:
-            self._look([path])
-        known = self._known[path]
-        known.take_ends()
+        known = self._opening(path) or self._look([path])[0]
         with asking("h5py", redact(path)):
             try:
-                file = h5py.File(RemoteFile(self.files, path, known), "r")
+                return h5py.File(RemoteFile(self.files, path, known), "r")
             except OSError as error:
                 if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
                     raise
                 raise not_whole(path, error) from error
-        # after a LaterError it is known still: what has come by then would have to come again
-        if not known.stays_open:
-            del self._known[path]
-        return file
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[h5py.File]:
-        known = self._known.get(path)
-        with contextlib.ExitStack() as stack:
-            if known is None or not known.stays_open:
-                file = stack.enter_context(self.open(path))
-            else:
-                file = known.file = known.file or self.open(path)
-            with asking("h5py", redact(path)):
+        known = self._opening(path)
+        if known is None:
+            with super().reading(path) as file:
                 yield file
+            return
+        known.file = known.file or self.open(path)
+        with asking("h5py", redact(path)):
+            yield known.file
 
     def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
-        if (out := leads_out(file, name)) is not None:  # perhaps to a file of this machine
-            part, link, _ = out
+        out = leads_out(file, name)
+        if out is not None:  # perhaps to a file of this machine
             raise other_file(
-                f"{redact(path)}: the link {part!r} on the way to {name!r} leads into "
-                f"{redact(link.filename)!r}"
+                f"{redact(path)}: the link {out[0]!r} on the way to {name!r} leads into "
+                f"{redact(out[1].filename)!r}"
             )
         return super().dataset(file, name, path)
 
-    def is_indexed(self, path: str) -> bool:
-        return path not in self._known or not self._known[path].is_new
-
     def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
-        known = self._known.get(path)
+        known = self._opening(path)
         if known is None:
             return find()
         if name not in known.doubts:
-            was, known.is_recording = known.is_recording, False
+            known.is_recording = False
             try:
                 known.doubts[name] = find()
             finally:
-                known.is_recording = was
+                known.is_recording = True
             known.is_new = True
         return known.doubts[name]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_kept": []}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteHDF5, (self.files, self._kind)
 
 
 def other_file(what: str) -> FormatError:
