@@ -86,14 +86,12 @@ INSIDE = {
     "previewing": "batch panels table sheet",
     "io/resolve": "contents expressions folders file_set local remote packs resolver",
     "storage/arrays": """
-        codecs compressors patches values chunks reader spans axes gather rows decoded
-        packed packed_rows volumes
+        codecs compressors patches values chunks packed reader rows volumes
     """,
     "storage/sparse": "rows matrix frames join source opening",
     "storage/episodes": "windows source find",
     "storage/hdf5": """
-        kind filters times probe files remote links conventions chunks layouts packed
-        rows tree
+        kind filters probe files remote links conventions chunks packed rows tree
     """,
     "storage/zarr": """
         layout store kind zips stores library_store library ome shards rows volumes

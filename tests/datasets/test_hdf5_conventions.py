@@ -1,4 +1,4 @@
-"""HDF5Dataset along other axes, and on files as netCDF-4 and MATLAB 7.3 lay them out."""
+"""HDF5Dataset along other axes, and on files as netCDF-4 lays them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, FormatError, HDF5Dataset, pack, read_rows
+from headrace import ConfigError, HDF5Dataset, pack, read_rows
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
@@ -41,17 +41,16 @@ def test_samples_along_any_axis(
     # how many bytes of a contiguous array are read at once
     bands = [(1 << 20, 1 << 20), (200, 1 << 20), (1, 1)]
     for band, least in bands[: 1 if layout else 3]:
-        monkeypatch.setattr("headrace.storage.arrays.axes._BAND", band)
-        monkeypatch.setattr("headrace.storage.arrays.axes._WHOLE", least)
-        for axis, is_reversed in ((0, False), (0, True), (1, False), (2, False), (-1, True)):
-            whole = np.moveaxis(rows.T if is_reversed else rows, axis, 0)
+        monkeypatch.setattr("headrace.storage.arrays.chunks._BAND", band)
+        monkeypatch.setattr("headrace.storage.arrays.chunks._WHOLE", least)
+        for axis in (0, 1, -1):
+            whole = np.moveaxis(rows, axis, 0)
             for direct in (True, False):
-                options: dict[str, Any] = {"axis": axis, "reverse_axes": is_reversed}
-                with HDF5Dataset(path, direct=direct, **options) as dataset:
+                with HDF5Dataset(path, direct=direct, axis=axis) as dataset:
                     assert len(dataset) == len(whole)
                     for indices in ([0], [len(whole) - 1, 3, 3, 0], list(range(len(whole)))):
                         found = torch.stack(dataset.__getitems__(indices))
-                        assert same(found, torch.from_numpy(whole[indices])), (band, options)
+                        assert same(found, torch.from_numpy(whole[indices])), (band, axis)
                     assert np.array_equal(
                         read_rows(dataset, None, slice(None, None, 2)), whole[::2]
                     )
@@ -79,7 +78,6 @@ def test_axes_that_are_not_there(tmp_path: Path) -> None:
         ({"dataset_name": "words", "axis": 1}, "words"),
         ({"axis": 1.0}, "axis"),
         ({"axis": True}, "axis"),
-        ({"reverse_axes": 1}, "reverse_axes"),
         ({"decode_cf": "yes"}, "decode_cf"),
     ]
     for options, named in cases:
@@ -151,11 +149,9 @@ def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
     folder = tmp_path / "served"
     folder.mkdir()
     write_netcdf(folder / "a.nc")
-    write_matlab(folder / "c.mat")
     cases: list[tuple[str, dict[str, Any]]] = [
         ("a.nc", {"dataset_name": "t2m", "decode_cf": True, "axis": "lat"}),
         ("a.nc", {"dataset_name": ["t2m", "words"], "decode_cf": True, "target_name": "time"}),
-        ("c.mat", {"dataset_name": "X", "reverse_axes": True, "axis": 1, "target_name": None}),
     ]
     with RangeServer(folder) as server:
         for number, (name, options) in enumerate(cases):
@@ -167,43 +163,3 @@ def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
                     list(loader_of(one, collate_fn="list", shuffle="block")) for one in (far, near)
                 ]
                 assert str(batches[0]) == str(batches[1]), (name, options)
-
-
-# -- MATLAB 7.3
-
-
-def write_matlab(path: Path) -> np.ndarray[Any, Any]:
-    """X = reshape(0:839, 7, 6, 20); y = (1:20)'; and what can't be read."""
-    x = np.arange(840.0).reshape(20, 6, 7)
-    plain = {"X": x, "y": np.arange(20.0)[None], "none": np.array([0, 3], "u8")}
-    with h5py.File(path, "w", userblock_size=512) as file:
-        for name, values in plain.items():
-            file.create_dataset(name, data=values).attrs["MATLAB_class"] = np.bytes_("double")
-        file["none"].attrs["MATLAB_empty"] = np.uint8(1)
-        cells = file.create_dataset("cells", (3, 1), h5py.ref_dtype)
-        cells[:] = [[file["X"].ref]] * 3
-        cells.attrs["MATLAB_class"] = np.bytes_("cell")
-        file["record/weights"] = np.zeros((3, 1))
-        file["record"].attrs["MATLAB_class"] = np.bytes_("struct")
-        file["sparse/data"] = np.zeros(3)
-        file["sparse"].attrs["MATLAB_sparse"] = np.uint64(5)
-        file["sparse"].attrs["MATLAB_class"] = np.bytes_("double")
-    return x.T
-
-
-def test_arrays_of_matlab(tmp_path: Path) -> None:
-    path = tmp_path / "a.mat"
-    x = write_matlab(path)  # 7 x 6 x 20, as MATLAB shows it
-    with HDF5Dataset(path, "X", reverse_axes=True, axis=-1, target_name="y") as images:
-        assert np.array_equal(np.stack([image for image, _ in images]), np.moveaxis(x, -1, 0))
-        assert [target for _, target in images] == list(range(20))
-    with HDF5Dataset(path, "X", reverse_axes=True) as rows, HDF5Dataset(path, "X") as plain:
-        assert np.array_equal(rows_of(rows), x) and np.array_equal(plain[3], x.T[3])
-    for name, named in (
-        ("cells", r"'cells' .*cat\(4, images\{:\}\)"),
-        ("record", "'record' .*weights"),
-        ("sparse", r"'sparse' .*full\(x\)"),
-        ("none", r"'none' .*\[0, 3\]"),
-    ):
-        with pytest.raises(FormatError, match=named):
-            HDF5Dataset(path, name)

@@ -100,22 +100,10 @@ def pytables(folder: Path) -> Expected:
         flag = tables.BoolCol()
         name = tables.StringCol(9)
         number = tables.Float64Col(shape=(2, 3))
-        when = tables.Time32Col()
 
         class inner(tables.IsDescription):  # type: ignore[misc]
             z = tables.ComplexCol(16)
             small = tables.Int8Col()
-
-    class Dated(tables.IsDescription):  # type: ignore[misc]
-        when = tables.Time64Col(pos=0)
-        both = tables.Time64Col(shape=(2,), pos=1)
-
-        class inner(tables.IsDescription):  # type: ignore[misc]
-            _v_pos = 2
-            end = tables.Time64Col()
-
-        day = tables.Time32Col(pos=3)
-        name = tables.StringCol(5, pos=4)
 
     rows = np.zeros(N, tables.dtype_from_descr(Row))
     rows["flag"], rows["name"] = np.arange(N) % 3 == 0, [f"n{i}".encode() for i in range(N)]
@@ -155,23 +143,6 @@ def pytables(folder: Path) -> Expected:
         arrays[:] = numbers(3, 2)
         colours = tables.EnumAtom(tables.Enum({"red": 0, "green": 1}), "red", base="uint8")
         carray("colours", colours)[:] = (np.arange(N) % 2).astype("u1")
-        times = 1.7e9 + np.random.default_rng(1).uniform(-2e9, 4e8, N).round(6)
-        file.create_table("/", "dated", Dated).append(
-            [(when, (when, -when), (when,), int(when), f"t{i}") for i, when in enumerate(times)]
-        )
-        file.create_table("/", "backwards", Dated, byteorder="big").append(
-            [(one, (one, 0.5), (one,), 7, "x") for one in times]
-        )
-        carray("when", tables.Time64Atom(), chunkshape=(8,))[:] = times
-        gaps = {"chunkshape": (4, 2), "filters": tables.Filters(1)}
-        carray("whens", tables.Time64Atom(dflt=0.5), 2, **gaps)[:9] = 2.25
-        spans = carray("spans", tables.Time64Atom(shape=(2,)), chunkshape=(4,))
-        spans[:] = np.stack([times, -times], 1)
-        carray("seconds", tables.Time32Atom())[:] = times.astype("i4")
-        moments = file.create_earray("/", "moments", tables.Time64Atom(), (0, 2))
-        moments.append(np.stack([times, times / 2], 1))
-        file.create_array("/", "as_floats", atom=tables.Time64Atom(), shape=(N,))[:] = times
-        file.create_vlarray("/", "whens of any number", tables.Time64Atom()).append(times[:3])
     found: Expected = {}
     with tables.open_file(folder / "a.h5") as file:
         for node in file.walk_nodes("/"):

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
 FILES = {
     "netcdf4": ("netCDF4", 19),
-    "pytables": ("tables", 29),
+    "pytables": ("tables", 20),
 }
 """Package and least number of arrays of each kind of foreign_files.py."""
 TABLES = {"xarray": ("netCDF4", 60)}

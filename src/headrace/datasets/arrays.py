@@ -14,7 +14,6 @@ from headrace.core.decoder import Decoder
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.storage.concat import ConcatSource
@@ -121,8 +120,7 @@ def joined_rows(
     cast_to = dtype_named(dtype)
     first = sources[0]
     # what was packed as bytes: "bytes" or "str"
-    infos = [one.of_samples if isinstance(one, PackedSource) else None for one in sources]
-    values = [None if info is None else info.values for info in infos]
+    values = [None if one.of_samples is None else one.of_samples.values for one in sources]
     for other, kind in zip(sources, values, strict=True):
         rows = (other.rows_are, kind)
         if rows != (first.rows_are, values[0]):

@@ -22,11 +22,10 @@ from headrace.datasets.arrays import (
 from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
-from headrace.storage.arrays.axes import checked_axis
 from headrace.storage.arrays.packed import DATA
+from headrace.storage.arrays.rows import checked_axis
 from headrace.storage.hdf5.files import only_dataset
-from headrace.storage.hdf5.layouts import KeptLayouts
-from headrace.storage.hdf5.rows import HDF5Source, Interpretation, OpenHDF5, open_files
+from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 from headrace.storage.hdf5.tree import HDF5Tree
 from headrace.storage.sparse.frames import Column, column_of_group
 
@@ -55,8 +54,6 @@ class HDF5Dataset(ArrayDataset):
         axis: the sample axis: its number, negative from the end, or, if the axes have names
             (netCDF-4), its name. All chunks that a sample crosses are read. Default: the first
             axis.
-        reverse_axes: reverse the order of the axes, as MATLAB shows arrays of version 7.3. `axis`
-            then refers to the reversed order, and its default is the first of these axes.
         decode_cf: unpack netCDF numbers with ``scale_factor`` and ``add_offset``, and replace
             ``_FillValue`` and ``missing_value`` by NaN, with the dtypes of xarray. Characters along
             a last axis are joined to strings.
@@ -72,7 +69,7 @@ class HDF5Dataset(ArrayDataset):
     Raises:
         ConfigError: paths and URLs are mixed, or a dtype, encoding or axis is invalid.
         DataNotFoundError, FormatError: a file does not exist; it is not an HDF5 file; or its data
-            can't be samples (a single value, references, a MATLAB cell array).
+            can't be samples (a single value, references).
         AccessError, RemoteError: a file is not readable; a request to a server failed.
         MissingNameError: there is no such dataset, or there are several and no name was given; the
             message lists them.
@@ -90,7 +87,6 @@ class HDF5Dataset(ArrayDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: DTypeArgument | None = None,
         axis: int | str = 0,
-        reverse_axes: bool = False,
         decode_cf: bool = False,
         direct: bool = True,
         encoding: str | None = "utf-8",
@@ -101,32 +97,30 @@ class HDF5Dataset(ArrayDataset):
         names: Any = checked_names(dataset_name, target_name)
         codec = _encoding_named(encoding)
         axis = checked_axis(axis)
-        check_flag("reverse_axes", reverse_axes)
         check_flag("decode_cf", decode_cf)
-        how = Interpretation(axis, reverse_axes, decode_cf)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
 
-        # of a remote file perhaps called again
         def source_of(path: str) -> tuple[HDF5Source, Any]:
             nonlocal names
             if names is None:
                 with opened.hdf5.reading(path) as file:
                     names = only_dataset(file, path, DATA, target_name)
             source = HDF5Source(
-                path, names, direct=direct, cache_dir=reach.cache_dir, opened=opened, how=how
+                path,
+                names,
+                direct=direct,
+                cache_dir=reach.cache_dir,
+                opened=opened,
+                axis=axis,
+                decode_cf=decode_cf,
             )
             if target_name is None:
                 return source, None
             return source, _targets(source, target_name, path, opened)
 
-        if opened.files.is_remote:
-            asked = [names, target_name, direct, *how]
-            kept = KeptLayouts(opened.files, paths, asked, reach.cache_dir)
-            is_one = not isinstance(names, tuple)
-            sources, columns = _by_layouts(opened, paths, source_of, kept, is_one)
-        else:
-            sources, columns = zip(*opened.hdf5.read_each(paths, source_of), strict=True)
+        found = opened.hdf5.read_each(paths, source_of, in_threads=True)
+        sources, columns = zip(*found, strict=True)
         source, rows = joined_rows(sources, dtype, codec)
         targets = None
         if target_name is not None:
@@ -140,33 +134,6 @@ class HDF5Dataset(ArrayDataset):
             loading_mode=loading_mode,
             **common,
         )
-
-
-def _by_layouts(
-    opened: OpenHDF5,
-    paths: list[str],
-    source_of: Callable[[str], tuple[HDF5Source, Any]],
-    kept: KeptLayouts,
-    is_one: bool,
-) -> tuple[Sequence[HDF5Source], Sequence[Any]]:
-    """The sources of some files, and their targets: by their layouts where these are kept, else as
-    `source_of` gives them of each.
-    """
-    opened.hdf5.learn(paths, unless=kept.are_kept)
-    found = kept.load()
-    sources: Sequence[HDF5Source]
-    columns: Any
-    if found is not None:
-        layouts, columns = found
-        sources = [
-            HDF5Source.of_layouts(path, layout, is_one, opened)
-            for path, layout in zip(paths, layouts, strict=True)
-        ]
-        return sources, [None] * len(paths) if columns is None else columns
-    sources, columns = zip(*opened.hdf5.read_each(paths, source_of), strict=True)
-    if not any(isinstance(column, Column) for column in columns):
-        kept.keep([source.layouts() for source in sources], columns)
-    return sources, columns
 
 
 def _targets(

@@ -64,7 +64,6 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     target_name: str | Sequence[str] | None  # of arrays: a str
     dtype: DTypeArgument | Mapping[str, DTypeArgument] | None  # of several: of episodes
     axis: int | str
-    reverse_axes: bool
     decode_cf: bool
     direct: bool
     patch_shape: Extents | int | None

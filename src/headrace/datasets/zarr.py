@@ -23,7 +23,7 @@ from headrace.datasets.arrays import (
 from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
-from headrace.storage.arrays.axes import checked_axis
+from headrace.storage.arrays.rows import checked_axis
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, column_of_group

@@ -41,9 +41,9 @@ from headrace.storage.arrays.packed import (
     PackedInfo,
     crc_of,
 )
-from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.files import FilesSource
+from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]
@@ -141,12 +141,12 @@ def are_files(source: Any) -> bool:
     return isinstance(source, FilesSource | PairedSource)
 
 
-def files_of(source: Any) -> list[PackedSource]:
+def files_of(source: Any) -> list[HDF5Source]:
     """The sources of rows, or of what was packed, that a source consists of; []: it is another
     one.
     """
     each = source.sources if isinstance(source, ConcatSource) else [source]
-    return list(each) if all(isinstance(one, PackedSource) for one in each) else []
+    return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
 
 
 def is_encoded(dataset: BaseDataset) -> bool:
@@ -157,12 +157,12 @@ def is_encoded(dataset: BaseDataset) -> bool:
     return are_files(source) or _are_encoded(files_of(source))
 
 
-def _are_encoded(files: Sequence[PackedSource]) -> bool:
+def _are_encoded(files: Sequence[HDF5Source]) -> bool:
     packed = packed_info_of(files)
     return packed is not None and packed.store == "encoded"
 
 
-def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
+def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
     """What packed files say of themselves, as the first of them does; None: some are none, or
     were packed in another way.
     """
@@ -172,7 +172,7 @@ def packed_info_of(files: Sequence[PackedSource]) -> PackedInfo | None:
     return first if len(ways) == 1 else None
 
 
-def _spec_of(files: Sequence[PackedSource]) -> ArraySpec | None:
+def _spec_of(files: Sequence[HDF5Source]) -> ArraySpec | None:
     specs = [one.array_spec for one in files]
     return specs[0] if all(spec == specs[0] for spec in specs) else None
 
@@ -256,7 +256,7 @@ def make_plan(
     return Plan(info, shape, dtype, sizes, read_sizes, columns)
 
 
-def _packed_sizes(files: Sequence[PackedSource]) -> IntArray:
+def _packed_sizes(files: Sequence[HDF5Source]) -> IntArray:
     return np.concatenate([one.image_sizes() if one.gives_images else one.sizes() for one in files])
 
 
@@ -316,7 +316,7 @@ def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
 
 
 def _row(
-    dataset: BaseDataset, files: Sequence[PackedSource], encoded: bool, rows: Rows | None
+    dataset: BaseDataset, files: Sequence[HDF5Source], encoded: bool, rows: Rows | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of a decoded sample."""
     if rows is not None:

@@ -36,7 +36,6 @@ from headrace.io.resolve.resolver import kind_of, resolve
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest, usable_cpus
 from headrace.storage.arrays.packed import DATA
-from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.hdf5.files import only_dataset
@@ -232,7 +231,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
 def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
     sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
     first = sources[0]
-    if isinstance(first, PackedSource) and first.is_flat:
+    if isinstance(first, HDF5Source) and first.is_flat:
         raise FormatError(
             f"{first.path}: {first.name!r} holds samples of several lengths, one after the other: "
             "open it with headrace.open_dataset"

@@ -18,7 +18,6 @@ from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.describe import Column
 
 NodeKind = Literal["group", "array"]
@@ -98,7 +97,7 @@ class Tree(ABC):
         """
 
     @abstractmethod
-    def spans(self, name: str) -> tuple[SpanReader, int | None]:
+    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
         """Reads spans of an array of numbers; and the length of its chunks, None if it has none.
 
         Raises:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from h5py._objects import phil
 
+from headrace import HDF5Dataset, StreamingDataset
 from headrace.errors import (
     AccessError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     MissingNameError,
     RemoteError,
@@ -82,9 +84,6 @@ def ranges(server: RangeServer) -> list[Any]:
     return found
 
 
-# -- what is held
-
-
 # -- the index
 
 
@@ -112,40 +111,63 @@ def test_an_index_beside_a_file_is_of_all_its_datasets(
         source_of(opened_of(), server.url + "/b.h5", "other")
 
 
-# -- h5py's lock
+# -- many files
 
 
-def test_a_server_that_takes_longer_than_the_lock_is_held(
-    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any
+@pytest.fixture
+def shards(server: RangeServer, folder: Path, tmp_path: Path) -> list[str]:
+    made = folder / tmp_path.name
+    made.mkdir()
+    for number in range(5):
+        with h5py.File(made / f"{number}.h5", "w") as file:
+            rows = np.full((60, 40), number, np.int32)
+            file.create_dataset("raw", data=rows)
+            file.create_dataset("packed", data=rows, chunks=(8, 40), compression="gzip")
+            file["targets"] = np.arange(60)
+    return [f"{server.url}/{made.name}/{number}.h5" for number in range(5)]
+
+
+def test_many_files_are_opened_at_once(
+    server: RangeServer, shards: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hdf5_far, "PATIENCE", 0.001)
-    server.set(latency=0.01)
-    for name in ("packed", *BY_H5PY):
-        opened = opened_of(cache_dir=folder / name.replace("/", "-"))
-        far = source_of(opened, server.url + "/a.h5", name)
-        near = HDF5Source(folder / "a.h5", name)
-        np.testing.assert_equal(far.read([3, 290]), near.read([3, 290]))
+    """In threads, while garbage is not collected: it would need h5py's lock."""
+    server.set(latency=0.05)
+    for attempt in range(2):
+        server.counts()
+        with HDF5Dataset(
+            shards * 2, "packed", target_name="targets", cache_dir=tmp_path / "cache"
+        ) as far:
+            assert bool(ranges(server)) != bool(attempt)
+            assert [int(far[60 * number][0][0]) for number in range(10)] == [0, 1, 2, 3, 4] * 2
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("name", ["packed", "library"])
-def test_who_fetches_may_need_the_lock_of_who_waits(
-    server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, name: str
+def test_a_bad_file_among_others_leaves_nothing_running(
+    folder: Path, shards: list[str], tmp_path: Path
 ) -> None:
-    """So it would be if an h5py object were collected in the connections' thread: it goes on
-    when the lock is given back.
-    """
-    monkeypatch.setattr(hdf5_far, "PATIENCE", 0.05)
-    opened = opened_of()
-    read = opened.files.read
+    """The index of the one before it is kept."""
+    (folder / tmp_path.name / "1.h5").write_bytes(b"no HDF5 file" * 100)
+    with pytest.raises(FormatError, match=r"http://.*/1\.h5"):
+        HDF5Dataset(shards[:2], "raw", cache_dir=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("headrace-open")]
 
-    def locked(spans: Any) -> Any:
-        with phil:
-            return read(spans)
 
-    monkeypatch.setattr(opened.files, "read", locked)
-    far = source_of(opened, server.url + "/a.h5", name)
-    np.testing.assert_equal(far.read([3, 290]), HDF5Source(folder / "a.h5", name).read([3, 290]))
+@pytest.mark.falls_back
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_shard_replaced_while_it_streams(
+    folder: Path, shards: list[str], make_loader: Any, tmp_path: Path, workers: int
+) -> None:
+    options: dict[str, Any] = {"dataset_name": "raw", "cache_dir": tmp_path / "cache"}
+    for number in (0, 2):
+        far = StreamingDataset(shards[:3], **options)
+        with h5py.File(folder / tmp_path.name / f"{number}.h5", "w") as file:
+            file["raw"] = np.zeros((60, 40), np.int32)
+        loader = make_loader(far, batch_size=4, num_workers=workers, shuffle="block")
+        with pytest.raises(FileChangedError, match=rf"http://.*/{number}\.h5"):
+            list(loader)
+        StreamingDataset(shards[:3], **options).close()
 
 
 # -- errors

@@ -100,9 +100,9 @@ def test_what_is_read_afresh_is_decoded_afresh(tmp_path: Path) -> None:
     sources.hold_chunks(1 << 20)
     for source in sources.sources:
         source.read([0])
-        held = source._opened.chunks.get((f"{path}\0x", 0))
+        (held,) = source._opened.chunks.get_many(f"{path}\0x", [0])
         assert held is not None
-        held[...] = 99
+        held.chunk[...] = 99
     assert (sources.read([1, N + 1])[1] == 99).all()
     assert np.array_equal(sources.read_afresh([2, N + 2]), expected)
     sources.close()

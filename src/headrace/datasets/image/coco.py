@@ -31,7 +31,7 @@ from headrace.storage.arrays.packed import (
 )
 
 if TYPE_CHECKING:
-    from headrace.storage.arrays.packed_rows import PackedSource
+    from headrace.storage.hdf5.rows import HDF5Source
 
 
 class FlatTargets(TargetSequence):
@@ -179,7 +179,7 @@ class CocoTargets(FlatTargets):
         return columns
 
     @classmethod
-    def of_packs(cls, sources: Sequence[PackedSource], class_to_idx: dict[str, int]) -> CocoTargets:
+    def of_packs(cls, sources: Sequence[HDF5Source], class_to_idx: dict[str, int]) -> CocoTargets:
         """Those of packed files, one after the other.
 
         Raises:

@@ -40,9 +40,9 @@ from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
 
 if TYPE_CHECKING:
-    from headrace.storage.arrays.packed_rows import PackedSource
+    from headrace.storage.hdf5.rows import HDF5Source
 
-    ImageSource = FilesSource | PairedSource | PackedSource | ConcatSource[PackedSource]
+    ImageSource = FilesSource | PairedSource | HDF5Source | ConcatSource[HDF5Source]
 
 
 def open_images(
@@ -119,7 +119,7 @@ def _with_targets(
 
 def _open_packed(
     data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions
-) -> tuple[PackedSource | ConcatSource[PackedSource], Labels]:
+) -> tuple[HDF5Source | ConcatSource[HDF5Source], Labels]:
     """The images in packed files, and their targets.
 
     Raises:
@@ -150,7 +150,7 @@ def _open_packed(
                 "classes, sizes or colours, or only one holds targets: pack them from one "
                 "dataset, or pass targets=None"
             )
-    whole: PackedSource | ConcatSource[PackedSource] = first
+    whole: HDF5Source | ConcatSource[HDF5Source] = first
     if len(sources) > 1:
         whole = ConcatSource(sources)
     kept = info.image.get("targets")
@@ -183,8 +183,8 @@ def _open_packed(
 
 
 def _opened(
-    path: str, source_of: Callable[[str], PackedSource], wanted: Wanted
-) -> tuple[PackedSource, npt.NDArray[Any] | None]:
+    path: str, source_of: Callable[[str], HDF5Source], wanted: Wanted
+) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
     """A packed file, and its targets where they are wanted."""
     foreign = FormatError(
         f"{redact(path)} holds no images that headrace packed: open it with HDF5Dataset(path, "
@@ -200,14 +200,14 @@ def _opened(
     return source, source.column(TARGETS) if has_targets else None
 
 
-def _common(source: PackedSource) -> tuple[Any, ...]:
+def _common(source: HDF5Source) -> tuple[Any, ...]:
     """What the files of one dataset have in common."""
     info = source.info
     assert info is not None
     return info.store, info.image, info.classes, info.target_columns, source.rows_are
 
 
-def first_packed(source: ImageSource) -> PackedSource | None:
+def first_packed(source: ImageSource) -> HDF5Source | None:
     """The packed file, or the first of several; None: images are files of their own."""
     first = source.sources[0] if isinstance(source, ConcatSource) else source
     if isinstance(first, (FilesSource, PairedSource)):

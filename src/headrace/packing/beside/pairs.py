@@ -25,8 +25,8 @@ from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.packing.beside.targets import crc_of_columns, target_arrays
 from headrace.packing.options import Check
 from headrace.storage.arrays.packed import BOXES, IMAGE, MASK, MASK_STARTS, MASKS
-from headrace.storage.arrays.packed_rows import PackedSource
 from headrace.storage.files import FilesSource
+from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.pairs import PairedSource
 
 Column = npt.NDArray[Any]
@@ -54,7 +54,7 @@ def said_of(dataset: BaseDataset) -> dict[str, Any]:
     return {"targets": BOXES, "class_ids": list(boxes.class_to_idx.values())}
 
 
-def image_sizes(dataset: BaseDataset, files: Sequence[PackedSource], chosen: IntArray) -> IntArray:
+def image_sizes(dataset: BaseDataset, files: Sequence[HDF5Source], chosen: IntArray) -> IntArray:
     """Bytes of each image without its mask ([n] int64).
 
     Args:
@@ -102,7 +102,7 @@ def box_columns(dataset: BaseDataset, are_resized: bool) -> dict[str, Column]:
 
 
 def row_dtype(
-    dataset: ImageDataset, files: Sequence[PackedSource], size: tuple[int, int]
+    dataset: ImageDataset, files: Sequence[HDF5Source], size: tuple[int, int]
 ) -> np.dtype[Any]:
     """The dtype of a row of pixels and their mask: that of masks is the first one's.
 

@@ -126,7 +126,9 @@ class ChunkIndex(ABC):
         """
         raise NotImplementedError
 
-    def read_files_into(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+    def read_files_into(
+        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
+    ) -> list[int]:
         """As `read_files`, into buffers of the chunks' length: [n] bytes of each, -1 for what was
         never written; one that has another length than its buffer is not read.
         """
@@ -329,7 +331,9 @@ class DirectChunks(Chunks):
             raise self._wrong_length(int(numbers[at]), int(ranges.nbytes[at]))
         return ranges
 
-    def read_raw_files(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+    def read_raw_files(
+        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
+    ) -> list[int]:
         """Fills a buffer with each chunk, as it lies in its file.
 
         Returns:
@@ -344,9 +348,9 @@ class DirectChunks(Chunks):
             if size == self.nbytes:
                 continue
             if size >= 0:
-                raise self._wrong_length(numbers[at], size)
+                raise self._wrong_length(int(numbers[at]), size)
             if self._required:
-                raise self._missing(numbers[at])
+                raise self._missing(int(numbers[at]))
             missing.append(at)
         return missing
 
@@ -398,7 +402,9 @@ class _RawRows(DirectChunks):
 class Rechunked(Chunks):
     """Chunks of an array that are made of those of another one, which have the same numbers."""
 
-    def __init__(self, whole: Chunks, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any) -> None:
+    def __init__(
+        self, whole: Chunks, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any
+    ) -> None:
         super().__init__(grid, dtype, how, fill)
         self.whole: Chunks = whole
         self.is_direct: bool = whole.is_direct
@@ -426,7 +432,11 @@ class AxisChunks(Rechunked):
     """
 
     def __init__(self, whole: Chunks, axis: int) -> None:
-        if isinstance(whole, DirectChunks) and whole.is_raw and whole.grid.chunks == whole.grid.shape:
+        if (
+            isinstance(whole, DirectChunks)
+            and whole.is_raw
+            and whole.grid.chunks == whole.grid.shape
+        ):
             whole = _Bands(whole, axis)
         self._axis = axis
         grid = Grid(*(_moved(extents, axis) for extents in whole.grid))

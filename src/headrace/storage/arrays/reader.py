@@ -156,7 +156,7 @@ def visit(
     chunks: Chunks,
     cache: ChunkCache,
     key: str,
-    numbers: Sequence[int],
+    numbers: Sequence[int] | IntArray,
     used: Sequence[int] | None,
     use: Use,
     run: Map,
@@ -366,14 +366,21 @@ class ArrayReader:
             boxes = [row_at(outs, number)[np.newaxis] for number in range(len(rows))]
             self._read_boxes(self._rows, corners, boxes, run, are_rows=True)
             return
+        clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
+        fill = self.chunks.fill
+        if grid.chunks[0] == 1:
+
+            def use_row(at: int, chunk: npt.NDArray[Any] | None) -> None:
+                row_at(outs, at)[...] = fill if chunk is None else chunk[(0, *clip)]
+
+            self.counts += visit(self._rows, self.cache, self.key, rows, None, use_row, run)
+            return
         bands, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
         order = bands.argsort(kind="stable")
         bands = bands[order]
         edges = [0, *(np.flatnonzero(bands[1:] != bands[:-1]) + 1).tolist(), len(order)]
         places = order.tolist()
         inner_rows = within[order].tolist()
-        clip = tuple(slice(0, extent) for extent in grid.shape[1:])
-        fill = self.chunks.fill
 
         def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
             first, end = edges[at], edges[at + 1]
@@ -385,7 +392,7 @@ class ArrayReader:
                 row_at(outs, place)[...] = fill if chunk is None else chunk[(row, *clip)]
 
         numbers = bands[edges[:-1]].tolist()
-        used = np.diff(edges).tolist() if self._rows.decodes and grid.chunks[0] > 1 else None
+        used = np.diff(edges).tolist() if self._rows.decodes else None
         self.counts += visit(self._rows, self.cache, self.key, numbers, used, use, run)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
@@ -488,9 +495,7 @@ class ArrayReader:
 
     # -- rows that lie as they are
 
-    def _read_raw_rows(
-        self, raw: DirectChunks, rows: Sequence[int] | IntArray, outs: Rows
-    ) -> None:
+    def _read_raw_rows(self, raw: DirectChunks, rows: Sequence[int] | IntArray, outs: Rows) -> None:
         if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
             whole = bytes_of(outs)
             nbytes = raw.nbytes

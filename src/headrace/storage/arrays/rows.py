@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import BudgetError, FormatError, HeadraceError
+from headrace.errors import BudgetError, ConfigError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import COUNTABLE, shown_array
-from headrace.storage.arrays.gather import gather
+from headrace.storage.arrays.packed import PackedInfo
 from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
 from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
@@ -32,6 +32,44 @@ _MOST_BLOCKS = 1 << 28
 def layout_fingerprint(layout: list[Any]) -> str:
     """A hash of name, shape, dtype (``dtype.str``) and chunks of an array, or of several arrays."""
     return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+
+def checked_axis(axis: Any) -> int | str:
+    """An axis as an argument gives it: its number, or its name.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(axis, (int, np.integer)) and not isinstance(axis, bool):
+        return int(axis)
+    if not isinstance(axis, str) or not axis:
+        raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
+    return axis
+
+
+def axis_number(axis: int | str, shape: Sequence[int], names: Sequence[str], where: str) -> int:
+    """The number of an axis that is given by its number, from the end too, or by its name.
+
+    Args:
+        axis: the number or name.
+        shape, names: of the array and its axes; "" where one has none.
+        where: the array, for messages.
+
+    Raises:
+        ConfigError: there is no such axis.
+    """
+    if isinstance(axis, str):
+        if axis not in names:
+            told = ", ".join(map(repr, names)) if any(names) else "none has a name"
+            raise ConfigError(
+                f"axis={axis!r}: {where} has no axis of that name; its axes are: {told}"
+            )
+        return list(names).index(axis)
+    if not -len(shape) <= axis < len(shape):
+        raise ConfigError(
+            f"axis={axis}: {where} has shape {list(shape)}, and so the axes 0 to {len(shape) - 1}"
+        )
+    return int(axis % len(shape))
 
 
 class LibraryRows(ABC):
@@ -110,11 +148,14 @@ class ArraysSource(ReadersSource):
     Attributes:
         shape, dtype: of the (first) array, rows included.
         dtypes: of each, by name.
+        of_samples: what the pack says of itself whose samples the rows are; None: there is none.
 
     Raises:
         FormatError: arrays don't fit one another, or have more rows or chunks than can be counted.
         BudgetError: a row does not fit memory.
     """
+
+    of_samples: PackedInfo | None = None
 
     def __init__(
         self,
@@ -140,7 +181,9 @@ class ArraysSource(ReadersSource):
             math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers
         )
         for one, field in fields.items():
-            across = field.across if isinstance(field, ArrayReader) and all(field.shape) else 1
+            across = 1
+            if isinstance(field, ArrayReader) and all(field.shape):
+                across = field.chunks.grid.inner
             if field.shape[0] * across > COUNTABLE:
                 raise FormatError(
                     f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be "
@@ -220,7 +263,7 @@ class ArraysSource(ReadersSource):
         """
         field = self._first
         assert isinstance(field, ArrayReader)
-        gather(field, rows, out, run)
+        field.gather(rows, out, run)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         columns = [self._read_field(field, indices) for field in self._fields.values()]
@@ -295,7 +338,8 @@ class ArraysSource(ReadersSource):
         cached = [reader for reader in self._readers if reader.caches_chunks]
         tallest = self._rows_a_block(0) if cached else 1
         return sum(
-            reader.chunks.nbytes * reader.across * -(-tallest // reader.height) for reader in cached
+            reader.chunks.nbytes * reader.chunks.grid.inner * -(-tallest // reader.height)
+            for reader in cached
         )
 
     def fingerprint(self) -> str:

@@ -7,7 +7,6 @@ what HDF5 would; else through h5py. Which one a dataset takes, and why, stands i
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import math
 import operator
@@ -39,17 +38,15 @@ from headrace.storage.arrays.chunks import (
 )
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.hdf5.files import (
+    HDF5Files,
+    check_has_values,
+    with_ordered_fields,
+    without_gc,
+)
 from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
-from headrace.storage.hdf5.remote import patiently
-from headrace.storage.hdf5.times import (
-    TimedDataset,
-    check_has_values,
-    readable,
-    with_ordered_fields,
-)
 
 TABLE_VERSION = 1
 KEPT_FROM = 20_000
@@ -72,14 +69,11 @@ class HDF5Array:
 
     def read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
         """Parts of the dataset, whose files `check` has compared with their versions."""
-        return patiently(functools.partial(self._read, parts))
-
-    def _read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
-            dataset = readable(file[self._name], f"{redact(self._path)}: {self._name!r}")
+            dataset = with_ordered_fields(file[self._name])
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
@@ -89,9 +83,6 @@ class HDF5Array:
         """Compares the files that parts lie in with their versions. The parts of what lies in
         several files are rows.
         """
-        patiently(functools.partial(self._check, parts))
-
-    def _check(self, parts: Sequence[tuple[slice, ...]]) -> None:
         with self._library.reading(self._path) as file:
             self._versions.check(file, [part[0].start for part in parts])
 
@@ -166,24 +157,6 @@ class ChunkTable(ChunkIndex):
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
-
-    @property
-    def table(self) -> npt.NDArray[np.int64]:
-        """What it was made of."""
-        starts = self._starts.array
-        return np.array(
-            [
-                starts,
-                self._stops.array - starts,
-                np.zeros_like(starts) if self._masks is None else self._masks.array,
-            ],
-            np.int64,
-        )
-
-    @property
-    def numbers(self) -> npt.NDArray[np.int64] | None:
-        """The same."""
-        return None if self._numbers is None else self._numbers.array
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
@@ -297,7 +270,7 @@ def _direct_chunks(
         return "the index of its chunks is unusual"
     written, fill = chunked.written(), _fill_value(dataset, dtype)
     if fill is None and len(written) < math.prod(grid.counts):
-        return "what was not written is no zeros, and each element an array, or a time"
+        return "what was not written is no zeros, and each element an array"
     whole = Grid(shape, (*grid.chunks, *elements))
     chunks = DirectChunks(
         whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names
@@ -321,11 +294,7 @@ def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
         or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
     ):
         return np.zeros((), dtype)[()]
-    return (
-        dataset.fillvalue
-        if dataset.dtype == dtype and not isinstance(dataset, TimedDataset)
-        else None
-    )
+    return dataset.fillvalue if dataset.dtype == dtype else None
 
 
 def obstacle_of(dataset: h5py.Dataset) -> str | None:
@@ -384,14 +353,8 @@ def _table(
         ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
     )
     table, numbers = None, None
-    # what is not part of a remote file's index yet must be listed by h5py, so that it becomes part
-    # of it
-    if (
-        kept is not None
-        and hdf5.is_indexed(versions.path)
-        and (arrays := kept.loaded()) is not None
-        and arrays[0].size == 3 * number
-    ):
+    arrays = None if kept is None else kept.loaded()
+    if arrays is not None and arrays[0].size == 3 * number:
         table = arrays[0].reshape(3, number)
     if table is None:
         if (written := _counted(dataset, grid, shown)) is None:
@@ -428,14 +391,9 @@ def _counted(
             crash.
     """
     found: list[Any] = []
-    collects = gc.isenabled()
     # it would look through what has been found again and again, and take as long as all the rest
-    gc.disable()
-    try:
+    with without_gc():
         dataset.id.chunk_iter(found.append)  # goes on as long as None comes back
-    finally:
-        if collects:
-            gc.enable()
     corners = np.fromiter(
         itertools.chain.from_iterable([info.chunk_offset for info in found]), np.int64
     )

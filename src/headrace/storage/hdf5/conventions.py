@@ -1,6 +1,4 @@
-"""Conventions of the libraries that write HDF5: packed numbers and named axes of netCDF-4 and CF,
-arrays of MATLAB 7.3.
-"""
+"""Packed numbers and named axes of netCDF-4 and CF."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
-from headrace.storage.arrays.axes import axis_number
+from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, Rechunked
+from headrace.storage.arrays.rows import axis_number
 
 # -- CF: https://cfconventions.org, chapters 2.5 and 8.1
 
@@ -35,20 +33,13 @@ class Packing(NamedTuple):
     offset: Any = None
     joins: bool = False
 
-    def decode(self, row: npt.NDArray[Any]) -> Any:
-        """The values of a row."""
+    def decode(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The values of an array, or of a part of it."""
         if self.joins:
-            joined = (
-                np.ascontiguousarray(row).view(f"S{row.shape[-1]}")[..., 0]
-                if row.shape[-1]
-                else np.zeros(row.shape[:-1], "S1")
-            )
-            return joined[()] if joined.ndim == 0 else joined
-        raw = (
-            row.view(self.stored)
-            if row.dtype.kind in "iu" and self.stored.kind != row.dtype.kind
-            else row
-        )
+            joined: npt.NDArray[Any] = np.ascontiguousarray(raw).view(self.dtype)[..., 0]
+            return joined
+        if raw.dtype.kind != self.stored.kind:
+            raw = raw.view(self.stored)
         values = raw.astype(self.dtype)
         nothing = np.zeros(raw.shape, bool)
         for missing in self.missing:
@@ -66,7 +57,11 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
     """How a variable is packed; None: its values are what is stored."""
     dtype: np.dtype[Any] = dataset.dtype
     if dtype.kind == "S" and dtype.itemsize == 1 and dataset.ndim > 1:
-        return Packing(dtype, dtype, joins=True)
+        length = dataset.shape[-1]
+        is_whole = dataset.chunks is None or dataset.chunks[-1] == length
+        if not (length and is_whole):
+            return None
+        return Packing(dtype, np.dtype(f"S{length}"), joins=True)
     if dtype.kind not in "iuf":
         return None
     attributes = {
@@ -94,6 +89,26 @@ def packing_of(dataset: h5py.Dataset) -> Packing | None:
             return Packing(stored, stored.newbyteorder("="))
         return Packing(stored, _promoted(stored), tuple(missing))
     return Packing(stored, _float_for(stored, scale, offset), tuple(missing), scale, offset)
+
+
+class UnpackedChunks(Rechunked):
+    """Chunks of the values of an array that is packed."""
+
+    def __init__(self, whole: Chunks, packing: Packing) -> None:
+        if isinstance(whole, DirectChunks):
+            whole = whole.by_row()
+        grid = whole.grid
+        if packing.joins:
+            grid = Grid(grid.shape[:-1], grid.chunks[:-1])
+        fill = packing.decode(np.full(whole.grid.shape[-1:], whole.fill, whole.dtype))
+        how = f"{whole.how}, decoded to {packing.dtype}"
+        super().__init__(whole, grid, packing.dtype, how, fill.flat[0])
+        self.decodes = True
+        self._packing = packing
+
+    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+        chunk = self.whole.decode(number, data)
+        return None if chunk is None else self._packing.decode(chunk)
 
 
 def _single(value: Any) -> Any:
@@ -150,35 +165,3 @@ def axis_names(dataset: h5py.Dataset) -> list[str]:
     if dataset.is_scale and dataset.ndim == 1:
         return [dataset.name.rpartition("/")[2]]
     return [dim[0].name.rpartition("/")[2] if len(dim) else dim.label for dim in dataset.dims]
-
-
-# -- MATLAB
-
-
-def check_matlab(item: Any, where: str) -> None:
-    """Raises a FormatError for what MATLAB keeps in a way of its own: cell arrays, sparse
-    matrices, structs, objects, empty arrays.
-    """
-    if "MATLAB_sparse" in item.attrs:
-        raise FormatError(f"{where} is a sparse matrix of MATLAB: save full(x) in its place")
-    kind = _single(item.attrs.get("MATLAB_class", b""))
-    if kind == "cell":
-        raise FormatError(
-            f"{where} is a cell array of MATLAB: each cell is an array of its own, of any shape. "
-            "Save one array in its place, such as "
-            "cat(4, images{:}), or a struct with a field for each"
-        )
-    if kind == "struct" and isinstance(item, h5py.Group):
-        raise FormatError(
-            f"{where} is a struct of MATLAB: name one of its fields: {', '.join(item)}"
-        )
-    if kind in ("function_handle", "string") or "MATLAB_object_decode" in item.attrs:
-        raise FormatError(
-            f"{where} is an object of MATLAB ({kind}), which it alone can read: save it as char "
-            "or as numbers"
-        )
-    if _single(item.attrs.get("MATLAB_empty", 0)):
-        raise FormatError(
-            f"{where} is an empty array of MATLAB: what stands there is its size, "
-            f"{item[...].reshape(-1).tolist()}"
-        )

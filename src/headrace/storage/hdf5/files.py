@@ -68,7 +68,7 @@ class HDF5Files:
     def __init__(self, files: Files | None = None) -> None:
         self.files: Files = files or LocalFiles()
 
-    def learn(self, paths: Sequence[str]) -> None:  # noqa: B027
+    def learn(self, paths: Sequence[str]) -> None:
         """Asks at once for what opening these files takes; of files of this machine nothing."""
 
     def open(self, path: str) -> h5py.File:

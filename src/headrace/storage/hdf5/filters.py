@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -69,22 +69,6 @@ def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
         else:
             raise ValueError(f"filter {name_of(code)}")
     return codecs
-
-
-def codes_of(codecs: Sequence[Codec]) -> list[tuple[int, int]]:
-    """The numbers of the filters of codecs, and of shuffles the bytes of an element (0: of
-    others).
-    """
-    codes = {made: code for code, made in _CODECS.items()}
-    return [
-        (2, codec.itemsize) if isinstance(codec, Unshuffle) else (codes[type(codec)], 0)
-        for codec in codecs
-    ]
-
-
-def codecs_with(codes: Sequence[tuple[int, int]]) -> list[Codec]:
-    """The codecs that `codes_of` was given."""
-    return [Unshuffle(itemsize) if code == 2 else _CODECS[code]() for code, itemsize in codes]
 
 
 def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:

@@ -21,7 +21,6 @@ from headrace.errors import (
 from headrace.io.library_errors import asking
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.codecs import Fletcher32, TooLongError
-from headrace.storage.hdf5.times import stored_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +49,6 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
         order = "BE" if number.get_order() == h5py.h5t.ORDER_BE else "LE"
         bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{order}", None)
         return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
-    if isinstance(kind, h5py.h5t.TypeTimeID):
-        return dtype == stored_dtype(kind)
     if (
         isinstance(kind, h5py.h5t.TypeArrayID)
         and dtype.subdtype is not None

@@ -221,10 +221,10 @@ class RemoteHDF5(HDF5Files):
         with ThreadPoolExecutor(_THREADS if in_threads else 1, "headrace-open") as pool:
             for start in range(0, len(paths), TOGETHER):
                 urls = paths[start : start + TOGETHER]
-                each = zip(urls, self._look(urls), itertools.repeat(function))
+                each = zip(urls, self._look(urls), strict=True)
                 if not results:
-                    results.append(self._read(*next(each)))
-                tasks = [pool.submit(self._read, *one) for one in each]
+                    results.append(self._read(*next(each), function))
+                tasks = [pool.submit(self._read, url, known, function) for url, known in each]
                 try:
                     results += [task.result() for task in tasks]
                 finally:

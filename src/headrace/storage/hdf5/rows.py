@@ -9,13 +9,13 @@ import contextlib
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import (
     ConfigError,
     FileChangedError,
@@ -27,45 +27,48 @@ from headrace.errors import (
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
+from headrace.io.paths import in_one_line, redact
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.axes import AxisReader
-from headrace.storage.arrays.chunks import Chunks
-from headrace.storage.arrays.decoded import DecodedObjects, DecodedReader
+from headrace.storage.arrays.chunks import AxisChunks, Chunks
 from headrace.storage.arrays.packed import (
     BESIDE,
     CRC,
     DATA,
+    IMAGE,
+    MASK,
+    MASK_STARTS,
     NAME_OFFSETS,
     NAMES,
     OFFSETS,
+    TARGETS,
     PackedInfo,
     are_targets,
     crc_of,
     offsets_named,
+    target_named,
 )
-from headrace.storage.arrays.packed_rows import PackedSource
-from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.hdf5.chunks import ObjectRows, holds_objects, rows_of
-from headrace.storage.hdf5.conventions import (
-    axis_named,
-    check_matlab,
-    packing_of,
+from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
+from headrace.storage.arrays.rows import ArraysSource, LibraryRows
+from headrace.storage.describe import Description
+from headrace.storage.hdf5.chunks import holds_objects, rows_of
+from headrace.storage.hdf5.conventions import UnpackedChunks, axis_named, packing_of
+from headrace.storage.hdf5.files import (
+    HDF5Files,
+    check_has_values,
+    dataset_names,
+    with_ordered_fields,
 )
-from headrace.storage.hdf5.files import HDF5Files, dataset_names
 from headrace.storage.hdf5.kind import HDF5, is_hdf5
-from headrace.storage.hdf5.layouts import ArrayLayout, layout_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
-from headrace.storage.hdf5.times import check_has_values, decoding_of, readable
-from headrace.storage.source import PackPart
+from headrace.storage.source import PackPart, Rows
 
 _COLUMN_BYTES = 64 << 20
 
@@ -88,7 +91,7 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
         file.visititems(_read_attributes)
         for name in dataset_names(file):
             try:
-                dataset = readable(file[name], f"{redact(url)}: {name!r}")
+                dataset = with_ordered_fields(file[name])
                 is_column = (
                     dataset.shape is not None
                     and len(dataset.shape) == 1
@@ -106,7 +109,7 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
                     rows_of(dataset, url, name, opened.hdf5, opened.library)
             except (RemoteError, FileChangedError):
                 raise
-            except HeadraceError as error:
+            except (HeadraceError, TypeError) as error:
                 warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
 
 
@@ -172,68 +175,7 @@ def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[l
     return paths, opened
 
 
-class Interpretation(NamedTuple):
-    """What is made of the arrays of a file.
-
-    Attributes:
-        axis: along which samples lie: its number, from the end too, or its name.
-        reverse_axes: axes are in reverse, as MATLAB shows them; `axis` counts so too.
-        decode_cf: packed numbers of netCDF are unpacked, see `headrace.storage.hdf5.conventions`.
-    """
-
-    axis: int | str = 0
-    reverse_axes: bool = False
-    decode_cf: bool = False
-
-    def axis_of(self, dataset: h5py.Dataset, where: str) -> int:
-        """The axis that samples lie along, as the dataset is stored."""
-        axis = axis_named(dataset, self.axis, where)
-        return (
-            dataset.ndim - 1 - axis
-            if self.reverse_axes and not isinstance(self.axis, str)
-            else axis
-        )
-
-    def reader(
-        self,
-        dataset: h5py.Dataset,
-        rows: Chunks | ObjectRows,
-        opened: OpenHDF5,
-        path: str,
-        name: str,
-    ) -> ArrayReader | LibraryRows:
-        """What reads the samples of a dataset.
-
-        Raises:
-            ConfigError: there is no such axis; or elements are of any size, so that samples lie
-                along the first axis only.
-        """
-        where, key = f"{redact(path)}: {name!r}", f"{path}\0{name}"
-        axis = self.axis_of(dataset, where)
-        is_plain = axis == 0 and not (self.reverse_axes and dataset.ndim > 2)
-        if isinstance(rows, ObjectRows):
-            if not is_plain:
-                raise ConfigError(
-                    f"axis={self.axis!r}: {where} has elements of any size, so its samples lie "
-                    "along the first axis only"
-                )
-            return rows
-        reader = (
-            ArrayReader(rows, opened.chunks, key)
-            if is_plain
-            else AxisReader(rows, opened.chunks, key, axis, self.reverse_axes)
-        )
-        if (decoding := decoding_of(dataset)) is not None:
-            return DecodedReader(reader, *decoding)
-        packing = packing_of(dataset) if self.decode_cf else None
-        if packing is None:
-            return reader
-        if packing.joins:
-            return DecodedObjects(reader, packing.decode, len(reader.shape) - 1)
-        return DecodedReader(reader, packing.decode, packing.dtype)
-
-
-class HDF5Source(PackedSource):
+class HDF5Source(ArraysSource):
     """Rows of datasets of an HDF5 file, or the samples of a packed file.
 
     Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and
@@ -248,15 +190,29 @@ class HDF5Source(PackedSource):
         cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache
             folder.
         opened: what is open and decoded, to be shared with other sources.
-        how: what is made of the arrays.
+        axis: along which samples lie: its number, from the end too, or its name.
+        decode_cf: packed numbers of netCDF are unpacked, see `headrace.storage.hdf5.conventions`.
+
+    Attributes:
+        info: what the pack says about itself; None: it is none.
+        names: of the samples of a pack, or None.
+        gives_pairs, gives_images: records are pairs of an image and its mask; or images alone, out
+            of pairs.
 
     Raises:
         MissingNameError: no dataset of that name; the message lists those there are.
         FormatError: no rows, references instead of values, a filter that nobody here knows, or a
             file that is shorter than it says.
+        ConfigError: there is no such axis; or elements are of any size, so that samples lie along
+            the first axis only.
     """
 
     _opened: OpenHDF5
+    _offsets: SharedArray | None = None
+    _crc: SharedArray | None = None
+    _mask_starts: SharedArray | None = None
+    gives_pairs = False
+    gives_images = False
 
     def __init__(
         self,
@@ -266,23 +222,23 @@ class HDF5Source(PackedSource):
         direct: bool = True,
         cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
-        how: Interpretation | None = None,
+        axis: int | str = 0,
+        decode_cf: bool = False,
     ) -> None:
         opened = opened or OpenHDF5()
-        self._how = how = how or Interpretation()
-        hdf5, is_remote = opened.hdf5, opened.files.is_remote
-        self._file = (
-            os.fspath(path) if is_remote else os.path.abspath(os.path.expanduser(os.fspath(path)))
-        )
+        hdf5 = opened.hdf5
+        self._file = os.fspath(path)
+        if not opened.files.is_remote:
+            self._file = os.path.abspath(os.path.expanduser(self._file))
+        self._decodes_cf = decode_cf
         self.info = packed_info(self._file, hdf5)
-        self._offsets: SharedArray | None = None
-        fields, chunks = dict[str, ArrayReader | LibraryRows](), list[Any]()
+        self.names: PackedNames | None = None
+        names = (name,) if isinstance(name, str) else tuple(name)
+        fields: dict[str, ArrayReader | LibraryRows] = {}
+        chunks: list[Any] = []
         with hdf5.reading(self._file) as file:
-            for one in (name,) if isinstance(name, str) else name:
-                if file.userblock_size and isinstance(
-                    item := file.get(one), h5py.Group | h5py.Dataset
-                ):
-                    check_matlab(item, f"{redact(self._file)}: {one!r}")
+            for one in names:
+                where = f"{redact(self._file)}: {one!r}"
                 dataset = hdf5.dataset(file, one, self._file)
                 rows = rows_of(
                     dataset,
@@ -293,131 +249,279 @@ class HDF5Source(PackedSource):
                     direct=direct,
                     cache_dir=cache_dir,
                 )
-                fields[one] = how.reader(dataset, rows, opened, self._file, one)
-                chunks.append(dataset.chunks if how == Interpretation() else [dataset.chunks, *how])
-            shown = redact(path) if is_remote else self._file
+                along = axis_named(dataset, axis, where)
+                if isinstance(rows, Chunks):
+                    packing = packing_of(dataset) if decode_cf else None
+                    if packing is not None:
+                        rows = UnpackedChunks(rows, packing)
+                    if along:
+                        rows = AxisChunks(rows, along)
+                    fields[one] = ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
+                elif along:
+                    raise ConfigError(
+                        f"axis={axis!r}: {where} has elements of any size, so its samples lie "
+                        "along the first axis only"
+                    )
+                else:
+                    fields[one] = rows
+                is_plain = axis == 0 and not decode_cf
+                chunks.append(dataset.chunks if is_plain else [dataset.chunks, axis, decode_cf])
             super().__init__(
-                shown, opened, name if isinstance(name, str) else tuple(name), fields, chunks
+                redact(self._file), opened, name if isinstance(name, str) else names, fields, chunks
             )
             if self.info is not None and name == DATA:
+                self.of_samples = self.info
                 self.part = None if self.info.part is None else PackPart(*self.info.part)
                 self._read_index(file, self.info)
 
-    @classmethod
-    def of_layouts(
-        cls, path: str, layouts: Sequence[ArrayLayout], is_one: bool, opened: OpenHDF5
-    ) -> HDF5Source:
-        """The source of a remote file, of which `layouts` gave these; h5py opens nothing."""
-        source = cls.__new__(cls)
-        source._how, source._file, source.info, source._offsets = Interpretation(), path, None, None
-        fields = {
-            one.name: ArrayReader(
-                one.opened(path, opened.files), opened.chunks, f"{path}\0{one.name}"
-            )
-            for one in layouts
-        }
-        name = layouts[0].name if is_one else tuple(fields)
-        super(HDF5Source, source).__init__(
-            redact(path), opened, name, fields, [one.chunks for one in layouts]
-        )
-        return source
-
-    def layouts(self) -> list[ArrayLayout] | None:
-        """The layout of each array, where all are read directly, as they are; else None. See
-        NOTE [ kept layouts ].
-        """
-        if (
-            self.info is not None
-            or self._how != Interpretation()
-            or not all(type(field) is ArrayReader for field in self._fields.values())
-        ):
-            return None
-        cuts: list[Any] = [grid[-1] for grid in self._grids]
-        found = [
-            layout_of(reader.chunks, cut) for reader, cut in zip(self._readers, cuts, strict=True)
-        ]
-        return None if None in found else [one for one in found if one is not None]
+    # -- packs
 
     def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
+        wrong: list[str] = []
         if packed.is_flat:
-            self._offsets = SharedArray(self._column(file, OFFSETS).astype(np.int64, copy=False))
-        self._crc = SharedArray(self._column(file, CRC)) if CRC in file else None
-        ends: list[tuple[str, npt.NDArray[Any], int]] = []
-        if self._offsets is not None:
-            ends.append((OFFSETS, self._offsets.array, self.shape[0]))
+            offsets = self._column(file, OFFSETS).astype(np.int64, copy=False)
+            self._offsets = SharedArray(offsets)
+            if not are_offsets(offsets, packed.count, self.shape[0]):
+                wrong.append(OFFSETS)
+        elif self.shape[0] != packed.count:
+            wrong.append(DATA)
         if NAMES in file:
             self.names = PackedNames.from_arrays(
                 self._column(file, NAMES), self._column(file, NAME_OFFSETS)
             )
-            ends.append((NAME_OFFSETS, self.names.arrays[1], len(self.names.arrays[0])))
-        wrong = [name for name, offsets, end in ends if not are_offsets(offsets, packed.count, end)]
-        if self._offsets is None and self.shape[0] != packed.count:
-            wrong.append(DATA)
-        if self._crc is not None and self._crc.array.shape != (packed.count,):
-            wrong.append(CRC)
+            joined, edges = self.names.arrays
+            if not are_offsets(edges, packed.count, len(joined)):
+                wrong.append(NAME_OFFSETS)
+        if CRC in file:
+            self._crc = SharedArray(self._column(file, CRC))
+            if self._crc.array.shape != (packed.count,):
+                wrong.append(CRC)
         if wrong:
             raise FormatError(
-                f"{redact(self.path)} is damaged: {', '.join(wrong)} don't fit the "
-                f"{packed.count:,} samples it should hold: pack it again"
+                f"{self.path} is damaged: {', '.join(wrong)} don't fit the {packed.count:,} "
+                "samples it should hold: pack it again"
             )
 
-    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        dataset = self._opened.hdf5.dataset(file, name, self._file)
-        check_has_values(dataset, f"{redact(self.path)}: {name!r}")
-        Versions(dataset, self._file, name, self._opened.hdf5)
-        column = np.asarray(dataset)
-        expected = self.info.checksums.get(name) if self.info is not None else None
-        if expected is not None and crc_of(column) != expected:
+    def give_pairs(self, images_alone: bool = False) -> None:
+        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels
+        and theirs; or the first of both alone.
+
+        Raises:
+            FormatError: where masks begin doesn't fit the samples.
+        """
+        spans = self._spans(slice(None))
+        if spans is not None:
+            begins = self.column(MASK_STARTS)
+            fit = begins.dtype == np.int64 and begins.ndim == 1
+            if not fit or (begins < spans[0]).any() or (begins > spans[1]).any():
+                raise FormatError(
+                    f"{self.path} is damaged: {MASK_STARTS} don't fit the samples: pack it again"
+                )
+            self._mask_starts = SharedArray(begins)
+        elif self.dtype.names != (IMAGE, MASK):
             raise FormatError(
-                f"{redact(self.path)}: {name!r} has a wrong checksum, the file is damaged: pack "
-                "it again"
+                f"{self.path} is damaged: its rows have the fields {self.dtype.names}: pack it "
+                "again"
             )
-        decoding = decoding_of(dataset)
-        return column if decoding is None else decoding[0](column)
-
-    @property
-    def is_flat(self) -> bool:
-        return self._offsets is not None
+        self.gives_pairs = not images_alone
+        self.gives_images = images_alone
 
     def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
+        """Where samples begin and end that lie flat, one behind the other; None: they are rows."""
         if self._offsets is None:
             return None
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def stored_column(self, name: str) -> npt.NDArray[Any]:
-        with self._opened.hdf5.reading(self._file) as file:
-            column = self._column(file, name)
-            packing = (
-                packing_of(self._opened.hdf5.dataset(file, name, self._file))
-                if self._how.decode_cf
-                else None
-            )
-        column = column if packing is None else np.asarray(packing.decode(column))
-        if self._how.reverse_axes and column.size == len(self) == max(column.shape, default=0):
-            column = column.reshape(-1)  # MATLAB has no arrays of one axis
-        if column.ndim == 0 or len(column) != len(self):
+    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
+        """An array as a whole, compared with its checksum."""
+        dataset = self._opened.hdf5.dataset(file, name, self._file)
+        check_has_values(dataset, f"{self.path}: {name!r}")
+        Versions(dataset, self._file, name, self._opened.hdf5)
+        column = np.asarray(dataset)
+        expected = self.info.checksums.get(name) if self.info is not None else None
+        if expected is not None and crc_of(column) != expected:
             raise FormatError(
-                f"{redact(self.path)}: {name!r} has shape {column.shape}, not one row for each of "
-                f"{len(self)} samples"
+                f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
             )
-        return column
+        packing = packing_of(dataset) if self._decodes_cf else None
+        return column if packing is None else packing.decode(column)
 
-    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
-        items, offsets = self.whole(name), self.whole(offsets_named(name))
-        if not are_offsets(offsets, len(self), len(items)):
-            raise FormatError(
-                f"{redact(self.path)} is damaged: {offsets_named(name)} don't fit {name}: pack it "
-                "again"
-            )
-        return items, offsets.astype(np.int64, copy=False)
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole array with one row a sample, such as the targets; of targets that are dicts a
+        compound, with a field for each column.
+
+        Raises:
+            MissingNameError, FormatError: no such array; another number of rows.
+        """
+        columns = self._columns_of(name)
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        with self._opened.hdf5.reading(self._file) as file:
+            for one, stored in columns.items():
+                arrays[one] = array = self._column(file, stored)
+                if array.ndim == 0 or len(array) != len(self):
+                    raise FormatError(
+                        f"{self.path}: {stored!r} has shape {array.shape}, not one row for each "
+                        f"of {len(self)} samples"
+                    )
+        if columns.keys() == {""}:
+            return arrays[""]
+        kinds = [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()]
+        rows = np.empty(len(self), kinds)
+        for one, array in arrays.items():
+            rows[one] = array
+        return rows
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """An array as a whole, compared with its checksum."""
         with self._opened.hdf5.reading(self._file) as file:
             return self._column(file, name)
 
-    def has_array(self, name: str) -> bool:
+    def has_column(self, name: str) -> bool:
+        """True if there is such a `column`."""
         with self._opened.hdf5.reading(self._file) as file:
-            return name in file
+            return all(stored in file for stored in self._columns_of(name).values())
+
+    def _columns_of(self, name: str) -> dict[str, str]:
+        """The arrays of the columns of targets that are dicts; of others one without a name."""
+        columns = None
+        if self.info is not None and name == TARGETS:
+            columns = self.info.target_columns
+        if columns is None:
+            return {"": name}
+        return {column: target_named(number) for number, (column, _) in enumerate(columns)}
+
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        """An array of `RAGGED`, and where the items of each sample begin ([n + 1]).
+
+        Raises:
+            MissingNameError, FormatError: no such array; it is damaged.
+        """
+        items = self.whole(name)
+        offsets = self.whole(offsets_named(name))
+        if not are_offsets(offsets, len(self), len(items)):
+            raise FormatError(
+                f"{self.path} is damaged: {offsets_named(name)} don't fit {name}: pack it again"
+            )
+        return items, offsets.astype(np.int64, copy=False)
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32] | None:
+        """The CRC of each sample ([n]); None: there are none."""
+        return None if self._crc is None else self._crc.array
+
+    def edges(self) -> IntArray | None:
+        """The first byte of each sample in the file, and the end of the last ([n + 1]), where
+        they lie one behind the other as they are.
+        """
+        reader = self._readers[0] if self._readers else None
+        begin = None if reader is None else reader.begin
+        if begin is None:
+            return None
+        rows = np.arange(len(self) + 1)
+        if self._offsets is not None:
+            rows = self._offsets.array
+        edges: IntArray = begin + rows * self._row_bytes
+        return edges
+
+    # -- what it is
+
+    @property
+    def is_flat(self) -> bool:
+        return self._offsets is not None
+
+    def describe(self) -> Description:
+        found = super().describe()
+        info = self.of_samples
+        if info is None:
+            return found
+        if self.is_flat:
+            reader = self._readers[0]
+            found.columns = [reader.describe(DATA, [reader.shape[0] / max(1, len(self))])]
+        found.facts["packed"] = f"{info.kind}, stored {info.store}"
+        if info.target_columns is not None:
+            found.facts["targets"] = ", ".join(name for name, _ in info.target_columns)
+        return found
+
+    def __len__(self) -> int:
+        return super().__len__() if self._offsets is None else len(self._offsets.array) - 1
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        spans = self._spans(slice(None))
+        return super().sizes() if spans is None else (spans[1] - spans[0]) * self._row_bytes
+
+    def image_sizes(self) -> IntArray:
+        """Bytes of each image without its mask ([n] int64), where samples are pairs."""
+        spans = self._spans(slice(None))
+        if spans is None or self._mask_starts is None:
+            return np.full(len(self), self.dtype[IMAGE].itemsize, np.int64)
+        sizes: IntArray = self._mask_starts.array - spans[0]
+        return sizes
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None if self.is_flat else super().array_spec
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        spans = self._spans(slice(None))
+        if spans is None:
+            return super().blocks_of(nbytes)
+        numbers = spans[0] * self._row_bytes // nbytes
+        return np.unique(numbers, return_counts=True)[1].astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
+        return super().fingerprint() if self.of_samples is None else self.of_samples.fingerprint
+
+    def location(self, index: int) -> str:
+        if self.names is None:
+            return super().location(index)
+        return f"{super().location(index)} ({in_one_line(self.names[index])})"
+
+    # -- reading
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        super().read_into(indices, rows)
+        self.check(indices, rows)
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+        super().gather(rows, out, run)
+        self.check(rows.tolist(), out)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        spans = self._spans(np.asarray(indices, np.int64))
+        if spans is None:
+            records = super().read(indices)
+        else:
+            sizes = (spans[1] - spans[0]).tolist()
+            records = [np.empty((size, *self.shape[1:]), self.dtype) for size in sizes]
+            self._readers[0].read_spans(spans[0], records, self.run)
+        self.check(indices, records)
+        if not (self.gives_pairs or self.gives_images):
+            return records
+        if spans is None or self._mask_starts is None:
+            # a copy: in the row it may be at any address
+            pairs = [(row[IMAGE], np.array(row[MASK])) for row in records]
+        else:
+            begins = self._mask_starts.array[np.asarray(indices, np.int64)] - spans[0]
+            each = zip(records, begins.tolist(), strict=True)
+            pairs = [(record[:size], record[size:]) for record, size in each]
+        return [image for image, _ in pairs] if self.gives_images else pairs
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        spans = self._spans(indices)
+        if spans is None:
+            return super()._located(indices)
+        return [self._readers[0].span_ranges(*spans)]
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        if self._crc is None:
+            return
+        for index, array in zip(indices, records, strict=True):
+            if crc_of(array) != int(self._crc.array[index]):
+                raise FormatError(self.damaged(index))
+
+    def damaged(self, index: int) -> str:
+        """What messages say of a sample that is not what was packed."""
+        return f"{self.location(index)}: wrong checksum, the file is damaged: pack it again"

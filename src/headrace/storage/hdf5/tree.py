@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError
-from headrace.storage.arrays.chunks import Chunks, DirectChunks
+from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.hdf5.chunks import ObjectRows, rows_of
+from headrace.storage.hdf5.files import check_has_values
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import is_as_stored, place_of
 from headrace.storage.hdf5.rows import OpenHDF5
-from headrace.storage.hdf5.times import check_has_values
 from headrace.storage.tree import NodeKind, StoredArray, Tree
 
 
@@ -86,31 +85,26 @@ class HDF5Tree(Tree):
         dtype: np.dtype[Any] = self._dataset(name).dtype
         return dtype
 
-    def _chunks(self, dataset: h5py.Dataset, name: str) -> Chunks | ObjectRows:
-        opened = self.opened
-        return rows_of(
-            dataset,
+    def reader(self, name: str) -> ArrayReader | LibraryRows:
+        rows = rows_of(
+            self._dataset(name),
             self.path,
             name,
-            opened.hdf5,
-            opened.library,
+            self.opened.hdf5,
+            self.opened.library,
             direct=self._direct,
             cache_dir=self._cache_dir,
         )
-
-    def reader(self, name: str) -> ArrayReader | LibraryRows:
-        rows = self._chunks(self._dataset(name), name)
         if isinstance(rows, ObjectRows):
             return rows
         return ArrayReader(rows, self.opened.chunks, f"{self.path}\0{name}")
 
-    def spans(self, name: str) -> tuple[SpanReader, int | None]:
-        dataset = self._dataset(name)
-        rows = self._chunks(dataset, name)
-        if isinstance(rows, ObjectRows):
-            raise FormatError(f"{self.shown}: {name!r} holds {rows.dtype}, and no numbers")
-        reader = SpanReader(rows, self.opened.chunks, f"{self.path}\0{name}")
-        return reader, None if dataset.chunks is None else int(dataset.chunks[0])
+    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
+        reader = self.reader(name)
+        if not isinstance(reader, ArrayReader):
+            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, and no numbers")
+        chunks = self._dataset(name).chunks
+        return reader, None if chunks is None else int(chunks[0])
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         dataset = self._dataset(name)

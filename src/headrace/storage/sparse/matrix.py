@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.spans import SpanReader
+from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.values import long_doubles_in
 from headrace.storage.tree import Tree, join
 
@@ -28,8 +28,8 @@ class Matrix(NamedTuple):
     shape: tuple[int, int]
     indptr: npt.NDArray[Any]
     """[rows + 1] int32 or int64, from 0 on and never falling."""
-    indices: SpanReader
-    data: SpanReader
+    indices: ArrayReader
+    data: ArrayReader
     chunks: tuple[int | None, int | None]
     """Elements of a chunk of `indices` and of `data`; None: there are no chunks."""
 
@@ -102,7 +102,7 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
 
 
 def _damage(
-    indptr: npt.NDArray[Any], rows: int, indices: SpanReader, data: SpanReader
+    indptr: npt.NDArray[Any], rows: int, indices: ArrayReader, data: ArrayReader
 ) -> str | None:
     """What is wrong with the arrays of a matrix."""
     if indptr.dtype.kind not in "iu" or indptr.shape != (rows + 1,):

@@ -15,9 +15,8 @@ from headrace.errors import FormatError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.storage import blocks
-from headrace.storage.arrays.reader import OpenArrays
+from headrace.storage.arrays.reader import OpenArrays, Room, read_joined
 from headrace.storage.arrays.rows import layout_fingerprint
-from headrace.storage.arrays.spans import Room, read_joined
 from headrace.storage.concat import ConcatSource
 from headrace.storage.describe import Description
 from headrace.storage.source import ArraySource

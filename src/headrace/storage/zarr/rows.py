@@ -21,11 +21,17 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
-from headrace.storage.arrays.axes import AxisReader, axis_number
-from headrace.storage.arrays.chunks import ChunkNames, Chunks, DirectChunks, Grid, shown_array
+from headrace.storage.arrays.chunks import (
+    AxisChunks,
+    ChunkNames,
+    Chunks,
+    DirectChunks,
+    Grid,
+    shown_array,
+)
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import ArraysSource
+from headrace.storage.arrays.rows import ArraysSource, axis_number
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.library import (
     LibraryArray,
@@ -123,12 +129,9 @@ class OpenZarr(OpenArrays[Any]):
                 chunks,
             )
             self.library.close()
-        key = f"{store.path}\0{name}"
-        return (
-            AxisReader(chunks, self.chunks, key, axis, in_bands=False)
-            if axis
-            else ArrayReader(chunks, self.chunks, key)
-        )
+        if axis:
+            chunks = AxisChunks(chunks, axis)
+        return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
 
     def rows(
         self,
@@ -258,10 +261,12 @@ class ZarrSource(ArraysSource):
                 raise FormatError(
                     f"{shown_array(shown, one)} is a single value, it has no axis of samples"
                 )
-        chunks: list[Any] = [
-            field.chunks.grid.chunks if isinstance(field, ArrayReader) else None
-            for field in fields.values()
-        ]
+        chunks: list[Any] = []
+        for field in fields.values():
+            stored = field.chunks if isinstance(field, ArrayReader) else None
+            if isinstance(stored, AxisChunks):
+                stored = stored.whole
+            chunks.append(None if stored is None else stored.grid.chunks)
         if axis:  # of arrays that are read along another axis the fingerprint is another one
             chunks = [[extents, axis] for extents in chunks]
         is_one = name is None or isinstance(name, str)

@@ -93,7 +93,9 @@ class ArrayFiles(ChunkIndex):
         self.store.check_version(self.name)
         return self.store.read_files(self._folder, self._names(self._start, numbers))
 
-    def read_files_into(self, numbers: Sequence[int], buffers: Sequence[memoryview]) -> list[int]:
+    def read_files_into(
+        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
+    ) -> list[int]:
         self.store.check_version(self.name)
         return self.store.read_files_into(self._folder, self._names(self._start, numbers), buffers)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError, MissingNameError
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.arrays.spans import SpanReader
 from headrace.storage.source import one_after_the_other
 from headrace.storage.tree import NodeKind, Tree
 from headrace.storage.zarr.library import StringRows
@@ -65,13 +64,11 @@ class ZarrTree(Tree):
     def reader(self, name: str) -> ArrayReader | StringRows:
         return self.opened.rows(self.store, *self.store.array(name))
 
-    def spans(self, name: str) -> tuple[SpanReader, int | None]:
+    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
         reader = self.reader(name)
         if isinstance(reader, StringRows):
             raise FormatError(f"{self.shown}: {name!r} holds strings, and no numbers")
-        chunks = reader.chunks
-        spans = SpanReader(chunks, self.opened.chunks, f"{self.path}\0{name}")
-        return spans, int(chunks.grid.chunks[0])
+        return reader, int(reader.chunks.grid.chunks[0])
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.opened.rows(self.store, *self.store.array(name), is_column=True)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
-from headrace.storage.arrays.axes import axis_number
 from headrace.storage.arrays.chunks import shown_array
 from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
+from headrace.storage.arrays.rows import axis_number
 from headrace.storage.arrays.volumes import PatchSource, Volume
 from headrace.storage.zarr.ome import (
     Axis,
