@@ -9,6 +9,7 @@ from headrace.collate import (
 )
 from headrace.core.dataset import BaseDataset as BaseDataset
 from headrace.core.modes import LoadingMode as LoadingMode
+from headrace.datasets.columns import ColumnsDataset as ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset as EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset as HDF5Dataset
 from headrace.datasets.image.augment import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -123,6 +124,8 @@ def test_commands(mill: Any, site: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    shown = json.loads(run("info", "data", "--json"))
+    assert shown["samples"] == 24 and [column["name"] for column in shown["columns"]] == ["x", "y"]
     run("pack", "data", "packed.h5", "--no-progress")
     run("verify", "packed.h5")
     run("preview", "data", "--output", "sheet.png")
