@@ -83,7 +83,7 @@ INSIDE = {
     "packing/jobs": "planning job running",
     "packing/dry_run": "plan",
     "profiling": "page result running compare tune workers advice profile",
-    "previewing": "batch panels table sheet",
+    "previewing": "batch sheet",
     "io/resolve": "contents expressions folders file_set local remote packs resolver",
     "storage/arrays": """
         codecs compressors patches values chunks packed reader rows volumes

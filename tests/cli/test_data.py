@@ -39,7 +39,7 @@ def test_images_of_a_table(told: Any, capsys: pytest.CaptureFixture[str]) -> Non
     pq.write_table(pa.table({"image": images, "label": [0, 1] * 3}), "images.parquet")
     options = ["images.parquet", "--image-column", "image", "--target-name", "label"]
     shown = told("preview", "-o", "a.png", *options)
-    assert shown["facts"]["batch"] == "(float32 [6, 3, 224, 224], int64 [6])"
+    assert shown["batch"] == "(float32 [6, 3, 224, 224], int64 [6])"
     assert {one["caption"] for one in shown["samples"]} == {"0", "1"}
     assert "target_name='label'" in told("info", *options)["opens_as"]
     for flags, word in (([], "--image-column"), (["--unit", "line"], "unit")):

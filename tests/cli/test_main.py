@@ -101,8 +101,8 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "in", "none/out.h5"], 2, "none, where out.h5 should go"),
     (["pack", "in", "there.h5"], 2, "--overwrite"),
     (["pack", "in", "books"], 2, "books is a folder"),
-    (["pack", "in", "s3://bucket/x.h5"], 2, "s3://bucket/x.h5: .*--shard-size 1GB"),
-    (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*--shard-size 1GB"),
+    (["pack", "in", "s3://bucket/x.h5"], 2, "s3://bucket/x.h5: .*--shard-size"),
+    (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*--shard-size"),
     (["pack", "in", "out.h5", "--part", "0/2"], 2, "--shard-size"),
     (["pack", "in", "out.h5", "--size", "20"], 2, "--store decoded"),
     (["pack", "in", "out.h5", "--masks"], 2, "masks is for .* labels.csv"),
@@ -301,14 +301,14 @@ def test_verify_goes_on_after_a_file_that_can_t_be_read(
 
 
 def test_index_prints_what_it_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", "books/verse/b.jsonl"]) == 0
-    assert capsys.readouterr().out == f"{here}/books/verse/b.jsonl.index\n"
+    assert main(["index", "arrays.h5"]) == 0
+    assert capsys.readouterr().out == f"{here}/arrays.h5.index\n"
 
 
 FOLDER = {"a/x.png": None, "y.png": None}
 HINTS: list[tuple[dict[str, bytes | None], list[str], str]] = [
-    (FOLDER, [], "pass --targets FILE.csv (--targets none"),
-    ({"x.png": None}, [], "pass --targets FILE.csv (--targets none"),
+    (FOLDER, [], "pass --targets (--targets none"),
+    ({"x.png": None}, [], "pass --targets (--targets none"),
     ({"x.png": None}, ["--unit", "line"], "leave out the options for texts"),
     ({"a/x.png": None, "b/1.json": b"{}"}, [], "pass --unit file"),
     ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),

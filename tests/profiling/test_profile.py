@@ -493,8 +493,8 @@ def test_folders_count_where_something_is_written(
 
 def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        (["{}:nothing"], "has no nothing"),
-        (["no_such_module:loader"], "no_such_module can't be imported"),
+        (["{}:nothing"], "has no attribute 'nothing'"),
+        (["no_such_module:loader"], "no_such_module:loader can't be imported"),
         (["none.py:loader"], "there is no file"),
         (["{}:loader", "--step", "{}:number"], "is no function"),
         (["{}:loader", "--step", "step"], "MODULE:NAME"),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SUMMARY = "show what lies in the cache folder, and remove what is old"
 DESCRIPTION = (
     "Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again "
-    "when it is needed. With --prune what "
-    "was not used for long is removed, and what killed processes left behind."
+    "when it is needed. With --prune what was not used for long is removed, and what killed "
+    "processes left behind."
 )
 EXAMPLES = """\
 examples:
@@ -28,27 +28,17 @@ examples:
   %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
   %(prog)s --prune --older 0d              remove all that no running job shares
 """
-_OLDER = 30 * 86400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
+    parser.add_argument("--dir", metavar="FOLDER", help="(default: the user's cache folder)")
     parser.add_argument(
-        "--dir",
-        metavar="FOLDER",
-        help="the cache_dir of a dataset (default: the user's cache folder)",
+        "--prune", action="store_true", help="remove what was not used for long, and leftovers"
     )
     parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="remove what was not used for long, and what killed processes left",
-    )
-    parser.add_argument(
-        "--older",
-        type=_age,
-        metavar="AGE",
-        help="with --prune: unused for AGE, such as 12h, 30d (default: 30d)",
+        "--older", type=_age, metavar="AGE", help="with --prune: unused for 12h, 30d (default: 30d)"
     )
 
 
@@ -68,48 +58,35 @@ def run(given: argparse.Namespace, output: Output) -> int:
         raise ConfigError("--older says what --prune removes: pass both")
     folder = str(cache_folder(given.dir))
     entries = cache_entries(folder)
-    older = _OLDER if given.older is None else given.older
-    removed = remove_entries(entries, older) if given.prune else []
-    gone = {entry.path for entry in removed}
-    left = [entry for entry in entries if entry.path not in gone]
-    told: dict[str, Any] = {
-        "folder": folder,
-        "nbytes": sum(entry.nbytes for entry in left),
-        "kinds": _kinds(left),
-    }
+    removed = []
     if given.prune:
-        told["removed"] = {
-            "files": len(removed),
-            "nbytes": sum(entry.nbytes for entry in removed),
-            "kinds": _kinds(removed),
-        }
-    command = (
-        "headrace cache --prune"
-        if given.dir is None
-        else f"headrace cache --dir {shlex.quote(given.dir)} --prune"
-    )
+        removed = remove_entries(entries, 30 * 86400 if given.older is None else given.older)
+    gone = {entry.path for entry in removed}
+    told = {"folder": folder, **_total([one for one in entries if one.path not in gone])}
+    if given.prune:
+        told["removed"] = _total(removed)
+    command = "headrace cache"
+    if given.dir is not None:
+        command += f" --dir {shlex.quote(given.dir)}"
     output.show(told, _lines(told, command, output))
     return 0
 
 
-def _kinds(entries: Sequence[CacheEntry]) -> list[dict[str, Any]]:
-    """Number, bytes and ages of what is of one kind and one user; the largest first."""
+def _total(entries: Sequence[CacheEntry]) -> dict[str, Any]:
+    """Number, bytes and ages of all files, and of those of one kind and one user, largest first."""
     by_kind: dict[tuple[str, int], list[CacheEntry]] = defaultdict(list)
     for entry in entries:
         by_kind[entry.what, entry.user].append(entry)
     now = time.time()
-    found = [
-        {
-            "what": what,
-            "user": _name_of(user),
-            "files": len(some),
-            "nbytes": sum(entry.nbytes for entry in some),
-            "newest_s": max(0, int(now - max(entry.used for entry in some))),
-            "oldest_s": max(0, int(now - min(entry.used for entry in some))),
-        }
-        for (what, user), some in by_kind.items()
-    ]
-    return sorted(found, key=lambda kind: -kind["nbytes"])
+    kinds: list[dict[str, Any]] = []
+    for (what, user), some in by_kind.items():
+        ages = [max(0, int(now - entry.used)) for entry in some]
+        nbytes = sum(entry.nbytes for entry in some)
+        kind = {"what": what, "user": _name_of(user), "files": len(some), "nbytes": nbytes}
+        kinds.append({**kind, "newest_s": min(ages), "oldest_s": max(ages)})
+    nbytes = sum(entry.nbytes for entry in entries)
+    kinds.sort(key=lambda kind: -kind["nbytes"])
+    return {"files": len(entries), "nbytes": nbytes, "kinds": kinds}
 
 
 def _name_of(user: int) -> str:
@@ -121,27 +98,24 @@ def _name_of(user: int) -> str:
         return str(user)
 
 
-def _lines(told: dict[str, Any], pruning: str, output: Output) -> Iterator[str]:
+def _lines(told: dict[str, Any], command: str, output: Output) -> Iterator[str]:
     from headrace.memory.budget import format_size
 
-    yield (
-        f"{output.paint(visible(told['folder']), 'bold')}: "
-        f"{format_size(told['nbytes']) if told['kinds'] else 'nothing is kept here'}"
-    )
+    whole = format_size(told["nbytes"]) if told["kinds"] else "nothing is kept here"
+    yield f"{output.paint(visible(told['folder']), 'bold')}: {whole}"
     for kind in told["kinds"]:
-        ages = f"used {_shown(kind['newest_s'])} to {_shown(kind['oldest_s'])} ago"
-        yield (
-            f"  {format_size(kind['nbytes']):>9}  {kind['files']:>6,} files  {kind['what']}, of "
-            f"{kind['user']}, {ages}"
-        )
+        ages = f"used {_age_of(kind['newest_s'])} to {_age_of(kind['oldest_s'])} ago"
+        size = format_size(kind["nbytes"])
+        yield f"  {size:>9}  {kind['files']:>6,} files  {kind['what']}, of {kind['user']}, {ages}"
     if "removed" in told:
         removed = told["removed"]
         yield f"removed: {removed['files']:,} files, {format_size(removed['nbytes'])}"
     elif told["kinds"]:
-        yield output.paint(f"{visible(pruning)} removes what was not used for 30 days", "dim")
+        advice = f"{visible(command)} --prune removes what was not used for 30 days"
+        yield output.paint(advice, "dim")
 
 
-def _shown(seconds: int) -> str:
+def _age_of(seconds: int) -> str:
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds // unit:,} {name}"

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
@@ -14,110 +13,65 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
 
-UNITS = ("file", "line", "record")
-_OF_TEXTS = ("unit", "text_field", "target_field", "labels", "encoding", "cache_dir")
-_NAMES = (
-    *("targets", "target_name", "unused_targets", "dataset_name", "patch_shape"),
-    *("image_column", "text_column", "columns", "delimiter"),
-    *_OF_TEXTS,
-)
+_TEXTS = {
+    "unit": "what is a document: file, line or record (default: a record of .jsonl, .csv and .tsv, "
+    "else a file)",
+    "text_field": "of records: the field of the text (default: text)",
+    "target_field": "of records: the field of the target, numbers or classes",
+    "labels": "folders: class folders give the targets",
+    "encoding": "of the texts (default: utf-8)",
+    "cache_dir": "where tokens are kept while they are made (default: the user's cache folder)",
+    "tokenizer": "a JSON file of the package `tokenizers` (default: each character is a token)",
+}
+_DATA = {
+    "targets": "of images, in place of class folders: a folder of masks, annotations of COCO, or a "
+    "table of labels by file; none: no targets",
+    "target_name": "of that table, or of a table of samples: the column of the targets; given "
+    "several times, several (default: of labels all); of HDF5 and Zarr: the array of the targets, "
+    "or labels (default: none)",
+    "unused_targets": "raise or skip: targets of files that are not there (default: raise)",
+    "delimiter": "between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a "
+    "tab)",
+    "dataset_name": "of HDF5 and Zarr: the array (default: 'data', or the only one)",
+    "patch_shape": "of a Zarr volume: the extents of a patch, such as 64 or 32,64,64",
+    "image_column": "of a table such as Parquet: the column of encoded images",
+    "text_column": "of a table such as Parquet: the column of texts",
+    "columns": "of a table: a column to read, may be given again (default: all)",
+}
+"""Arguments of datasets, and what they are about."""
+_CHOICES = {
+    "unit": ("file", "line", "record"),
+    "labels": ("folders",),
+    "unused_targets": ("raise", "skip"),
+}
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `data_options` reads."""
-    data = parser.add_argument_group("data")
-    data.add_argument(
-        "--targets",
-        metavar="PATH",
-        help=(
-            "of images, in place of class folders: a folder of masks, annotations of COCO, or a "
-            "table of labels by file; none: no targets"
-        ),
-    )
-    data.add_argument(
-        "--target-name",
-        metavar="NAME",
-        action="append",
-        help="of that table, or of a table of samples: the column of the targets; given several "
-        "times, several (default: of labels all); "
-        "of HDF5 and Zarr: the array of the targets, or labels (default: none)",
-    )
-    data.add_argument(
-        "--unused-targets",
-        choices=("raise", "skip"),
-        help="targets of files that are not there (default: raise)",
-    )
-    data.add_argument(
-        "--delimiter",
-        metavar="C",
-        help="between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a tab)",
-    )
-    data.add_argument(
+    for title, options in (("data", _DATA), ("texts", _TEXTS)):
+        group = parser.add_argument_group(title)
+        for name, about in options.items():
+            kind: dict[str, Any] = {"metavar": name.rpartition("_")[2].upper()}
+            if name in ("target_name", "columns"):
+                kind["action"] = "append"
+            if name == "patch_shape":
+                kind["type"] = _extents
+            if name in _CHOICES:
+                kind = {"choices": _CHOICES[name]}
+            group.add_argument(f"--{name.replace('_', '-')}", help=about, **kind)
+    parser.add_argument(
         "--masks", action="store_true", help="of annotations of COCO: the outlines of objects too"
     )
-    data.add_argument(
-        "--dataset-name",
-        metavar="NAME",
-        help="of HDF5 and Zarr: the array (default: 'data', or the only one)",
-    )
-    data.add_argument(
-        "--patch-shape",
-        metavar="N[,N...]",
-        type=_extents,
-        help="of a Zarr volume: the extents of a patch",
-    )
-    data.add_argument(
-        "--image-column",
-        metavar="NAME",
-        help="of a table such as Parquet: the column of encoded images",
-    )
-    data.add_argument(
-        "--text-column",
-        metavar="NAME",
-        help="of a table such as Parquet: the column of texts",
-    )
-    data.add_argument(
-        "--columns",
-        metavar="NAME",
-        action="append",
-        help="of a table: a column to read, may be given again (default: all)",
-    )
-    data.add_argument(
+    parser.add_argument(
         "--skip-bad",
         action="store_true",
         help="leave out samples that can't be read (default: stop at the first)",
     )
-    texts = parser.add_argument_group("texts")
-    texts.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a JSON file of the package `tokenizers` (default: each character is a token)",
-    )
-    texts.add_argument(
-        "--unit",
-        choices=UNITS,
-        help="what is a document (default: a record of .jsonl, .csv and .tsv, else a file)",
-    )
-    texts.add_argument(
-        "--text-field", metavar="NAME", help="of records: the field of the text (default: text)"
-    )
-    texts.add_argument(
-        "--target-field",
-        metavar="NAME",
-        help="of records: the field of the target, numbers or classes",
-    )
-    texts.add_argument("--labels", choices=("folders",), help="class folders give the targets")
-    texts.add_argument(
-        "--cache-dir",
-        metavar="DIR",
-        help="where tokens are kept while they are made (default: the user's cache folder)",
-    )
-    texts.add_argument("--encoding", help="of the texts (default: utf-8)")
 
 
 def _extents(text: str) -> int | tuple[int, ...]:
     try:
-        extents = tuple(int(part) for part in text.split(","))
+        extents = tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 64, or 32,64,64") from None
     return extents[0] if len(extents) == 1 else extents
@@ -125,24 +79,24 @@ def _extents(text: str) -> int | tuple[int, ...]:
 
 def data_options(given: argparse.Namespace) -> dict[str, Any]:
     """The keywords of a dataset that were given as flags."""
-    options = {name: getattr(given, name) for name in _NAMES if getattr(given, name) is not None}
-    names = options.get("target_name")
-    if names is not None and len(names) == 1:
-        options["target_name"] = names[0]
+    values = {name: getattr(given, name) for name in (*_DATA, *_TEXTS)}
+    options = {name: value for name, value in values.items() if value is not None}
+    if len(options.get("target_name", ())) == 1:
+        [options["target_name"]] = options["target_name"]
     if given.targets == "none":
         options["targets"] = None
     if given.masks:
         options["masks"] = True
-    if given.tokenizer is not None:
-        options["tokenizer"] = _tokenizer(given.tokenizer)
     if given.skip_bad:
         options["on_error"] = "skip"
+    if given.tokenizer is not None:
+        options["tokenizer"] = _tokenizer(given.tokenizer)
     return options
 
 
 def text_options(options: dict[str, Any]) -> set[str]:
     """Those of some options that only texts have."""
-    names = {*_OF_TEXTS, "tokenizer"}
+    names = {*_TEXTS}
     if "targets" not in options:
         names.add("delimiter")  # else it is that of the table of labels
     return options.keys() & names
@@ -156,9 +110,6 @@ def open_data(
 ) -> BaseDataset:
     """Texts, where an option says so that only they have, or `are_texts`; else what the path holds,
     which `opens` opens.
-
-    Raises:
-        HeadraceError: it can't be opened.
     """
     from headrace.datasets.open import open_dataset
     from headrace.datasets.text.text import TextDataset
@@ -170,31 +121,12 @@ def open_data(
     return (opens or open_dataset)(path, **options)
 
 
-def refuse_own_data(option: str, path: str, sources: Iterable[str | None]) -> None:
-    """Raises a ConfigError: a picture to write is a file of the data, or lies in a folder of it,
-    where it would become a sample.
-    """
-    written = os.path.realpath(path)
-    for source in sources:
-        if source is None or not os.path.exists(source):
-            continue
-        folder = os.path.join(os.path.realpath(source), "")
-        is_inside = os.path.isdir(source) and written.startswith(folder)
-        if is_inside or (os.path.exists(path) and os.path.samefile(source, path)):
-            raise ConfigError(
-                f"{option} {path}: it is a part of the data ({source}): write the picture elsewhere"
-            )
-
-
 def _tokenizer(path: str) -> Any:
-    """Raises a ConfigError: the package is missing, or can't read the file."""
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError(
-            "--tokenizer needs the package `tokenizers`: pip install tokenizers"
-        ) from None
-    try:
+
         return Tokenizer.from_file(path)
+    except ImportError:
+        raise ConfigError("--tokenizer: the package is missing: pip install tokenizers") from None
     except Exception as error:  # of the package's own kind, which is Exception itself
         raise ConfigError(f"--tokenizer {path}: {error}") from None

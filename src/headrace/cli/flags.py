@@ -1,4 +1,4 @@
-"""Flags: how they are named where a message names arguments of Python, and what is read of them."""
+"""Reads the values of flags, and names flags where a message names arguments of Python."""
 
 from __future__ import annotations
 
@@ -6,98 +6,56 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import AccessError, ConfigError, HeadraceError, WriteError
 
-_SAME = (
-    *(
-        "unit",
-        "labels",
-        "text_field",
-        "target_field",
-        "targets",
-        "target_name",
-        "unused_targets",
-        "store",
-        "color",
-        "encoding",
-        "tokenizer",
-        "end_token",
-        "cache_dir",
-        "patch_shape",
-    ),
-    *("dataset_name", "workers", "shard_size", "image_column", "text_column", "columns"),
-)
-_FLAGS = {**{name: f"--{name.replace('_', '-')}" for name in _SAME}, "image_size": "--size"}
-_DESTS = {"image_size": "size"}
-_ARGUMENT = re.compile(
-    rf"\b({'|'.join(_FLAGS)})=(?:'([\w./-]+)'|\"([\w./-]+)\"|([\w-]+)|\(height, width\))?"
-)
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
+_POSITIONAL = {"verb", "path", "paths", "src", "dst", "target"}
 _IN_WORDS = {
-    'pass on_error="skip"': ("skip_bad", "pass --skip-bad"),
-    "overwrite=True (--overwrite)": ("overwrite", "--overwrite"),
-    "leave out shard_size": ("shard_size", "leave out --shard-size"),
-    "pass shard_size, such as '1GB'": ("shard_size", "pass --shard-size 1GB"),
-    "pass encoding= or errors=": ("encoding", "pass encoding="),
-    "name one as dataset_name": ("dataset_name", "name one by dataset_name="),
-    "name one of them as dataset_name": ("dataset_name", "name one of them by dataset_name="),
-    "use fewer workers or a smaller batch_size, or raise max_memory_usage": (
-        "",
-        "or use a machine with more memory",
-    ),
-    "raise PIL.Image.MAX_IMAGE_PIXELS": (
-        "store",
-        "pack it in Python, by headrace.pack, with a larger PIL.Image.MAX_IMAGE_PIXELS",
-    ),
-    "pass delimiter=';'": ("delimiter", "pass --delimiter ';'"),
-    "pass delimiter='|'": ("delimiter", "pass --delimiter '|'"),
-    "pass delimiter=','": ("delimiter", "pass --delimiter ','"),
-    "pass delimiter='\\t'": ("delimiter", "pass --delimiter $'\\t'"),
+    'on_error="skip"': ("skip_bad", "skip_bad=True"),
+    "image_size": ("size", "size"),
+    "(height, width)": ("size", ""),
+    "encoding= or errors=": ("encoding", "encoding="),
     ": use ImageDataset": ("unit", ": leave out the options for texts"),
-    ": use TextDataset": ("unit", ": pass --unit file"),
+    ": use TextDataset": ("unit", ": pass unit='file'"),
 }
-"""Words of messages, the argument of a verb that makes them a flag ("": every verb), and the
-words with it.
-"""
+"""Words of messages, the flag that a verb must have, and other words for them then."""
 
 
 def as_flags(message: str, given: argparse.Namespace) -> str:
-    """A message of an error or a warning, with the flags that the verb has: ``unit='file'`` is
+    """A message of an error or a warning with the flags of the verb: ``unit='file'`` becomes
     ``--unit file``.
     """
     for words, (name, instead) in _IN_WORDS.items():
-        if not name or name in given:
+        if name in given:
             message = message.replace(words, instead)
-    return _ARGUMENT.sub(
-        lambda found: _as_flag(found) if _DESTS.get(found[1], found[1]) in given else found[0],
-        message,
-    )
+    flags = [name for name in vars(given) if name not in _POSITIONAL]
+    pattern = rf"(?<![\w.'/-])({'|'.join(flags)})\b(=('[^']*'|\"[^\"]*\"|[\w.-]+)?)?"
+    return re.sub(pattern, lambda match: _as_flag(match, given), message)
 
 
-def _as_flag(found: re.Match[str]) -> str:
-    name, value = found[1], found[2] or found[3] or found[4] or ""
-    if name == "targets" and value in ("", "None"):
-        value = "none" if value else "FILE.csv"
-    return f"{_FLAGS[name]} {value}".rstrip()
+def _as_flag(match: re.Match[str], given: argparse.Namespace) -> str:
+    name = match[1]
+    if not match[2] and "_" not in name:
+        return match[0]
+    value = (match[3] or "").strip("'\"")
+    if not value or isinstance(getattr(given, name), bool):
+        return f"--{name.replace('_', '-')}"
+    return f"--{name.replace('_', '-')} {'none' if value == 'None' else shlex.quote(value)}"
 
 
-def number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What reads an option: a number from `least` on, and up to `most` where that is given."""
-    wanted = f"{least} or more" if most is None else f"one from {least} to {most}"
+def number(least: int, most: int = 10**18) -> Callable[[str], int]:
+    """What reads an option: a number from `least` to `most`."""
 
     def parsed(text: str) -> int:
-        if not (
-            text.isascii()
-            and text.isdigit()
-            and least <= int(text)
-            and (most is None or int(text) <= most)
-        ):
-            raise argparse.ArgumentTypeError(f"{text!r} is no such number: write {wanted}")
-        return int(text)
+        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+            return int(text)
+        wanted = f"{least} or more" if most == 10**18 else f"one from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{text!r} is no such number: write {wanted}")
 
     return parsed
 
@@ -108,16 +66,9 @@ count = number(1)
 
 def seconds(text: str) -> float:
     """A number of seconds, as an option has it."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
-    return value
-
-
-# -- MODULE:NAME
+    if re.fullmatch(r"\d{1,6}(\.\d*)?|\.\d+", text) and float(text) > 0:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
 
 
 def is_name(text: str) -> bool:
@@ -134,32 +85,70 @@ def imported(option: str, text: str) -> Any:
     match = _NAME.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{option} {text}: write MODULE:NAME or FILE.py:NAME, such as "
-            "my_project.transforms:augment"
+            f"{option} {text}: write MODULE:NAME or FILE.py:NAME, such as train.py:step"
         )
-    module, folder = match["module"], os.getcwd()
+    folder = os.getcwd()
+    module = match["module"]
     if module.endswith(".py"):
         path = os.path.abspath(os.path.expanduser(module))
         if not os.path.isfile(path):
             raise ConfigError(f"{option}: there is no file {path}")
-        folder, module = os.path.dirname(path), os.path.basename(path)[: -len(".py")]
+        folder = os.path.dirname(path)
+        module = os.path.basename(path).removesuffix(".py")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
+        for name in match["name"].split("."):
+            value = getattr(value, name)
     except HeadraceError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{option}: {module} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    for name in match["name"].split("."):
-        if not hasattr(found, name):
-            raise ConfigError(f"{option}: {module} has no {match['name']}")
-        found = getattr(found, name)
-    return found
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{option}: {text} can't be imported: {reason}") from error
+    return value
 
 
-def raised_by(text: str, error: Exception) -> ConfigError:
-    """The error of what a function of the user's raised."""
-    return ConfigError(f"{text} raised {type(error).__name__}: {error}")
+def imported_function(option: str, text: str) -> Callable[..., Any]:
+    """The function that ``module:name`` or ``file.py:name`` names. What it raises is the user's
+    error, not one of headrace.
+    """
+    function = imported(option, text)
+    if not callable(function):
+        raise ConfigError(f"{option}: {text} is no function, but a {type(function).__name__}")
+    return lambda *given: called(text, function, *given)
+
+
+def called(text: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Calls a function of the user's."""
+    try:
+        return function(*given)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{text} raised {type(error).__name__}: {error}") from error
+
+
+def check_output(
+    option: str, path: str, endings: tuple[str, ...], sources: Iterable[str | None] = ()
+) -> None:
+    """Raises an error for a file that can't be written, or that would become a sample of the data
+    in `sources`, before anything is read.
+    """
+    if not path.lower().endswith(endings) or os.path.isdir(path):
+        raise ConfigError(f"{option} {path}: name a file that ends with {' or '.join(endings)}")
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise WriteError(f"{option} {path}: the folder {folder} does not exist: create it")
+    if not os.access(folder, os.W_OK):
+        raise AccessError(f"{option} {path}: this user may not write to the folder {folder}")
+    for source in sources:
+        if source is None or not os.path.exists(source):
+            continue
+        real = os.path.realpath(source)
+        if os.path.realpath(path) == real or os.path.join(folder, "").startswith(
+            os.path.join(real, "")
+        ):
+            raise ConfigError(
+                f"{option} {path}: it is a part of the data ({source}): write it elsewhere"
+            )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 from headrace import __version__
@@ -31,21 +31,21 @@ from headrace.cli import (
     verify,
 )
 from headrace.cli.flags import as_flags
-from headrace.cli.hints import exit_code_of, next_command
-from headrace.cli.output import Output, has_colors, one_line, write
-from headrace.errors import HeadraceError
-
-Run = Callable[[argparse.Namespace, Output], int]
+from headrace.cli.output import Output, exit_code_of, one_line
+from headrace.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceError,
+    MissingNameError,
+)
+from headrace.io.paths import is_url, redact
 
 VERBS = {
     **{"info": info, "preview": preview, "bench": bench, "profile": profile},
     **{"pack": pack, "verify": verify, "status": status, "join": join, "index": index},
     **{"cache": cache, "env": env},
 }
-_QUIET, _JSON = (
-    "print nothing but errors and warnings",
-    'print one JSON document; an error too, as {"error": ...}',
-)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -54,9 +54,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):
             return super()._fill_text(text, width, indent)
-        return textwrap.fill(
-            " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent
-        )
+        return textwrap.fill(one_line(text), width, initial_indent=indent, subsequent_indent=indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,44 +67,37 @@ class Parser(argparse.ArgumentParser):
         """Refuses flags in the name of the verb that lacks them; argparse leaves this to the
         whole command.
         """
-        found, unknown = super().parse_known_args(args, namespace)
+        given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return given, unknown
 
     def error(self, message: str) -> NoReturn:
         """Prints usage, error and the next command, and exits with 2."""
-        self.print_usage(sys.stderr)
-        self.exit(
-            2, f"{self.prog}: error: {message}{self._remedy(message)}\nnext: {self.prog} --help\n"
-        )
-
-    def _remedy(self, message: str) -> str:
-        """What was meant by a wrong verb, or by a flag that the verb lacks."""
         from headrace.arguments import nearest, synonyms
 
-        verb = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if verb is not None:
-            meant = nearest(verb[1], re.findall(r"[\w-]+", verb[2]))
-            return f" (did you mean {meant}?)" if meant else ""
-        flag = re.search(r"unrecognized arguments: --([\w-]+)", message)
-        if flag is None:
-            return ""
-        flags = {
-            action.dest: action.option_strings[-1]
-            for action in self._actions
-            if action.option_strings
-        }
-        name = flag[1].replace("-", "_")
-        instead = synonyms(name, flags)
-        if instead:
-            return f" (use {re.sub('[a-z_]+', lambda word: flags.get(word[0], word[0]), instead)})"
-        meant = nearest(name, flags)
-        return f" (did you mean {flags[meant]}?)" if meant else ""
+        known = {name: name for name in VERBS}
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from ", message)
+        if wrong is None:
+            known = {
+                one.dest: one.option_strings[-1] for one in self._actions if one.option_strings
+            }
+            wrong = re.search(r"unrecognized arguments: --([\w-]+)", message)
+        if wrong is not None:
+            name = wrong[1].replace("-", "_")
+            instead = synonyms(name, known)
+            meant = nearest(name, known)
+            if instead:
+                flags = re.sub("[a-z_]+", lambda word: known.get(word[0], word[0]), instead)
+                message += f" (use {flags})"
+            elif meant:
+                message += f" (did you mean {known[meant]}?)"
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}\nnext: {self.prog} --help\n")
 
 
-def parser_of(verbs: dict[str, ModuleType], version: str) -> Parser:
-    """The parser of all verbs."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command, and gives its exit code."""
     parser = Parser(
         prog="headrace",
         description="See, prepare and measure training data for PyTorch.",
@@ -114,21 +105,19 @@ def parser_of(verbs: dict[str, ModuleType], version: str) -> Parser:
         "Exit codes: 0 fine; 1 something is wrong with the data; 2 used wrongly, or it could not "
         "be done; 130 interrupted.",
     )
-    parser.add_argument("--version", action="version", version=f"headrace {version}")
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in verbs.items():
+    for name, module in VERBS.items():
         verb = subparsers.add_parser(
             name, help=module.SUMMARY, description=module.DESCRIPTION, epilog=module.EXAMPLES
         )
         module.add_arguments(verb)
-        verb.add_argument("--json", action="store_true", help=_JSON)
-        verb.add_argument("-q", "--quiet", action="store_true", help=_QUIET)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
-    parser = parser_of(VERBS, __version__)
+        verb.add_argument(
+            "--json", action="store_true", help='print one JSON document; errors as {"error": ...}'
+        )
+        verb.add_argument(
+            "-q", "--quiet", action="store_true", help="print nothing but errors and warnings"
+        )
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         import argcomplete
 
@@ -137,57 +126,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_verb(VERBS[given.verb].run, given, f"headrace {given.verb}")
 
 
-def run_verb(run: Run, given: argparse.Namespace, program: str) -> int:
-    """Run a verb: errors and warnings are one line on stderr, which begins with the program's
+def run_verb(
+    run: Callable[[argparse.Namespace, Output], int], given: argparse.Namespace, program: str
+) -> int:
+    """Runs a verb: errors and warnings are one line on stderr, which begins with the program's
     name; the next command may follow.
     """
     output = Output(getattr(given, "json", False), getattr(given, "quiet", False))
     if output.as_json or output.quiet:
         given.no_progress = True
+    errors = Output(stream=sys.stderr)
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: Any = None,
-    ) -> None:
-        _tell(program, "warning", as_flags(one_line(message), given))
+    def tell(what: str, message: str) -> None:
+        errors.write(f"{program}: {errors.paint(what, what)}: {message}\n")
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        tell("warning", as_flags(one_line(message), given))
 
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
             return run(given, output)
-    except (HeadraceError, OSError) as error:
+    except KeyboardInterrupt:
+        errors.write(f"{program}: interrupted\n")
+        return 130
+    except Exception as error:
         code = exit_code_of(error)
         message = one_line(error)
-        # a verb that opens data: arguments that its messages name are flags here
-        if "dataset_name" in given:
+        following = next_command(error, given)
+        if not isinstance(error, HeadraceError | OSError):  # a fault of headrace's own
+            import traceback
+
+            traceback.print_exc()
+            message = f"{type(error).__name__}, which headrace does not expect: please report it"
+            following = "headrace env"
+        elif "dataset_name" in given:  # a verb that opens data has flags for its arguments
             message = as_flags(message, given)
-        _tell(program, "error", message, next_command(error, given))
+        tell("error", message)
+        if following is not None:
+            errors.write(f"next: {following}\n")
         output.show_error(error, message, code)
         return code
-    except KeyboardInterrupt:
-        _tell(program, "interrupted")
-        return 130
-    except Exception as error:  # a fault of headrace's own
-        import traceback
-
-        traceback.print_exc()
-        _tell(
-            program,
-            "error",
-            f"{type(error).__name__}, which headrace does not expect: please report it",
-            "headrace env",
-        )
-        output.show_error(error, one_line(error), 2)
-        return 2
 
 
-def _tell(program: str, what: str, message: str = "", following: str | None = None) -> None:
-    color = {"error": "31;1", "warning": "33;1"}.get(what, "1")
-    shown = f"\x1b[{color}m{what}\x1b[0m" if has_colors(sys.stderr) else what
-    write(f"{program}: {shown}{': ' if message else ''}{message}\n", sys.stderr)
-    if following is not None:
-        write(f"next: {following}\n", sys.stderr)
+def next_command(error: BaseException, given: argparse.Namespace) -> str | None:
+    """The command that tells more of what is wrong. None: the message says it all."""
+    verb = getattr(given, "verb", None)
+    paths: list[str] = getattr(given, "paths", [])
+    path = getattr(given, "path", None) or getattr(given, "src", None)
+    if len(paths) == 1:
+        path = paths[0]
+    if verb == "join" and os.path.isdir(path or ""):
+        return f"headrace status {shlex.quote(redact(path))}"
+    if path is not None and isinstance(error, DataNotFoundError):
+        if is_url(path):
+            return None
+        folder = os.path.abspath(os.path.expanduser(path))
+        while not os.path.isdir(folder) or (verb == "info" and folder == os.path.abspath(path)):
+            folder = os.path.dirname(folder)
+        return f"headrace info {shlex.quote(folder)}"
+    if path is not None and isinstance(error, MissingNameError | FormatError) and verb != "info":
+        return f"headrace info {shlex.quote(redact(path))}"
+    if verb is not None and isinstance(error, ConfigError):
+        return f"headrace {verb} --help"
+    return None

@@ -14,7 +14,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-_STYLES = {"bold": "1", "dim": "2", "green": "32", "cyan": "36"}
+from headrace.errors import FileChangedError, FormatError, SampleError
+
+_STYLES = {"bold": "1", "dim": "2", "green": "32", "cyan": "36", "error": "31;1", "warning": "33;1"}
 _ASCII = {"├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "█": "#", "…": "...", "→": "->"}
 _WIDE = 100  # columns where there is no terminal
 _NARROWEST = 40
@@ -26,24 +28,21 @@ class Output:
     Args:
         as_json: one JSON document instead of text.
         quiet: no text.
-        stream: to print to; None: the standard output.
+        stream: to print to. None: the standard output.
 
     Attributes:
-        is_terminal: True if somebody sees it come.
-        width: columns that lines should fit in; None where it is no terminal.
+        width: columns that lines should fit in. None where it is no terminal.
     """
 
     def __init__(
         self, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None
     ) -> None:
-        self.as_json, self.quiet = as_json, quiet
+        self.as_json = as_json
+        self.quiet = quiet
         self._stream = stream
-        self.is_terminal: bool = is_terminal(self.stream)
-        self.width: int | None = (
-            max(_NARROWEST, shutil.get_terminal_size().columns) if self.is_terminal else None
-        )
-        self._is_plain = not has_colors(self.stream)
-        self._is_ascii = not _can_print("".join(_ASCII), self.stream)
+        self.width: int | None = None
+        if self.stream.isatty():
+            self.width = max(_NARROWEST, shutil.get_terminal_size().columns)
 
     @property
     def stream(self) -> TextIO:
@@ -56,8 +55,13 @@ class Output:
         return self.width or _WIDE
 
     def paint(self, text: str, style: str) -> str:
-        """Text in a colour, where there are some."""
-        return text if self._is_plain or not text else f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+        """Text in a colour, on a terminal that has some, unless NO_COLOR is set
+        (https://no-color.org).
+        """
+        is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        if not text or not self.stream.isatty() or is_plain:
+            return text
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
     def show(self, value: Any, lines: Iterable[str]) -> None:
         """Prints a result: `value` as JSON, or the lines."""
@@ -66,85 +70,55 @@ class Output:
 
     def show_lines(self, lines: Iterable[str]) -> None:
         """Prints lines, where text is wanted."""
-        if not self.as_json and not self.quiet:
-            self._print("\n".join(lines))
+        if self.as_json or self.quiet:
+            return
+        text = "\n".join(lines)
+        if not self._can_print("".join(_ASCII)):
+            for symbol, plain in _ASCII.items():
+                text = text.replace(symbol, plain)
+        self.write(text + "\n")
 
     def show_json(self, value: Any) -> None:
         """Prints the document, where JSON is wanted."""
         if self.as_json:
-            self._print(
-                json.dumps(
-                    _plain(value),
-                    indent=1,
-                    ensure_ascii=not _can_print("é", self.stream),
-                    allow_nan=False,
-                )
-            )
+            is_ascii = not self._can_print("é")
+            text = json.dumps(_plain(value), indent=1, ensure_ascii=is_ascii, allow_nan=False)
+            self.write(text + "\n")
 
     def show_error(self, error: BaseException, message: str, code: int) -> None:
         """Prints an error as JSON, where JSON is wanted; people read it elsewhere."""
+        told = {"type": type(error).__name__, "message": message, "exit_code": code}
         # the error may be that nothing can be printed, such as to a full disk
         with contextlib.suppress(OSError):
-            self.show_json(
-                {"error": {"type": type(error).__name__, "message": message, "exit_code": code}}
-            )
+            self.show_json({"error": told})
 
-    def _print(self, text: str) -> None:
-        if self._is_ascii and not self.as_json:
-            for symbol, plain in _ASCII.items():
-                text = text.replace(symbol, plain)
-        write(text + "\n", self.stream)
+    def _can_print(self, text: str) -> bool:
+        try:
+            text.encode(self.stream.encoding or "utf-8")
+        except UnicodeError:
+            return False
+        return True
 
-
-def write(text: str, stream: TextIO) -> None:
-    """Writes text, whatever its encoding; where nobody reads any more (``| head``), the rest is
-    dropped, and the exit code stays true.
-    """
-    if not _can_print(text, stream):
-        encoding = _encoding_of(stream)
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        drop(stream)
-
-
-def drop(stream: TextIO) -> None:
-    """Lets a stream whose reader is gone lead nowhere, so that Python doesn't complain at its
-    end either.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())
-    finally:
-        os.close(nowhere)
+    def write(self, text: str) -> None:
+        """Writes text, whatever its encoding. Where nobody reads any more (``| head``), the rest is
+        dropped, and the exit code stays true.
+        """
+        if not self._can_print(text):
+            encoding = self.stream.encoding
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            # Python must not complain at its end either
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """True if somebody looks at it."""
-    return bool(getattr(stream, "isatty", lambda: False)())
-
-
-def has_colors(stream: TextIO) -> bool:
-    """True if colours are wanted: on a terminal, unless NO_COLOR is set (https://no-color.org)
-    or the terminal has none.
-    """
-    return (
-        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
-
-
-def _encoding_of(stream: TextIO) -> str:
-    return getattr(stream, "encoding", None) or "utf-8"
-
-
-def _can_print(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(_encoding_of(stream))
-    except UnicodeError:
-        return False
-    return True
+def exit_code_of(error: BaseException) -> int:
+    """1 where the data are wrong, else 2."""
+    return 1 if isinstance(error, FormatError | SampleError | FileChangedError) else 2
 
 
 def one_line(message: object) -> str:
@@ -179,17 +153,15 @@ def _plain(value: Any) -> Any:
     numbers Python's.
     """
     if hasattr(type(value), "__dataclass_fields__"):
-        return _plain(fields_of(value))
+        value = fields_of(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(one) for one in value]
-    if isinstance(value, os.PathLike):
-        return visible(os.fspath(value))
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if value is None or isinstance(value, bool | int):
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
         return value
-    return _plain(value.item() if hasattr(value, "item") else str(value))
+    return str(value).encode("utf-8", "backslashreplace").decode()

@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from headrace.cli.flags import count
-from headrace.cli.hints import exit_code_of
-from headrace.cli.output import Output, one_line, visible
+from headrace.cli.output import Output, exit_code_of, one_line, visible
 from headrace.errors import HeadraceError
 
 SUMMARY = "read packed files again and compare each sample with its checksum"

@@ -2,6 +2,5 @@
 
 from headrace.previewing.batch import Item, Preview, preview
 from headrace.previewing.sheet import draw_sheet
-from headrace.previewing.table import table_lines
 
-__all__ = ["Item", "Preview", "draw_sheet", "preview", "table_lines"]
+__all__ = ["Item", "Preview", "draw_sheet", "preview"]

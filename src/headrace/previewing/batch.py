@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,8 @@ from headrace.errors import CollateError, ConfigError
 from headrace.loader.create import create_dataloader
 from headrace.loader.data import length_of
 
-_IDS, _MASK, _INDEX = "input_ids", "attention_mask", "index"
-_SAID = 40  # characters of a value in a caption
+_LONGEST = 40  # characters of a value in a caption
+_IDS = 32  # tokens that are listed, where no tokenizer decodes them
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class Item:
     """A sample to be shown.
 
     Attributes:
-        index: of the sample; None: it has none.
-        where: it lies.
+        index: of the sample. None: not known.
+        where: its file, or file and row.
         caption: its target and other fields, in words.
-        value: its input as an array; None: it is a text, or nothing that can be drawn.
-        target: an array to be drawn beside it, such as labels of voxels; None: the caption says it.
-        ids, mask: of a text: its tokens [length] and 1 where they are no padding.
-        text: what the tokens stand for; None: nobody can say.
-        boxes: [objects, 4], edges of objects in pixels of the input: left, top, right, bottom;
-            None: it has none.
+        value: its input as an array. None: it is a text, or can't be drawn.
+        target: an array to be drawn beside it, such as labels of voxels.
+        text: what its tokens stand for, or the tokens.
+        tokens: number of tokens of a text, without padding. None: it is no text.
+        padding: number of tokens that are padding.
+        boxes: [objects, 4], edges of objects in pixels of the input: left, top, right, bottom.
     """
 
     index: int | None
@@ -43,15 +43,10 @@ class Item:
     caption: str
     value: npt.NDArray[Any] | None = None
     target: npt.NDArray[Any] | None = None
-    ids: npt.NDArray[np.int64] | None = None
-    mask: npt.NDArray[np.int64] | None = None
     text: str | None = None
+    tokens: int | None = None
+    padding: int = 0
     boxes: npt.NDArray[Any] | None = None
-
-    @property
-    def padding(self) -> int:
-        """Tokens that are padding."""
-        return 0 if self.mask is None else int((self.mask == 0).sum())
 
 
 @dataclass(slots=True)
@@ -60,20 +55,40 @@ class Preview:
 
     Attributes:
         title: dataset, epoch and seed.
-        facts: what the batch is made of, by name.
+        batch: structure, dtypes and shapes of the batch.
         items: its samples.
         notes: what there is to know besides.
     """
 
     title: str
-    facts: dict[str, str]
+    batch: str
     items: list[Item]
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_text(self) -> bool:
         """True if samples are tokens."""
-        return any(item.ids is not None for item in self.items)
+        return any(item.tokens is not None for item in self.items)
+
+    def lines(self, columns: int) -> Iterator[str]:
+        """A table of the samples that fits so many columns."""
+        yield self.title
+        yield f"batch: {self.batch}"
+        rows = []
+        for item in self.items:
+            number = "" if item.index is None else f"#{item.index:,}"
+            what = ""
+            if item.tokens is not None:
+                padding = f" + {item.padding:,} padding" if item.padding else ""
+                what = f"{item.tokens:,} tokens{padding}"
+            elif item.value is not None:
+                what = f"{item.value.dtype} {list(item.value.shape)}"
+            rows.append((number, item.caption[: max(8, columns // 4)], what, item.text or ""))
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        for number, caption, what, text in rows:
+            cells = [number.rjust(widths[0]), caption.ljust(widths[1]), what.ljust(widths[2]), text]
+            yield "  ".join(cell for cell in cells if cell)[:columns].rstrip()
+        yield from self.notes
 
 
 def preview(
@@ -83,68 +98,48 @@ def preview(
     seed: int = 42,
     epoch: int = 0,
     shuffle: bool = True,
-    transform: Callable[[Any], Any] | None = None,
     opens: Callable[..., BaseDataset] = open_dataset,
     **options: Any,
 ) -> Preview:
     """The first batch that a loader yields in an epoch, in this process.
 
     Args:
-        data_path: as `open_dataset` takes it; or a dataset of headrace's.
+        data_path: as `open_dataset` takes it; or a dataset of headrace.
         count: samples in the batch.
         seed, epoch: of the order and of random transforms.
         shuffle: False: the first samples in their order.
-        transform: of inputs; None: the dataset's default.
-        opens: what opens the path.
+        opens: opens the path.
         **options: of `opens`.
 
     Raises:
-        ConfigError: a dataset of no samples; options that don't fit.
-        HeadraceError: what the loader raises.
+        ConfigError: a dataset without samples; options that don't fit.
+        HeadraceError: any error of the loader.
     """
-    given = {**options, **({} if transform is None else {"transform": transform})}
-    dataset = (
-        data_path
-        if isinstance(data_path, BaseDataset)
-        else opens(data_path, return_index=True, **given)
-    )
-    is_own = dataset is not data_path
+    is_own = not isinstance(data_path, BaseDataset)
+    dataset = opens(data_path, return_index=True, **options) if is_own else data_path
+    loading: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed}
+    if not shuffle or not isinstance(dataset, StreamingDataset):  # shards are shuffled by blocks
+        loading["shuffle"] = shuffle
     notes: list[str] = []
     try:
-        if not isinstance(dataset, StreamingDataset) and not len(dataset):
-            raise ConfigError(f"{dataset!r} has no samples to show")
-        # shards have a shuffle of their own, by blocks
-        order: dict[str, Any] = {}
-        if not (shuffle and isinstance(dataset, StreamingDataset)):
-            order["shuffle"] = shuffle
-        loader_options: dict[str, Any] = {
-            "batch_size": count,
-            "num_workers": 0,
-            "seed": seed,
-            "pin_memory": False,
-            **order,
-        }
         try:
-            try:
-                batch = _first(dataset, epoch, loader_options)
-            except ConfigError:
-                if not (is_own and dataset.return_index):
-                    raise
-                dataset.return_index = False  # samples may have a field "index" of their own
-                batch = _first(dataset, epoch, loader_options)
+            batch = _first(dataset, epoch, loading)
+        except ConfigError:
+            if not is_own or not dataset.return_index:
+                raise
+            dataset.return_index = False  # samples may have a field "index" of their own
+            batch = _first(dataset, epoch, loading)
         except CollateError as error:
-            notes.append(
-                f"a loader with the default collate function raises: {' '.join(str(error).split())}"
-            )
-            batch = _first(dataset, epoch, {**loader_options, "collate_fn": "list"})
-        facts = {"batch": _shape_of(_without_index(batch) if dataset.return_index else batch)}
-        classes = list(getattr(dataset, "classes", None) or [])
-        items = [_item(sample, dataset, classes) for sample in _samples_of(batch)]
-        name = type(dataset).__name__
+            reason = " ".join(str(error).split())
+            notes.append(f"a loader with the default collate function raises: {reason}")
+            batch = _first(dataset, epoch, {**loading, "collate_fn": "list"})
         length = length_of(dataset)
         samples = "?" if length is None else f"{length:,}"
         return Preview(
-            f"{name}, {samples} samples, epoch {epoch}, seed {seed}", facts, items, notes
+            f"{type(dataset).__name__}, {samples} samples, epoch {epoch}, seed {seed}",
+            _shape_of(batch, dataset.return_index),
+            [_item(sample, dataset) for sample in _samples_of(batch)],
+            notes,
         )
     finally:
         if is_own:
@@ -152,151 +147,114 @@ def preview(
 
 
 def _first(dataset: Any, epoch: int, options: Mapping[str, Any]) -> Any:
-    loader = create_dataloader(dataset, **options)
-    try:
+    with create_dataloader(dataset, pin_memory=False, **options) as loader:
         loader.set_epoch(epoch)
         for batch in loader:
             return batch
-        raise ConfigError("there is no batch to show")
-    finally:
-        loader.close()
+    raise ConfigError(f"{dataset!r} has no samples to show")
 
 
-# -- a batch and its samples
-
-
-def _without_index(batch: Any) -> Any:
-    """What a dataset gives without ``return_index``."""
-    if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key != _INDEX}
-    return batch[:-1] if isinstance(batch, tuple) else batch
-
-
-def _shape_of(batch: Any) -> str:
-    """Structure, dtypes and shapes of a batch, in words."""
+def _shape_of(batch: Any, has_index: bool = False) -> str:
+    """Structure, dtypes and shapes of a batch, in words, without the index that was added."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {_shape_of(value)}" for key, value in batch.items()) + "}"
+        keys = [key for key in batch if key != "index" or not has_index]
+        return "{" + ", ".join(f"{key}: {_shape_of(batch[key])}" for key in keys) + "}"
     if isinstance(batch, tuple):
-        return "(" + ", ".join(map(_shape_of, batch)) + ")"
-    if isinstance(batch, list):
-        return f"list of {len(batch)}"
-    return type(batch).__name__
+        return "(" + ", ".join(map(_shape_of, batch[: len(batch) - has_index])) + ")"
+    return f"list of {len(batch)}"
 
 
 def _samples_of(batch: Any) -> list[Any]:
-    if isinstance(batch, torch.Tensor | np.ndarray | list):
-        return list(batch)
     if isinstance(batch, Mapping):
-        columns = {key: _samples_of(value) for key, value in batch.items()}
-        count = max(map(len, columns.values()), default=0)
-        return [
-            {key: column[number] for key, column in columns.items() if number < len(column)}
-            for number in range(count)
-        ]
+        columns = [_samples_of(value) for value in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=False)]
     if isinstance(batch, tuple):
         return list(zip(*map(_samples_of, batch), strict=False))
-    return []
+    return list(batch)
 
 
-def _item(sample: Any, dataset: Any, classes: list[str]) -> Item:
-    index, value, target, said = None, sample, None, list[str]()
-    if isinstance(sample, tuple):
-        parts = list(sample)
-        index = int(parts.pop()) if dataset.return_index else None
-        value, target = parts[0] if parts else None, parts[1] if len(parts) > 1 else None
-    elif isinstance(sample, Mapping):
-        rest = dict(sample)
-        index = int(rest.pop(_INDEX)) if dataset.return_index and _INDEX in rest else None
-        if _IDS in rest:
-            return _text_item(rest, index, dataset, classes)
-        drawn = next(
-            (
-                key
-                for key, one in rest.items()
-                if (array := _array(one)) is not None and array.ndim >= 2
-            ),
-            None,
-        )
-        value = None if drawn is None else rest.pop(drawn)
-        said = [
-            f"{key.strip('_')} {_said(one, classes if key in ('cls', 'label') else [])}"
-            for key, one in rest.items()
-            if key != "__url__"
+def _item(sample: Any, dataset: Any) -> Item:
+    """A sample in parts: a tuple of input and target, a dict, or the input alone."""
+    classes = getattr(dataset, "classes", None) or []
+    item = Item(None, "", "")
+    fields: dict[str, Any] = {}
+    if isinstance(sample, Mapping):
+        fields = {key: value for key, value in sample.items() if key != "__url__"}
+        if dataset.return_index:
+            item.index = int(fields.pop("index"))
+        if "input_ids" in fields:
+            _add_text(item, fields, dataset)
+            fields = {}
+        for key, value in fields.items():
+            array = _array(value)
+            if array is not None and array.ndim >= 2:
+                item.value = array
+                del fields[key]
+                break
+        named: Mapping[str, Any] = dict.fromkeys(("cls", "label"), classes)
+    else:
+        parts = list(sample) if isinstance(sample, tuple) else [sample]
+        if dataset.return_index and isinstance(sample, tuple):
+            item.index = int(parts.pop())
+        item.value = _array(parts[0])
+        if isinstance(parts[0], str):
+            item.text = parts[0]
+        target = parts[1] if len(parts) > 1 else None
+        mask = _array(target)
+        if mask is not None and mask.ndim >= 2:
+            item.target = mask
+        elif isinstance(target, Mapping):
+            fields = dict(target)
+        elif target is not None:
+            item.caption = _words(target, classes)
+        # the names of the classes of each column of targets that are dicts
+        named = getattr(dataset, "column_classes", None) or {}
+        if isinstance(classes, Mapping):
+            named = classes
+    if "boxes" in fields and not isinstance(sample, Mapping):
+        item.boxes = _array(fields["boxes"])
+        names = {number: name for name, number in dataset.class_to_idx.items()}
+        counts = Counter(names.get(label, str(label)) for label in fields["labels"].tolist())
+        item.caption = ", ".join(f"{number} {name}" for name, number in counts.items())
+        item.caption = item.caption or "0 objects"
+    elif fields:
+        words = [
+            f"{key.strip('_')} {_words(one, named.get(key, []))}" for key, one in fields.items()
         ]
-    array, mark = _array(value), _array(target)
-    is_drawn = mark is not None and mark.ndim >= 2
-    boxes = _array(target.get("boxes")) if isinstance(target, Mapping) else None
-    if isinstance(target, Mapping) and boxes is not None:
-        said.append(_objects(target, getattr(dataset, "class_to_idx", {})))
-    elif isinstance(target, Mapping):
-        named = _names_of_columns(dataset)
-        said += [f"{name} {_said(one, named.get(name, []))}" for name, one in target.items()]
-    elif target is not None and not is_drawn:
-        said.append(_said(target, classes))
-    where = (
-        dataset.source_of(index)
-        if index is not None and not isinstance(dataset, StreamingDataset)
-        else ""
-    )
-    if array is None and isinstance(value, str):
-        return Item(index, where, ", ".join(said), text=value)
-    return Item(index, where, ", ".join(said), array, mark if is_drawn else None, boxes=boxes)
+        item.caption = ", ".join(words)
+    if item.index is not None and not isinstance(dataset, StreamingDataset):
+        item.where = dataset.source_of(item.index)
+    return item
 
 
-def _objects(target: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
-    """How many objects of which classes there are: "2 mill, 1 wheel"."""
-    names = {number: name for name, number in numbers.items()}
-    counts = (
-        Counter(names.get(label, str(label)) for label in target["labels"].tolist())
-        if "labels" in target
-        else Counter[str]()
-    )
-    return (
-        ", ".join(f"{count} {name}" for name, count in counts.items())
-        or f"{len(target['boxes'])} objects"
-    )
-
-
-def _names_of_columns(dataset: Any) -> Mapping[str, list[str]]:
-    """The names of the classes of each column of targets that are dicts."""
-    each = (getattr(dataset, name, None) for name in ("column_classes", "classes"))
-    return next((names for names in each if isinstance(names, Mapping)), {})
-
-
-def _text_item(fields: dict[str, Any], index: int | None, dataset: Any, classes: list[str]) -> Item:
-    ids = np.asarray(fields[_IDS], np.int64).reshape(-1)
-    mask = np.asarray(fields.get(_MASK, np.ones_like(ids)), np.int64).reshape(-1)
+def _add_text(item: Item, fields: dict[str, Any], dataset: Any) -> None:
+    """Adds a text's tokens, and its label."""
+    ids = np.asarray(fields["input_ids"], np.int64).reshape(-1)
+    mask = np.asarray(fields.get("attention_mask", np.ones_like(ids))).reshape(-1) > 0
+    item.tokens = int(mask.sum())
+    item.padding = len(ids) - item.tokens
     label = fields.get("labels", fields.get("label"))
-    caption = _said(label, classes) if label is not None and np.ndim(label) == 0 else ""
-    where = dataset.source_of(index) if index is not None else ""
-    return Item(
-        index,
-        where,
-        caption,
-        ids=ids,
-        mask=mask,
-        text=_decoded(getattr(dataset, "tokenizer", None), ids[mask > 0]),
-    )
-
-
-def _decoded(tokenizer: Any, ids: npt.NDArray[np.int64]) -> str | None:
+    if label is not None and np.ndim(label) == 0:
+        item.caption = _words(label, getattr(dataset, "classes", None) or [])
+    tokenizer: Any = getattr(dataset, "tokenizer", None)
     if hasattr(tokenizer, "decode"):
-        return str(tokenizer.decode(ids.tolist()))
-    return None
+        item.text = " ".join(str(tokenizer.decode(ids[mask].tolist())).split())
+    else:
+        item.text = " ".join(map(str, ids[:_IDS].tolist())) + (" …" if len(ids) > _IDS else "")
 
 
 def _array(value: Any) -> npt.NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
-        dense = value.detach().to_dense()  # a dense one as it is
+        dense = value.detach().to_dense()
         value = dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return np.abs(value) if value.dtype.kind == "c" else value
     return None
 
 
-def _said(value: Any, classes: list[str]) -> str:
+def _words(value: Any, classes: list[str]) -> str:
     """A target or another field in a few words: the name of its class, where there are names."""
     plain = value.tolist() if isinstance(value, torch.Tensor | np.ndarray | np.generic) else value
     if isinstance(plain, int) and not isinstance(plain, bool) and 0 <= plain < len(classes):
@@ -304,4 +262,4 @@ def _said(value: Any, classes: list[str]) -> str:
     if isinstance(plain, float):
         return f"{plain:.4g}"
     text = " ".join(str(plain).split())
-    return text if len(text) <= _SAID else f"{text[: _SAID - 1]}…"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import colorsys
 import contextlib
 import functools
-import importlib.util
-import os
+import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from headrace.previewing.batch import Item, Preview
-from headrace.previewing.panels import pictures_of, value_range
-from headrace.previewing.table import row_of
+from headrace.previewing.batch import Preview
 
-_MARGIN, _GAP, _LINE = 16, 10, 16
-_INK, _PALE, _PAPER, _FRAME = (24, 24, 27), (113, 113, 122), (250, 250, 250), (212, 212, 216)
+Picture = npt.NDArray[np.uint8]
+"""[height, width, 3]"""
+_MARGIN = 16
+_GAP = 10
+_LINE = 18
+_LETTER = 7  # pixels of a letter, about
+_WIDTH = 1100  # at most, and of a table of texts
+_INK = (24, 24, 27)
+_PALE = (113, 113, 122)
+_PAPER = (250, 250, 250)
+_FRAME = (212, 212, 216)
 _BOX = (250, 60, 180)
-_PAD, _TOKEN = (253, 224, 71), (255, 255, 255)
-_TEXT_WIDTH, _TEXT_COLUMNS = 1100, 150  # pixels of a table of texts, and letters in a row of it
-_NARROWEST, _WIDEST = 480, 1100
 _FONTS = (
-    *(
-        "NotoSans-Regular.ttf",
-        "DejaVuSans.ttf",
-        "LiberationSans-Regular.ttf",
-        "Arial.ttf",
-        "arial.ttf",
-    ),
-    *(
-        "NotoSansCJK-Regular.ttc",
-        "DroidSansFallbackFull.ttf",
-        "wqy-microhei.ttc",
-        "PingFang.ttc",
-        "msyh.ttc",
-        "msgothic.ttc",
-    ),
+    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf"),
+    *("arial.ttf", "NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-microhei.ttc"),
+    *("PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
 )
 
 
@@ -46,137 +41,87 @@ def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Im
     Args:
         shown: what is drawn.
         cell: pixels of the longer side of a sample's picture.
-        columns: samples in a row.
+        columns: samples in a row, at most.
     """
-    return _table(shown) if shown.is_text else _contact_sheet(shown, cell, columns)
-
-
-@functools.cache
-def _fonts(size: int) -> list[Any]:
-    """The fonts for letters of many languages that the system or matplotlib has, and Pillow's
-    own.
-    """
-    matplotlib = importlib.util.find_spec("matplotlib")
-    places = [*_FONTS]
-    if matplotlib is not None and matplotlib.origin is not None:
-        places.append(
-            os.path.join(
-                os.path.dirname(matplotlib.origin), "mpl-data", "fonts", "ttf", "DejaVuSans.ttf"
-            )
-        )
-    fonts = list[Any]()
-    for place in places:
-        with contextlib.suppress(OSError):
-            fonts.append(ImageFont.truetype(place, size))
-    return [*fonts, ImageFont.load_default(size)]
-
-
-@functools.lru_cache(maxsize=4096)
-def _has(number: int, size: int, letter: str) -> bool:
-    """True if a font has a letter: for those that it lacks it draws one and the same box."""
-    if letter.isspace() or "!" <= letter <= "~":
-        return True
-    font = _fonts(size)[number]
-    try:
-        drawn, box = font.getmask(letter), font.getmask("\U0010ffff")
-    except UnicodeError:
-        return False
-    return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
-
-
-def _write(
-    draw: Any,
-    at: tuple[float, float],
-    text: str,
-    ink: tuple[int, int, int],
-    size: int,
-    room: float,
-) -> None:
-    """Draws text in the font that has the most of its letters, each line cut to `room` pixels.
-
-    Letters that this font lacks are escapes such as ``\\u6f22``.
-    """
-    fonts = _fonts(size)
-    counts = [sum(_has(number, size, letter) for letter in text) for number in range(len(fonts))]
-    number = counts.index(max(counts))
-    lines = list[str]()
-    for line in text.split("\n"):
-        letters = list(line)
-        for place, letter in enumerate(letters):
-            if not _has(number, size, letter):
-                letters[place] = letter.encode("ascii", "backslashreplace").decode()
-        while letters and fonts[number].getlength("".join(letters)) > room:
-            letters.pop()
-        lines.append("".join(letters))
-    draw.text(at, "\n".join(lines), ink, fonts[number])
-
-
-def _head(shown: Preview, extra: list[str], width: int) -> list[tuple[str, bool]]:
-    """The lines above the samples, and whether each is pale."""
-    told = [f"{name}: {value}" for name, value in shown.facts.items()] + extra + shown.notes
-    letters = max(30, (width - 2 * _MARGIN) // 7)
-    lines = [(line, False) for line in textwrap.wrap(shown.title, letters)]
-    return lines + [(line, True) for text in told for line in textwrap.wrap(text, letters)]
-
-
-def _paper(width: int, height: int, lines: list[tuple[str, bool]]) -> tuple[Image.Image, Any, int]:
-    head = _MARGIN + len(lines) * (_LINE + 3) + _GAP
-    sheet = Image.new("RGB", (width, head + height + _MARGIN), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for number, (line, is_pale) in enumerate(lines):
-        at = (_MARGIN, _MARGIN + number * (_LINE + 3))
-        if is_pale:
-            _write(draw, at, line, _PALE, 13, width - 2 * _MARGIN)
-        else:
-            _write(draw, at, line, _INK, 15, width - 2 * _MARGIN)
-    return sheet, draw, head
-
-
-def _contact_sheet(shown: Preview, cell: int, columns: int) -> Image.Image:
+    if shown.is_text:
+        lines = []
+        for line in shown.lines(600):
+            lines += textwrap.wrap(line, _WIDTH // _LETTER, subsequent_indent="    ")
+        return _paper(_WIDTH, 0, lines)[0]
     values = [item.value for item in shown.items if item.value is not None]
     limits = value_range(values)
-    pictures = [_pictures(item, limits) for item in shown.items]
-    across = max((len(some) for some in pictures), default=1) or 1
-    wide, high = across * cell + (across - 1) * 4, cell + 2 * _LINE + 6
-    columns = max(1, min(columns, len(shown.items), _WIDEST // (wide + _GAP)))
-    width = max(_NARROWEST, 2 * _MARGIN + columns * wide + (columns - 1) * _GAP)
-    extra = [f"shown from {limits[0]:.4g} (black) to {limits[1]:.4g} (white)"] if values else []
+    pictures = [
+        pictures_of(item.value, limits) + pictures_of(item.target, (0.0, 1.0), is_labels=True)
+        for item in shown.items
+    ]
+    across = max(map(len, pictures), default=1) or 1
+    wide = across * (cell + 4) - 4
+    high = cell + 2 * _LINE + 4
+    columns = max(1, min(columns, len(shown.items), _WIDTH // (wide + _GAP)))
+    width = max(480, 2 * _MARGIN + columns * (wide + _GAP) - _GAP)
+    head = [shown.title, f"batch: {shown.batch}", *shown.notes]
+    if values:
+        head.append(f"shown from {limits[0]:.4g} (black) to {limits[1]:.4g} (white)")
+    lines = [part for line in head for part in textwrap.wrap(line, width // _LETTER - 5)]
     rows = -(-len(shown.items) // columns)
-    sheet, draw, head = _paper(width, rows * (high + _GAP), _head(shown, extra, width))
+    sheet, draw, top = _paper(width, rows * (high + _GAP), lines)
+    letters = wide // _LETTER
     for number, (item, some) in enumerate(zip(shown.items, pictures, strict=True)):
         left = _MARGIN + number % columns * (wide + _GAP)
-        top = head + number // columns * (high + _GAP)
+        y = top + number // columns * (high + _GAP)
         for place, picture in enumerate(some):
-            _paste(
-                sheet,
-                draw,
-                picture,
-                left + place * (cell + 4),
-                top,
-                cell,
-                item.boxes if place == 0 else None,
-            )
+            boxes = item.boxes if place == 0 else None
+            _paste(sheet, draw, picture, (left + place * (cell + 4), y), cell, boxes)
         if not some:
-            draw.rectangle((left, top, left + cell - 1, top + cell - 1), outline=_FRAME)
-            text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // 7)
-            _write(draw, (left + 4, top + 4), text[:300], _INK, 11, cell - 8)
-        letters = max(8, wide // 7)
-        _write(draw, (left, top + cell + 3), item.caption[:letters], _INK, 12, wide)
-        _write(draw, (left, top + cell + _LINE + 2), _place_of(item, letters), _PALE, 11, wide)
+            draw.rectangle((left, y, left + cell - 1, y + cell - 1), outline=_FRAME)
+            text = textwrap.fill(item.text or item.caption or "nothing to draw", cell // _LETTER)
+            _write(draw, (left + 4, y + 4), text[:300], _INK)
+        _write(draw, (left, y + cell + 3), item.caption[:letters], _INK)
+        where = item.where.replace("\\", "/").rpartition("/")[2]
+        index = "" if item.index is None else f"#{item.index:,} "
+        where = index + where[-max(4, letters - len(index)) :]
+        _write(draw, (left, y + cell + _LINE), where, _PALE)
     return sheet
 
 
-def _pictures(item: Item, limits: tuple[float, float]) -> list[Any]:
-    if item.value is None:
-        return []
-    found = pictures_of(item.value, limits)
-    return found + (
-        pictures_of(item.target, (0.0, 1.0), is_labels=True) if item.target is not None else []
-    )
+def _paper(width: int, height: int, lines: list[str]) -> tuple[Image.Image, Any, int]:
+    """A sheet with some lines at its top, and where there is room below them."""
+    top = _MARGIN + len(lines) * _LINE + _GAP
+    sheet = Image.new("RGB", (width, top + height + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, line in enumerate(lines):
+        _write(draw, (_MARGIN, _MARGIN + number * _LINE), line, _PALE if number else _INK)
+    return sheet, draw, top
+
+
+def _write(draw: Any, at: tuple[float, float], text: str, ink: tuple[int, int, int]) -> None:
+    """Draws text in the font that has the most of its letters."""
+    font = max(_fonts(), key=lambda font: sum(_has(font, letter) for letter in text))
+    draw.text(at, text, ink, font)
+
+
+@functools.cache
+def _fonts() -> list[Any]:
+    """The system's fonts for letters of many languages, and Pillow's own."""
+    fonts = list[Any]()
+    for name in _FONTS:
+        with contextlib.suppress(OSError):
+            fonts.append(ImageFont.truetype(name, 12))
+    return [*fonts, ImageFont.load_default(12)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _has(font: Any, letter: str) -> bool:
+    """True if a font has a letter: for those that it lacks it draws one and the same box."""
+    if " " <= letter <= "~":
+        return True
+    drawn = font.getmask(letter)
+    box = font.getmask("\U0010ffff")
+    return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
 
 
 def _paste(
-    sheet: Image.Image, draw: Any, picture: Any, left: int, top: int, cell: int, boxes: Any
+    sheet: Image.Image, draw: Any, picture: Any, at: tuple[int, int], cell: int, boxes: Any
 ) -> None:
     """A picture in the middle of its cell, as large as fits: small ones with sharp pixels; and
     the boxes of the objects in it.
@@ -187,41 +132,70 @@ def _paste(
     image = image.resize(
         size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR
     )
-    x, y = left + (cell - size[0]) // 2, top + (cell - size[1]) // 2
+    x = at[0] + (cell - size[0]) // 2
+    y = at[1] + (cell - size[1]) // 2
     sheet.paste(image, (x, y))
     for x0, y0, x1, y1 in () if boxes is None else boxes * scale:
         draw.rectangle((x + x0, y + y0, x + max(x0, x1 - 1), y + max(y0, y1 - 1)), outline=_BOX)
     draw.rectangle((x - 1, y - 1, x + size[0], y + size[1]), outline=_FRAME)
 
 
-def _place_of(item: Item, letters: int) -> str:
-    number = "" if item.index is None else f"#{item.index:,} "
-    where = item.where.replace("\\", "/").rpartition("/")[2]
-    room = max(4, letters - len(number))
-    return number + (where if len(where) <= room else f"…{where[1 - room :]}")
+def value_range(arrays: Sequence[npt.NDArray[Any]]) -> tuple[float, float]:
+    """The values that are shown black and white: 0 and 255 of bytes, else the least and the
+    largest of all.
+    """
+    if all(array.dtype == np.uint8 for array in arrays):
+        return 0.0, 255.0
+    finite = [array[np.isfinite(array)] for array in arrays]
+    least = min((float(array.min()) for array in finite if array.size), default=0.0)
+    most = max((float(array.max()) for array in finite if array.size), default=1.0)
+    return least, most if most > least else least + 1.0
 
 
-def _table(shown: Preview) -> Image.Image:
-    """A row for each text: its number, target, tokens and padding as a bar, and the text."""
-    lines = _head(shown, ["white: tokens; yellow: padding"], _TEXT_WIDTH)
-    longest = max((len(item.ids) for item in shown.items if item.ids is not None), default=1) or 1
-    cells = [
-        textwrap.wrap(row_of(item).text, _TEXT_COLUMNS - 10)[:3] or [""] for item in shown.items
-    ]
-    height = sum(_LINE * (1 + len(text)) + _GAP + 10 for text in cells)
-    sheet, draw, top = _paper(_TEXT_WIDTH, height, lines)
-    room = _TEXT_WIDTH - 2 * _MARGIN
-    for item, text in zip(shown.items, cells, strict=True):
-        row = row_of(item)
-        head = "  ".join(filter(None, [row.number, row.caption, row.tokens]))
-        _write(draw, (_MARGIN, top), head, _PALE, 12, room)
-        y, count = top + _LINE + 1, 0 if item.ids is None else len(item.ids)
-        filled = round(room * (count - item.padding) / longest)
-        draw.rectangle(
-            (_MARGIN, y, _MARGIN + round(room * count / longest), y + 5), fill=_PAD, outline=_FRAME
-        )
-        draw.rectangle((_MARGIN, y, _MARGIN + filled, y + 5), fill=_TOKEN, outline=_FRAME)
-        for number, line in enumerate(text):
-            _write(draw, (_MARGIN, y + 8 + number * _LINE), line, _INK, 13, room)
-        top = y + 10 + len(text) * _LINE + _GAP
-    return sheet
+def pictures_of(
+    array: npt.NDArray[Any] | None, limits: tuple[float, float], is_labels: bool = False
+) -> list[Picture]:
+    """The pictures that show an array: one of an image or a row of numbers, three of a volume (its
+    middle slices).
+
+    Args:
+        array: of any shape; of images with their channels first or last. None: no picture.
+        limits: the values that are black and white.
+        is_labels: True if values are classes, which get colours.
+    """
+    if array is None or 0 in array.shape:
+        return []
+    if array.ndim <= 1:  # a strip, an eighth as high as it is long
+        array = array.reshape(1, -1).repeat(-(-array.size // 8), axis=0)
+    if array.ndim == 3 and not is_labels:
+        if array.shape[0] in (1, 3, 4) and min(array.shape[1:]) > 4:
+            array = np.moveaxis(array, 0, -1)
+        if array.shape[-1] in (3, 4):
+            return [_scaled(array[..., :3], limits)]
+        if array.shape[-1] == 1:
+            array = array[..., 0]
+    if array.ndim == 2:
+        return [_painted(array, limits, is_labels)]
+    if array.ndim == 3:
+        middles = [array.take(extent // 2, axis) for axis, extent in enumerate(array.shape)]
+        return [_painted(middle, limits, is_labels) for middle in middles]
+    return pictures_of(array[0], limits, is_labels)
+
+
+def _painted(plane: npt.NDArray[Any], limits: tuple[float, float], is_labels: bool) -> Picture:
+    if not is_labels:
+        return np.repeat(_scaled(plane, limits)[..., None], 3, axis=-1)
+    values, numbers = np.unique(plane, return_inverse=True)
+    colors = np.zeros((len(values), 3), np.uint8)
+    for number, label in enumerate(values.tolist()):
+        if label and math.isfinite(label):  # a hue far from those of the numbers before it
+            hue = float(label) * 0.618 % 1.0
+            colors[number] = [255 * part for part in colorsys.hsv_to_rgb(hue, 0.75, 0.95)]
+    return colors[numbers.reshape(plane.shape)]
+
+
+def _scaled(array: npt.NDArray[Any], limits: tuple[float, float]) -> Picture:
+    least, most = limits
+    numbers = np.nan_to_num(array.astype(np.float64), nan=least, posinf=most, neginf=least)
+    part = (numbers - least) / (most - least)
+    return (part.clip(0, 1) * 255).round().astype(np.uint8)
