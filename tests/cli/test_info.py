@@ -57,25 +57,22 @@ def badly_laid_out(tmp_path: Path) -> str:
 
 
 def test_a_page_says_what_there_is(badly_laid_out: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["info", badly_laid_out, "--target-name", "deep/labels"]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
+    assert main(["info", badly_laid_out, "--target-name", "deep/labels"]) == 0
+    shown, warned = capsys.readouterr()
+    assert "'deep/images' is the largest of 3 arrays: --dataset-name NAME" in warned
     for wanted in (
         f"{badly_laid_out}: 20,000 samples",
         "dataset_name='deep/images'",
-        "--dataset-name NAME opens another",
         "deep/images uint8 [20000, 64, 64]",
         "pread + inflate, chunks [4000, 64, 64]",
         "decodes 1 chunk of [4000, 64, 64], 16.4 MB (4,000 times its bytes)",
         "30 classes",
-        "... and 18 more: --all",
+        "... and 18 more: --json",
         f"headrace pack {badly_laid_out} a-packed.h5 --dataset-name deep/images",
         'create_dataloader(dataset, shuffle="block")',
     ):
         assert wanted in " ".join(shown.split()), wanted
     assert "\x1b" not in shown and "names\\x1b[2J" in shown
-    assert main([*arguments, "--all"]) == 0
-    assert "more: --all" not in capsys.readouterr().out
 
 
 def test_all_formats_are_told(photos: Path, tmp_path: Path, told: Any) -> None:
@@ -94,6 +91,7 @@ def test_all_formats_are_told(photos: Path, tmp_path: Path, told: Any) -> None:
             assert shown["opens_as"] == repr(dataset).partition("  #")[0]
             assert shown["held"] == dataset.held_nbytes()
         assert shown["stored"] > 0 and shown["columns"] and shown["advice"] is None, name
+    assert told(tmp_path / "a.jsonl")["facts"]["fields"] == "text"
     assert told(photos)["classes"] == told(tmp_path / "pack.h5")["classes"]
     assert sum(told(photos)["classes"].values()) == 24
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.output import Output, fields_of, shortened, visible
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import FormatError, MissingNameError, warn
 from headrace.io.paths import named_part, redact
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ examples:
 Exit code 1: the data are damaged, empty, or not what their name says.
 """
 _BAR = 16  # columns
-_CLASSES, _ARRAYS = 12, 60  # that are shown
+_CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json
 _TIMES, _DECODED = 4, 1 << 16  # bytes decoded for each byte of a sample, and in all: too many
 _COUNTED = 100_000  # files of a folder whose sizes are looked at
 _SIDE = 512  # of images that most train on, at most
@@ -47,16 +47,11 @@ _MAGIC = (
     (0, b"\xff\xd8\xff", "JPEG image"),
     (0, b"II*\x00", "TIFF image"),
     (0, b"MM\x00*", "TIFF image"),
-    (128, b"DICM", "DICOM image"),
     (0, b"PAR1", "Parquet table"),
     (0, b"ARROW1", "Arrow table"),
     (0, b"\x93NUMPY", "NumPy array"),
     (0, b"PK", "zip"),
     (0, b"\x1f\x8b", "gzip file"),
-    (0, b"\x28\xb5\x2f\xfd", "zstd file"),
-    (0, b"%PDF", "PDF"),
-    (0, b"\x80\x04\x95", "pickle"),
-    (4, b"ftyp", "MP4 video"),
     (0, b"<!DOCTYPE html", "web page"),
     (0, b"<html", "web page"),
     (0, b"version https://git-lfs", "Git LFS pointer, in place of the file: git lfs pull"),
@@ -75,11 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
     add_data_options(parser)
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help=f"show all arrays and classes, and not the first {_ARRAYS} and {_CLASSES}",
-    )
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
@@ -91,8 +81,6 @@ def run(given: argparse.Namespace, output: Output) -> int:
         with dataset:
             found = dataset.describe()
             found.stored = found.stored or _stored(given.path)
-            if arrays and given.dataset_name is None and len(arrays) > 1:
-                found.facts["note"] = f"{len(arrays):,} arrays: --dataset-name NAME opens another"
             advice = _advice(given.path, dataset, found)
     except FormatError as error:
         content = sniffed(given.path)
@@ -102,7 +90,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     path = redact(given.path)
     value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
     value |= {"arrays": arrays, "advice": None if advice is None else advice._asdict()}
-    output.show(value, _Page(path, found, output, given.all).lines(arrays, advice))
+    output.show(value, _Page(path, found, output).lines(arrays, advice))
     return 0 if found.samples else 1
 
 
@@ -117,8 +105,10 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
         arrays = _arrays(given.path)
         if "dataset_name" in options or not arrays:
             raise
-        largest = max(arrays, key=lambda array: array.total)
-        return open_data(given.path, {**options, "dataset_name": largest.name}), arrays
+        name = max(arrays, key=lambda array: array.total).name
+        others = "--dataset-name NAME opens another one"
+        warn(f"{name!r} is the largest of {len(arrays):,} arrays: {others}")
+        return open_data(given.path, {**options, "dataset_name": name}), arrays
     holds_arrays = isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset)
     return dataset, _arrays(given.path) if holds_arrays else []
 
@@ -180,12 +170,10 @@ def _advice(path: str, dataset: BaseDataset, found: Description) -> Advice | Non
 class _Page:
     """What is printed for people."""
 
-    def __init__(self, path: str, found: Description, output: Output, shows_all: bool) -> None:
+    def __init__(self, path: str, found: Description, output: Output) -> None:
         from headrace.memory.budget import format_size
 
         self._path, self._found, self._output, self._size = path, found, output, format_size
-        self._classes = None if shows_all else _CLASSES
-        self._arrays = None if shows_all else _ARRAYS
 
     def lines(self, arrays: Sequence[Column], advice: Advice | None) -> Iterator[str]:
         found, paint = self._found, self._output.paint
@@ -223,7 +211,7 @@ class _Page:
         """The arrays of a file, with the bytes that are stored of each."""
         yield from ["", self._output.paint("arrays", "bold")]
         rows = []
-        for array in arrays[: self._arrays]:
+        for array in arrays[:_ARRAYS]:
             stored = self._size(array.stored) if array.stored else ""
             way = f"{array.read_by}, chunks {list(array.chunk)}" if array.chunk else array.read_by
             rows.append([visible(array.name or "/"), visible(array.sample), stored, visible(way)])
@@ -232,18 +220,18 @@ class _Page:
             text = f"  {name:<{widths[0]}}  {sample:<{widths[1]}}  {stored:>{widths[2]}}  {way}"
             yield text.rstrip()
         if len(arrays) > len(rows):
-            yield f"  ... and {len(arrays) - len(rows):,} more: --all shows them"
+            yield f"  ... and {len(arrays) - len(rows):,} more: --json shows them"
 
     def _bars(self, classes: dict[str, int]) -> Iterator[str]:
         """The classes, those with most samples first."""
         yield from ["", self._output.paint(f"{len(classes):,} classes", "bold")]
-        shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[: self._classes]
+        shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_CLASSES]
         room = min(max(len(visible(name)) for name, _ in shown), 24)
         for name, count in shown:
             bar = self._output.paint("█" * round(_BAR * count / max(1, shown[0][1])), "cyan")
             yield f"  {shortened(visible(name), room):<{room}} {count:>9,} {bar}".rstrip()
         if len(classes) > len(shown):
-            yield f"  ... and {len(classes) - len(shown):,} more: --all shows them"
+            yield f"  ... and {len(classes) - len(shown):,} more: --json shows them"
 
     def _cost(self, column: Column) -> str:
         sample = [column.sample] if column.sample else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
@@ -21,8 +22,10 @@ from headrace.datasets.text.opening import (
 )
 from headrace.datasets.text.options import TextOptions, of_reading
 from headrace.datasets.text.units import RecordTexts, TextUnit
+from headrace.errors import FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.storage.class_folders import warn_of_splits
+from headrace.storage.describe import Description
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import check_encoding
 from headrace.storage.text.records import TEXT_FIELD
@@ -217,6 +220,16 @@ class TextDataset(TokenizedDataset):
             loading_mode=loading_mode,
             **common,
         )
+
+    def describe(self) -> Description:
+        found = super().describe()
+        source: Any = self.sample_source
+        if getattr(source, "has_records", False) and len(source):
+            with contextlib.suppress(FormatError):
+                record = source.fields(0, source.read([0])[0].decode("utf-8", "replace"))
+                if isinstance(record, dict):
+                    found.facts["fields"] = ", ".join(record)
+        return found
 
     def lengths(self) -> npt.NDArray[np.int64]:
         lengths = super().lengths()

@@ -46,13 +46,6 @@ def is_plain(dtype: np.dtype[Any]) -> bool:
     return dtype.names is None and dtype.kind not in "SUO"
 
 
-def cast_of_long_doubles(dtype: np.dtype[Any]) -> str:
-    """The dtype that long doubles are cast to for torch; "": they are none."""
-    if long_doubles_in(dtype) != "":
-        return ""
-    return "complex128" if dtype.base.kind == "c" else "float64"
-
-
 def long_doubles_in(dtype: np.dtype[Any]) -> str | None:
     """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there,
     "" for itself; None: nowhere.

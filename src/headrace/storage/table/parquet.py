@@ -170,10 +170,6 @@ class ParquetTable(TableFile):
         readable = set(range(self._metadata.num_columns)) - self._encrypted
         return sorted({group.column(number).compression for number in readable})
 
-    def stored_of(self, name: str) -> int:
-        """Bytes of a column that is read, as they are stored."""
-        return int((self._stops - self._starts)[:, self._leaves[name]].sum())
-
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
         return [
             ByteRanges.in_file(self.path, self._starts[block], self._stops[block])

@@ -72,16 +72,6 @@ def chat_field(record: Any) -> str | None:
     return None
 
 
-def roles_of(record: Any) -> list[str]:
-    """The roles of the messages of a record, in their order; none where it holds no chat."""
-    name = chat_field(record)
-    return (
-        []
-        if name is None
-        else [str(message.get("role", message.get("from"))) for message in record[name]]
-    )
-
-
 def _has_role(message: Any) -> bool:
     return isinstance(message, Mapping) and bool({"role", "from"} & message.keys())
 
