@@ -46,7 +46,7 @@ INSIDE = {
         epoch sampler visits
     """,
     "memory": """
-        limits per_process budget anonymous locks lru tree ring store whole
+        limits per_process anonymous budget locks lru tree ring store whole
         machine
     """,
     "monitor": "stats hooks loading memory",

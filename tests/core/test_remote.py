@@ -172,7 +172,7 @@ def test_without_room_for_blocks_each_batch_fetches_its_own(
     server: RangeServer, dataset_of: Any, make_loader: Any
 ) -> None:
     dataset = dataset_of()
-    dataset.left_of_budget._max_memory_usage = "300kB"
+    dataset.budget._usage = 300_000
     dataset.value_source.find(Ahead).window = 0
     with pytest.warns(HeadraceWarning, match="one by one"):
         loader = make_loader(dataset, batch_size=4, num_workers=0, interleave=10, turns=1)

@@ -25,6 +25,7 @@ from headrace import (
     pad_collate,
 )
 from headrace.collate import stack_collate
+from headrace.memory import MemoryBudget
 from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset, Squares
 
@@ -368,18 +369,17 @@ def test_another_view_s_loader_leaves_an_epoch_its_chunks(
         assert dataset.budget.reserved < reserved
 
 
-def test_workers_of_two_loaders_of_one_dataset_add_up(
-    chunked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loaders_of_one_dataset_add_up(chunked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.loader.budget.CHUNK_BYTES", 1)
+    before = MemoryBudget().reserved
     with HDF5Dataset(chunked) as dataset:
-        train, val = dataset.subset(range(30 * HEIGHT)), dataset.subset(range(30 * HEIGHT, 640))
-        loader = create_dataloader(train, shuffle=False, num_workers=2, batch_size=6)
-        chunks = dataset.block_memory.chunk_nbytes
-        assert chunks > 0
-        others = [
-            create_dataloader(val, shuffle=False, num_workers=workers, batch_size=6)
-            for workers in (0, 0, 3)  # two in this process, which has one cache
+        loaders = [
+            create_dataloader(dataset[:99], shuffle=False, num_workers=workers, batch_size=6)
+            for workers in (2, 0, 3)
         ]
-        assert dataset.block_memory.chunk_nbytes == chunks // 2 * (2 + 1 + 3)
-        del loader, others
+        for loader in loaders:
+            loader.close()  # whose batches are not chunks
+        block = dataset.sample_source.block_nbytes
+        assert dataset.budget.reserved - before == (2 + 1 + 3) * block > 0
+        del loader, loaders
+        assert dataset.budget.reserved == before

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -162,7 +163,7 @@ def test_without_pss_it_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
 
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=77))
     monkeypatch.setattr("builtins.open", no_file)
-    monkeypatch.setattr(stats_module.psutil, "Process", lambda pid: process)
+    monkeypatch.setattr(psutil, "Process", lambda pid: process)
     assert pss_of(1) == 77
 
 

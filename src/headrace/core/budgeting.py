@@ -1,6 +1,4 @@
-"""A dataset's memory budget, and what it takes of it beside samples: blocks that are in use, and
-one large image at a time.
-"""
+"""What a dataset takes of its memory budget for the blocks that are in use."""
 
 from __future__ import annotations
 
@@ -10,104 +8,16 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from headrace.errors import BudgetError
-from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.order import detect_world
 from headrace.storage.source import Source, is_prefetched
 
 CHUNK_BYTES = 64 << 20
 """Decoded chunks that each process caches where the order does not say how many are of use."""
 
-
-class DatasetBudget:
-    """The memory budget under a dataset's `max_memory_usage`. Called, it gives the bytes that are
-    left to this process, a worker among others, for what it needs a short time.
-    """
-
-    def __init__(self, max_memory_usage: float | int | str) -> None:
-        self._max_memory_usage = max_memory_usage
-        # a spawned worker's ledger knows nothing of its parent's reservations
-        self._at_spawn: int | None = None
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """This process's."""
-        return MemoryBudget(
-            self._max_memory_usage, local_world_size=detect_world().local_world_size
-        )
-
-    def __call__(self) -> int:
-        info = get_worker_info()
-        workers = 1 if info is None else info.num_workers
-        return self._available() // workers
-
-    def _available(self) -> int:
-        return self.budget.available if self._at_spawn is None else self._at_spawn
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_at_spawn": self._available() if is_spawning() else self._at_spawn,
-        }
-
-
-class _Share:
-    """What is reserved for one purpose, by the needs of several owners.
-
-    Args:
-        budget: in which it is reserved.
-        what: the purpose.
-    """
-
-    def __init__(self, budget: DatasetBudget, what: str) -> None:
-        self._budget = budget
-        self._what = what
-        self._begin()
-
-    def _begin(self) -> None:
-        self._reservation: Reservation | None = None
-        # bytes and workers, as long as the owner lives
-        self._needs: MutableMapping[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are reserved."""
-        return 0 if self._reservation is None else self._reservation.nbytes
-
-    def take(self, nbytes: int, workers: int, owner: Any) -> int:
-        """Reserves what all owners need, where it fits, or what this one needs; returns how many
-        bytes each process may hold.
-
-        Raises:
-            BudgetError: what this one needs doesn't fit.
-        """
-        budget = self._budget.budget
-        needed = nbytes * max(1, workers)
-        if owner is not None:
-            self._needs[owner] = (nbytes, workers)
-            largest = max(each for each, _ in self._needs.values())
-            counts = [count for _, count in self._needs.values()]
-            processes = sum(counts)
-            if 0 in counts:  # all that have no workers load in this process
-                processes += 1
-            if largest * processes <= budget.available + self.nbytes:
-                nbytes = largest
-                needed = largest * processes
-        if self._reservation is not None:
-            self._reservation.resize(needed)
-        elif needed:
-            self._reservation = budget.reserve(needed, self._what)
-        return nbytes
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_budget": self._budget, "_what": self._what}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()  # reservations are of the process that made them
+_Shares = MutableMapping[Any, tuple[int, Reservation]]
+"""By owner, as long as it lives: bytes for each of its processes, and what is reserved for all."""
 
 
 class BlockMemory:
@@ -119,12 +29,10 @@ class BlockMemory:
         budget: in which it is reserved.
     """
 
-    def __init__(self, source: Source, streams: bool, budget: DatasetBudget) -> None:
+    def __init__(self, source: Source, streams: bool, budget: MemoryBudget) -> None:
         self._source = source
         self._streams = streams
         self._budget = budget
-        self._chunks = _Share(budget, "decoded chunks")
-        self._fetched = _Share(budget, "blocks fetched ahead")
         self._held = 0
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
@@ -132,6 +40,11 @@ class BlockMemory:
         """True if there is room for all blocks of a table, which each process decodes once for
         all epochs.
         """
+        self._begin()
+
+    def _begin(self) -> None:
+        self._chunks: _Shares = weakref.WeakKeyDictionary()
+        self._fetched: _Shares = weakref.WeakKeyDictionary()
 
     def settle(self) -> None:
         """Reserves memory for whoever reads without a Loader, which knows its order.
@@ -140,7 +53,7 @@ class BlockMemory:
             BudgetError: not even one chunk fits the budget.
         """
         block = self._source.block_nbytes
-        budget = self._budget.budget
+        budget = self._budget
         if block > budget.limit:
             raise BudgetError(
                 f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
@@ -157,52 +70,49 @@ class BlockMemory:
         if two:
             self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
-    @property
-    def chunk_nbytes(self) -> int:
-        """Bytes that are reserved for decoded chunks."""
-        return self._chunks.nbytes
-
-    @property
-    def prefetched_nbytes(self) -> int:
-        """Bytes that are reserved for remote blocks."""
-        return self._fetched.nbytes
-
     def hold_chunks(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
-        """Each of so many workers, or this process, may cache `nbytes` of decoded chunks; a
-        BudgetError, if they don't fit.
-
-        The workers of several owners add up, and the largest number of bytes counts, as long as
-        these live and all fit.
+        """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded
+        chunks; a BudgetError, if they don't fit. Of several owners the largest number counts.
         """
-        self._held = self._chunks.take(nbytes, workers, owner)
+        self._held = self._reserve(self._chunks, "decoded chunks", nbytes, workers, owner)
         self._source.hold_chunks(self._held)
         self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
+
+    def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
+        """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
+        fetches what each batch takes.
+        """
+        nbytes = self._reserve(self._fetched, "blocks fetched ahead", nbytes, workers, owner)
+        self.prefetches_whole = nbytes > 0
+        if is_prefetched(self._source):
+            self._source.files.hold_prefetched(nbytes)
+
+    def _reserve(self, shares: _Shares, what: str, nbytes: int, workers: int, owner: Any) -> int:
+        """Reserves what an owner needs instead of what it had, which without a Loader is this
+        dataset; returns the bytes that each process may hold.
+        """
+        shares.pop(self, None)
+        shares.pop(owner or self, None)
+        if nbytes:
+            reservation = self._budget.reserve(nbytes * max(1, workers), what)
+            shares[owner or self] = (nbytes, reservation)
+        return max((each for each, _ in shares.values()), default=0)
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
         """Meanwhile all samples are read in order: a block stays decoded until they have passed
         it, if the budget has room for one.
         """
-        before = self._held
-        block = self._source.block_nbytes
-        if block <= before:
-            yield
+        more = self._source.block_nbytes - self._held
+        if more <= 0 or not self._budget.fits(more):
+            yield  # else it is decoded as often as it is read
             return
-        with contextlib.suppress(BudgetError):  # then it is decoded as often as it is read
-            self.hold_chunks(block)
-        try:
-            yield
-        finally:
-            self.hold_chunks(before)
-
-    def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
-        """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
-        fetches what each batch takes. Owners: as for `hold_chunks`.
-        """
-        nbytes = self._fetched.take(nbytes, workers, owner)
-        self.prefetches_whole = nbytes > 0
-        if is_prefetched(self._source):
-            self._source.files.hold_prefetched(nbytes)
+        with self._budget.reserve(more, "decoded chunks"):
+            self._source.hold_chunks(self._held + more)
+            try:
+                yield
+            finally:
+                self._source.hold_chunks(self._held)
 
     def remote_nbytes(self, count: int) -> int:
         """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;
@@ -215,3 +125,10 @@ class BlockMemory:
         if sizes is None or not len(sizes):
             return 0
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chunks": None, "_fetched": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()  # reservations are of the process that made them

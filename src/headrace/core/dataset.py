@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from headrace.arguments import check_integer, missing_attribute
 from headrace.core import construction
 from headrace.core.ahead import WINDOW, Ahead
-from headrace.core.budgeting import BlockMemory, DatasetBudget
+from headrace.core.budgeting import BlockMemory
 from headrace.core.checks import (
     as_targets,
     check_call,
@@ -70,6 +70,7 @@ from headrace.order.seeding import (
     warn_off_main_thread,
 )
 from headrace.order.shares import check_shared_once
+from headrace.order.world import local_ranks
 from headrace.storage.describe import Description
 from headrace.storage.source import Source
 
@@ -84,7 +85,7 @@ how often the order drew it before.
 """
 LEFT_BEHIND = ("_travelling", "_seeder", "_seeded", "_is_untried", "_has_warned")
 """Attributes that don't travel: a copy of the dataset holds copies of the generators."""
-_WITHOUT_GENERATORS = ("sample_source", "sample_reader", "left_of_budget", "block_memory")
+_WITHOUT_GENERATORS = ("sample_source", "sample_reader", "budget", "block_memory")
 
 
 class _Constructed(ABCMeta):
@@ -178,6 +179,8 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     return_index: bool
     sample_reader: SampleReader
     """Reads and decodes the samples."""
+    budget: MemoryBudget
+    """The memory budget of this process under `max_memory_usage`."""
     collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function for these samples, or the name of a registered one. None: the default
     one.
@@ -256,10 +259,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         # class and arguments that decide what is held, where they are not its own
         self._held_as: tuple[type, dict[str, Any]] | None = None
         self._is_settled = False
-        self.left_of_budget = DatasetBudget(max_memory_usage)
-        self.block_memory = BlockMemory(
-            source, self.loading_mode is LoadingMode.STREAMING, self.left_of_budget
-        )
+        self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
+        streams = self.loading_mode is LoadingMode.STREAMING
+        self.block_memory = BlockMemory(source, streams, self.budget)
         self.sample_reader = SampleReader(source, on_error, WorkerThreads())
         source.use_threads(self.sample_reader.threads.map)
         self._forget_generators()
@@ -603,11 +605,6 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         )
 
     # -- what loaders use
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """The memory budget of this process under `max_memory_usage`."""
-        return self.left_of_budget.budget
 
     def blocks(self) -> IntArray | None:
         """Number of consecutive samples in each storage block ([blocks] int64). None: each sample

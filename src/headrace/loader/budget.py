@@ -33,6 +33,7 @@ class LoaderMemory:
         pixels: as for `Fetch`.
 
     Attributes:
+        budget: the loader's own, or the dataset's.
         reservation: for batches; None where their size is not known yet.
         too_large: bytes of a batch of which too many are on their way; 0: they fit.
     """
@@ -48,22 +49,16 @@ class LoaderMemory:
         self.reservation: Reservation | None = None
         self.too_large: int = 0
         self._dataset = dataset
-        self._usage = usage
-        self._ranks = local_world_size
         self._pixels = pixels
         self._datasets = inner_datasets(dataset)
-        self._is_straight = (
-            isinstance(dataset, BaseDataset) and Batcher(dataset, collating).writes_in_place
-        )
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """The budget: the loader's own, or the dataset's."""
-        if self._usage is not None:
-            return MemoryBudget(self._usage, local_world_size=self._ranks)
-        if isinstance(self._dataset, BaseDataset):
-            return self._dataset.budget
-        return MemoryBudget(0.8, local_world_size=self._ranks)
+        self._is_straight = False
+        is_own = isinstance(dataset, BaseDataset)
+        if is_own:
+            self._is_straight = Batcher(dataset, collating).writes_in_place
+        if usage is None and is_own:
+            self.budget: MemoryBudget = dataset.budget
+        else:
+            self.budget = MemoryBudget(usage or 0.8, local_world_size=local_world_size)
 
     def _needed(self, config: DataLoaderConfig, batch: int, workers: int, prefetch: int) -> int:
         """Bytes of all batches on their way, each of so many bytes, and of what they are made of.
@@ -86,13 +81,21 @@ class LoaderMemory:
                 beside += ahead.window
         return (batch + pinned) * slots + max(1, workers) * beside
 
-    def _shrink_caches(self, needed: int, datasets: list[BaseDataset]) -> None:
-        """Has the caches of datasets shrink where less of the budget is left than needed."""
+    def _shrink_caches(self, needed: int, datasets: list[BaseDataset]) -> int:
+        """Has the caches of datasets shrink where less of the budget is left than needed; returns
+        what is left then.
+        """
         for dataset in datasets:
             short = needed - self.budget.available
             held = dataset.value_source.find(Held)
             if short > 0 and held is not None:
                 held.shrink(short)
+        return self.budget.available
+
+    def _left_after_caches(self, config: DataLoaderConfig, batch: int) -> int:
+        """What is left for batches when caches leave room for one a worker."""
+        needed = self._needed(config, batch, config.num_workers or 0, 1)
+        return self._shrink_caches(needed, self._datasets)
 
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """Lowers `prefetch_factor`, and then `num_workers`, until batches fit that are as large as
@@ -110,12 +113,10 @@ class LoaderMemory:
                 return config
             batch = sample * (config.batch_size or 1)
         self.close()
+        self.too_large = 0
         workers = config.num_workers or 0
         prefetch = config.prefetch_factor or 1
-        budget = self.budget
-        self.too_large = 0
-        self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
-        left = budget.available
+        left = self._left_after_caches(config, batch)
         choices = [(workers, p) for p in range(prefetch, 0, -1)]
         choices += [(w, 1) for w in range(workers - 1, -1, -1)]
         for fitting in choices:
@@ -127,9 +128,9 @@ class LoaderMemory:
                 f"a batch of {config.batch_size} samples takes {format_size(batch)}, two are held "
                 f"while the next one is made ({format_size(needed)} in all), and "
                 f"{format_size(left)} are left of the budget: use a smaller batch_size, or raise "
-                f"max_memory_usage.\n{budget.explain()}"
+                f"max_memory_usage.\n{self.budget.explain()}"
             )
-        self.reservation = budget.reserve(needed, _WHAT)
+        self.reservation = self.budget.reserve(needed, _WHAT)
         if not workers or fitting == choices[0]:
             return config
         sizes = f"{format_size(batch)} a batch, {format_size(left)} left of the budget"
@@ -148,17 +149,14 @@ class LoaderMemory:
         """Reserves memory for batches, where the first one says how large they are."""
         if not batch:
             return
-        workers = config.num_workers or 0
-        budget = self.budget
-        self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
-        needed = self._needed(config, batch, workers, config.prefetch_factor or 1)
-        available = budget.available
-        self.reservation = budget.reserve(min(needed, available), _WHAT)
-        if needed > available:
+        left = self._left_after_caches(config, batch)
+        needed = self._needed(config, batch, config.num_workers or 0, config.prefetch_factor or 1)
+        self.reservation = self.budget.reserve(min(needed, left), _WHAT)
+        if needed > left:
             self.too_large = batch
             warn(
                 f"batches of {format_size(batch)} take {format_size(needed)} on their way, and "
-                f"{format_size(available)} are left of the memory budget: in the next epoch there "
+                f"{format_size(left)} are left of the memory budget: in the next epoch there "
                 "will be fewer; use a smaller batch_size or prefetch_factor, or raise "
                 "max_memory_usage"
             )
@@ -204,9 +202,7 @@ class LoaderMemory:
         if dataset.loading_mode is LoadingMode.EAGER:
             return
         block = dataset.sample_source.block_nbytes
-        # is reserved for loaders of views of the same data, and shared with them
-        shared = held.chunk_nbytes
-        free = self.budget.available + shared
+        free = self.budget.available
         whole = 0  # bytes of all blocks, if a process may keep them
         if dataset.loading_mode is LoadingMode.LAZY and (blocks or is_random):
             whole = dataset.sample_source.decoded_nbytes
@@ -231,8 +227,7 @@ class LoaderMemory:
                     "max_memory_usage, or store the data in a form in which single samples can be "
                     "read"
                 )
-        self._shrink_caches(wanted * processes - shared, [dataset])
-        left = (self.budget.available + shared) // processes
+        left = self._shrink_caches(wanted * processes, [dataset]) // processes
         if needed > left:
             raise BudgetError(
                 f"{type(dataset).__name__}: {max(1, blocks)} blocks at a time take "
@@ -251,7 +246,7 @@ class LoaderMemory:
         held = dataset.block_memory
         held.prefetch(0, owner=self)
         wanted = held.remote_nbytes(blocks) if blocks else 0
-        left = (self.budget.available + held.prefetched_nbytes) // processes
+        left = self.budget.available // processes
         if wanted > left:
             warn(
                 f"shuffle='block': {blocks} blocks that each of {processes} processes would hold "

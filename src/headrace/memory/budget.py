@@ -23,14 +23,16 @@ import re
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError
+from headrace.memory.anonymous import is_spawning
 from headrace.memory.limits import Limit, memory_limits, tightest
 
 _UNITS = {"": 1, "b": 1}
@@ -53,6 +55,8 @@ def parse_size(size: str | int, name: str = "size") -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size.strip().lower())
         if match and match[2] in _UNITS and (match[1].isdigit() or _UNITS[match[2]] > 1):
+            from fractions import Fraction
+
             return int(Fraction(match[1]) * _UNITS[match[2]])
     elif _is_integer(size) and size >= 0:
         return int(size)
@@ -145,7 +149,8 @@ class MemoryBudget:
     Args:
         max_memory_usage: a fraction (0 < f <= 1) of the headroom, or an absolute limit for this
             process in bytes (`"500MB"`, or an int above 1), which never exceeds the headroom.
-        local_world_size: number of ranks on this machine, which share the headroom equally.
+        local_world_size: number of ranks on this machine, which share the headroom equally; or a
+            callable that returns it at each use.
         limits: limits to use instead of the machine's, with a private ledger: for tests, or to plan
             for another machine.
 
@@ -158,7 +163,7 @@ class MemoryBudget:
         self,
         max_memory_usage: float | str = 0.8,
         *,
-        local_world_size: int = 1,
+        local_world_size: int | Callable[[], int] = 1,
         limits: Sequence[Limit] | None = None,
     ) -> None:
         if limits is not None and not limits:
@@ -166,7 +171,11 @@ class MemoryBudget:
                 "limits must hold at least one Limit, or be None for those of this machine"
             )
         self._usage = _check_usage(max_memory_usage)  # a float is a fraction, an int is bytes
-        self._ranks = check_integer("local_world_size", local_world_size, 1)
+        if not callable(local_world_size):
+            local_world_size = check_integer("local_world_size", local_world_size, 1)
+        self._local_world_size = local_world_size
+        # a spawned worker's ledger knows nothing of its parent's reservations
+        self._at_spawn: int | None = None
         self._ledger = _process_ledger
         if limits is not None:
             self._ledger = _Ledger(limits)
@@ -194,6 +203,19 @@ class MemoryBudget:
         """Bytes that can be reserved now, at least 0."""
         with _lock:
             return max(0, self.limit - self.reserved)
+
+    def left(self) -> int:
+        """Bytes that are left to this process, a worker among others, for what it needs a short
+        time.
+        """
+        info = get_worker_info()
+        workers = 1 if info is None else info.num_workers
+        return (self.available if self._at_spawn is None else self._at_spawn) // workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not is_spawning() or self._at_spawn is not None:
+            return self.__dict__
+        return {**self.__dict__, "_at_spawn": self.available}
 
     def fits(self, nbytes: int) -> bool:
         """True if `nbytes` could be reserved now. Another thread may reserve first; only
@@ -249,6 +271,11 @@ class MemoryBudget:
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks})"
+
+    @property
+    def _ranks(self) -> int:
+        ranks = self._local_world_size
+        return ranks() if callable(ranks) else ranks
 
     @property
     def _headroom(self) -> int:

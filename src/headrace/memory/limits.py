@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import psutil
-
 if sys.platform != "win32":  # which has no such limits
     import resource
 
@@ -71,6 +69,8 @@ def memory_limits(notes: list[str] | None = None) -> list[Limit]:
     limits = common_limits(notes)
     if sys.platform == "win32":
         return limits
+    import psutil  # which takes a while, as wherever it is imported late
+
     memory = psutil.Process().memory_info()
     for name, field in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
         if not hasattr(resource, name) or not hasattr(memory, field):
@@ -83,6 +83,8 @@ def memory_limits(notes: list[str] | None = None) -> list[Limit]:
 
 def common_limits(notes: list[str] | None = None) -> list[Limit]:
     """List the limits that this process shares with others: `memory_limits` without its own."""
+    import psutil
+
     memory = psutil.virtual_memory()
     machine = Limit(
         "the machine's available memory (psutil)", memory.total, memory.total - memory.available

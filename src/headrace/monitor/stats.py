@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import psutil
 
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -110,7 +109,7 @@ class LoadingStats:
         self._limit = 0  # bytes that the machine, a cgroup or the process may use
         self._cpu: list[float] = []
         self._look_next = 0.0
-        self._processes: dict[int, psutil.Process | None] = {}
+        self._processes: dict[int, Any] = {}  # of psutil
 
     def add_report(self, report: dict[str, Any]) -> None:
         """Adds what a worker counted while it made a batch."""
@@ -156,17 +155,21 @@ class LoadingStats:
         now = time.monotonic()
         if now < self._look_next:
             return
+        import psutil  # late, since it takes a while
+
         if worker_pids is None:
             worker_pids = [child.pid for child in psutil.Process().children(recursive=True)]
         pids = dict.fromkeys((os.getpid(), *worker_pids))
-        self._processes = {pid: self._processes.get(pid) or _process(pid) for pid in pids}
+        for pid in pids:
+            if pid not in self._processes:
+                with contextlib.suppress(psutil.Error):
+                    self._processes[pid] = psutil.Process(pid)
         self._limit = self._limit or tightest(memory_limits()).total
         self._memory.append(sum(map(pss_of, pids)))
         cpu = 0.0
-        for process in self._processes.values():
-            if process is not None:
-                with contextlib.suppress(psutil.Error):  # it has ended since
-                    cpu += process.cpu_percent(None)
+        for pid in pids:
+            with contextlib.suppress(psutil.Error, KeyError):  # it has ended since
+                cpu += self._processes[pid].cpu_percent(None)
         self._cpu.append(cpu)
         interval = _SECOND_LOOK
         if len(self._cpu) > 1:
@@ -212,13 +215,6 @@ class LoadingStats:
         return stats
 
 
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:
-        return None
-
-
 def pss_of(pid: int) -> int:
     """Bytes of a process's memory, shared pages counted in proportion (PSS); RSS where the
     system has no PSS; 0 when it is gone.
@@ -227,6 +223,8 @@ def pss_of(pid: int) -> int:
         for line in file:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0

@@ -138,8 +138,8 @@ def reencode_group(
         image, *masks = record if are_pairs else (record,)
         try:
             if boxes_of(dataset) is not None:
-                check_size(dataset, position, image_shape(image, dataset.left_of_budget))
-            made = reencoded(image, jpeg, color, dataset.left_of_budget)
+                check_size(dataset, position, image_shape(image, dataset.budget.left))
+            made = reencoded(image, jpeg, color, dataset.budget.left)
             return with_mask(image, masks[0], made, dataset) if masks else (made,)
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)

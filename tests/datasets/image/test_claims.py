@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset
-from headrace.core import budgeting
 from headrace.datasets.image.claims import FREE, claimed, jpeg_nbytes, pillow_nbytes
 from headrace.datasets.image.pixels import decode_image, load_image
 from headrace.errors import FormatError
+from headrace.memory import budget as budgeting
 from tests.data.make import image_bytes, make_tar
 
 BUDGET = 300_000_000
@@ -113,15 +113,15 @@ def test_ordinary_images_ask_nobody() -> None:
 
 def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ImageDataset(folder, image_size=24, targets=None, max_memory_usage=BUDGET) as dataset:
-        whole = dataset.left_of_budget()
+        whole = dataset.budget.left()
         assert whole == dataset.budget.available
         worker = type("Info", (), {"num_workers": 4})
         monkeypatch.setattr(budgeting, "get_worker_info", lambda: worker)
-        assert dataset.left_of_budget() == whole // 4
+        assert dataset.budget.left() == whole // 4
         monkeypatch.setattr(budgeting, "is_spawning", lambda: True)  # whose ledger is empty
         with dataset.budget.reserve(100_000_000, "batches"):
             data = pickle.dumps(dataset)
-        assert pickle.loads(data).left_of_budget() == (whole - 100_000_000) // 4
+        assert pickle.loads(data).budget.left() == (whole - 100_000_000) // 4
 
 
 def test_threads_wait_for_one_another() -> None:

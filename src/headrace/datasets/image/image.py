@@ -14,7 +14,6 @@ import numpy as np
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
-from headrace.core.budgeting import DatasetBudget
 from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
@@ -39,6 +38,8 @@ from headrace.datasets.image.opening import first_packed, open_images
 from headrace.datasets.image.pixels import open_image
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.resolve.expressions import DataPath
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
 from headrace.storage.arrays.packed import IMAGE
 from headrace.storage.concat import ConcatSource
 from headrace.storage.describe import Description
@@ -209,6 +210,7 @@ class ImageDataset(BaseDataset):
         format_class: type[ImageDecoder] = BoxDecoder if has_boxes else ImageDecoder
         if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
             format_class = MaskDecoder
+        usage = common.get("max_memory_usage", 0.8)
         sample_decoder = format_class(
             color=color,
             image_size=size,
@@ -220,7 +222,7 @@ class ImageDataset(BaseDataset):
             transformed=transformed,
             is_stored_decoded=is_stored_decoded,
             hold=common.get("hold"),
-            left=DatasetBudget(common.get("max_memory_usage", 0.8)),
+            left=MemoryBudget(usage, local_world_size=local_ranks).left,
             is_joint=is_joint,
             dtype=image_dtype(dtype, normalize, transformed),
         )

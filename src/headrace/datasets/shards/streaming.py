@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from headrace.arguments import check_integer
-from headrace.core.budgeting import DatasetBudget
 from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
@@ -23,7 +22,9 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
+from headrace.memory.budget import MemoryBudget
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
+from headrace.order.world import local_ranks
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.dialects import PACK, dialect_of
 from headrace.storage.hdf5.kind import HDF5
@@ -180,10 +181,11 @@ def _open(
     is_named = dataset_name is not None or target_name is not None
     cache_dir = passed.get("cache_dir")
     progress = passed.get("progress")
-    left = DatasetBudget(passed.get("max_memory_usage", 0.8))
+    usage = passed.get("max_memory_usage", 0.8)
+    budget = MemoryBudget(usage, local_world_size=local_ranks)
     if kind == "tar":
         members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
-        of_members = TarDecoder(decode, left)
+        of_members = TarDecoder(decode, budget.left)
         return kind, BaseDataset(members, sample_decoder=of_members, **passed)
     if not of_arrays:
         is_remote = files.is_remote
@@ -195,7 +197,7 @@ def _open(
             "strict",
             cache_folder(cache_dir),
             is_kept=cache_dir is not None or is_remote,
-            room=Room(left.budget),
+            room=Room(budget),
             progress=progress,
         )
         return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)

@@ -10,7 +10,6 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from headrace.casting import DTypeArgument, dtype_named
-from headrace.core.budgeting import DatasetBudget
 from headrace.core.checks import check_arguments
 from headrace.core.decoder import Decoder, chained
 from headrace.core.modes import LoadingMode, ModeName
@@ -26,6 +25,8 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
 from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.table.arrays import open_arrays
 from headrace.storage.table.columns import (
@@ -194,7 +195,8 @@ class TableDataset(TokenizedDataset):
             images["augment"] = augment
             images["transformed"] = is_one and has_transform
             images["hold"] = common.get("hold")
-            images["left"] = DatasetBudget(common.get("max_memory_usage", 0.8))
+            usage = common.get("max_memory_usage", 0.8)
+            images["left"] = MemoryBudget(usage, local_world_size=local_ranks).left
             image = ColumnImage(image_column, _image_format(images, image_column, is_one))
         if texts.is_in_parts:
             if names != (text_column,):

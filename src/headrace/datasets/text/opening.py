@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.budgeting import DatasetBudget
 from headrace.core.construction import describe_argument
 from headrace.core.reader import OnError, SampleReader
 from headrace.core.threads import WorkerThreads
@@ -31,6 +30,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import kind_of
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
 from headrace.storage.class_folders import folder_targets
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import open_files
@@ -69,7 +70,7 @@ def open_texts(
     """
     unit = options.unit
     may_hold_chats = unit is None and has_template(options.tokenizer)
-    room = Room(DatasetBudget(max_memory_usage).budget)
+    room = Room(MemoryBudget(max_memory_usage, local_world_size=local_ranks))
     entries = list(entries_of(data_path))
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries

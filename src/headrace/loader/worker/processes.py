@@ -41,7 +41,6 @@ from multiprocessing import connection, util
 from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from torch.utils.data import dataloader
 
@@ -134,6 +133,8 @@ def _end(workers: list[Any], flags: Flags, requests: list[Any]) -> None:
 
 def _seconds_of_sleeper(pid: int) -> float:
     """The CPU time of a process that sleeps; -1: it does not, or is gone."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         times = process.cpu_times()

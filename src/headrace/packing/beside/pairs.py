@@ -94,7 +94,7 @@ def box_columns(dataset: BaseDataset, are_resized: bool) -> dict[str, Column]:
         index = int(dataset.whole_indices(position))
         record = dataset.sample_reader.records([index], dataset.sample_source.read)[0]
         if not isinstance(record, SampleError):  # it is left out when it is packed
-            sizes[position] = image_shape(record, dataset.left_of_budget)
+            sizes[position] = image_shape(record, dataset.budget.left)
     return boxes.columns(sizes)
 
 
@@ -122,7 +122,7 @@ def _mask_dtype(dataset: ImageDataset) -> np.dtype[Any]:
         record: Any = reader.records([index], dataset.sample_source.read)[0]
         if not isinstance(record, SampleError):
             try:
-                return mask_spec(record[1], dataset.left_of_budget).dtype
+                return mask_spec(record[1], dataset.budget.left).dtype
             except FormatError as error:
                 record = reader.failed(index, "can't be decoded", error)
         failure = record
@@ -159,7 +159,7 @@ def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> l
         FormatError: they are damaged, don't fit each other, or the image is not as large as its
             annotations say.
     """
-    left, color = dataset.left_of_budget, getattr(dataset, "color", "RGB")
+    left, color = dataset.budget.left, getattr(dataset, "color", "RGB")
     image, mask = record if has_masks(dataset) else (record, None)
     if check == "header":
         image_shape(image, left)
@@ -208,8 +208,8 @@ def with_mask(image: Any, mask: Any, made: bytes, dataset: BaseDataset) -> tuple
     Raises:
         FormatError: they don't fit each other.
     """
-    numbers = mask_of(image, mask, dataset.left_of_budget)
-    size = image_shape(made, dataset.left_of_budget)
+    numbers = mask_of(image, mask, dataset.budget.left)
+    size = image_shape(made, dataset.budget.left)
     fitted = bytes(mask) if size == numbers.shape else encode_mask(resize_nearest(numbers, size))
     return (
         (made, fitted)
