@@ -18,7 +18,6 @@ from headrace import (
     ImageDataset,
     MultiDataLoader,
     TextDataset,
-    collators,
     create_dataloader,
     pack,
 )
@@ -173,22 +172,6 @@ def test_unknown_options_of_a_multi_loader_are_compared_with_its_own() -> None:
         MultiDataLoader({"a": [1, 2]}, stratgy="weighted")
     with pytest.raises(ConfigError, match=r"has no 'xyz': it has .*cycle_short_loaders.*strategy"):
         MultiDataLoader({"a": [1, 2]}, xyz=1)
-
-
-def test_attributes_of_other_libraries() -> None:
-    loader = create_dataloader([1, 2], num_workers=0)
-    dataset = SquareDataset()
-    for owner, name, use in [
-        (loader, "loader", "the loader itself"),
-        (dataset, "data", r"dataset\[index\]"),
-        (collators, "get_collator", r"collators.get\(name\)"),
-        (DataModule([1, 2]), "train_dataset", "module.train"),
-    ]:
-        with pytest.raises(
-            AttributeError, match=f"^{type(owner).__name__} has no '{name}': use {use}"
-        ):
-            getattr(owner, name)
-        assert not hasattr(owner, name) and not hasattr(owner, "nothing_like_it")
 
 
 def test_a_misspelt_name_of_the_package() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.synonyms import ARGUMENTS, ATTRIBUTES, NAMES, WITHOUT_ARGUMENT
+from headrace.synonyms import ARGUMENTS, NAMES, WITHOUT_ARGUMENT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,19 +28,6 @@ def explain_missing(name: str, known: Collection[str]) -> str:
     if meant is None:
         return f"headrace has no {name!r}"
     return f"headrace has no {name!r}: did you mean {meant}?"
-
-
-def missing_attribute(instance: object, name: str) -> Any:
-    """For `__getattr__`: raises an AttributeError, which says what to use if the attribute has
-    another name elsewhere.
-    """
-    if hasattr(type(instance), name):
-        return object.__getattribute__(instance, name)  # a property: for its own error
-    for cls in type(instance).__mro__:
-        instead = ATTRIBUTES.get(cls.__name__, {}).get(name)
-        if instead is not None:
-            raise AttributeError(f"{type(instance).__name__} has no {name!r}: use {instead}")
-    return object.__getattribute__(instance, name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

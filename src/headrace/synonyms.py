@@ -203,21 +203,6 @@ BY_COLLATOR = {
     "list": "none identity no_collate variable_length variable varlen ragged",
     "detection": "object_detection boxes coco",
 }
-BY_ATTRIBUTE = {
-    "BaseDataset": {
-        "dataset[index], or read_rows(path, name, indices) for an array": "data images texts",
-        "dataset.targets": "labels",
-    },
-    "Loader": {
-        "the loader itself, which is a DataLoader": "loader dataloader",
-        "loader.get_stats()": "stats statistics get_statistics",
-    },
-    "Collators": {"collators.get(name)": "get_collator", "collators.list()": "list_collators"},
-    "DataModule": {
-        "module.train": "train_dataset train_data",
-        "module.val": "val_dataset val_data",
-    },
-}
 
 LOADER_OPTIONS = frozenset({
     "batch_size", "shuffle", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers",
@@ -247,8 +232,3 @@ NAMES = {word: remedies[0] for word, remedies in _by_word(BY_NAME).items()}
 """What to use for a name of the package."""
 COLLATORS = {word: names[0] for word, names in _by_word(BY_COLLATOR).items()}
 """The registered collate function that a name stands for."""
-ATTRIBUTES = {
-    cls: {word: remedies[0] for word, remedies in _by_word(table).items()}
-    for cls, table in BY_ATTRIBUTE.items()
-}
-"""What to use for an attribute, by class."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from headrace.arguments import described, is_of_callables, missing_attribute
+from headrace.arguments import described, is_of_callables
 from headrace.collate.pad import pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.text import TextCollator
@@ -85,11 +85,6 @@ class Collators:
             return function
 
         return add
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return missing_attribute(self, name)
 
     def get(self, name_or_modality: str = "", **options: Any) -> Collate:
         """Returns the collate function with that name, or the last one registered for that

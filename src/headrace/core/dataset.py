@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.arguments import check_integer, missing_attribute
+from headrace.arguments import check_integer
 from headrace.core import construction
 from headrace.core.ahead import WINDOW, Ahead
 from headrace.core.budgeting import BlockMemory
@@ -386,11 +386,6 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self.sample_reader.on_error = value
 
     # -- what users see
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return missing_attribute(self, name)
 
     def __len__(self) -> int:
         return len(self.sample_source) if self._chosen is None else len(self._chosen)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
-from headrace.arguments import missing_attribute
 from headrace.core.batch import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
@@ -144,11 +143,6 @@ class Loader(DataLoader[B]):
         if self.given.rank is None and world.world_size > 1 and self._is_ordered:
             self._agreement = Agreement(self._facts(), world)
             self._agreement.look()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return missing_attribute(self, name)
 
     # -- set-up
 

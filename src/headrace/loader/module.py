@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from torch.utils.data import IterableDataset, Subset
 
-from headrace.arguments import checks_keywords, missing_attribute, parameters_of
+from headrace.arguments import checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
 from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
@@ -133,11 +133,6 @@ class DataModule:
                 "own"
             )
         self._loaders: dict[str, Loader] = {}
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            return missing_attribute(self, name)
 
     @property
     def seed(self) -> int:
