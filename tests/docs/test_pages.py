@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
     *("index", "start", "which_mode", "images", "text", "hdf5", "zarr", "streaming", "packing"),
-    *("own_format", "loader", "collating", "sampling", "order", "memory", "configuration"),
+    *("own_format", "loader", "collating", "order", "memory", "configuration"),
     *("moving", "multinode"),
 )
 ELSEWHERE = {
