@@ -24,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     parser = Parser(
         "convert_to_h5",
-        description=pack.DESCRIPTION,
-        epilog=pack.EXAMPLES,
+        description=pack.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pack.add_arguments(parser)

@@ -16,8 +16,7 @@ from headrace.errors import HeadraceError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     parser = argparse.ArgumentParser(
-        description=index.DESCRIPTION,
-        epilog=index.EXAMPLES,
+        description=index.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     index.add_arguments(parser)

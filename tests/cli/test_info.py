@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,7 @@ def test_facts_fit_forty_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.chdir(os.path.dirname(photos))
-    monkeypatch.setattr("headrace.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert main([verb, photos.name]) == 0
     for line in capsys.readouterr().out.splitlines():

@@ -1,4 +1,13 @@
-"""`headrace bench`: how fast data come out of a path on this machine."""
+"""Measures how fast data come out of a path here, in each loading mode.
+
+Measure how fast batches come out of a path on this machine: the loading modes side by side in about
+a minute, the time to the first batch, and how fast the files alone are read. A training step takes
+its time besides.
+
+examples:
+  %(prog)s photos/train
+  %(prog)s train.h5 --batch-size 256 --workers 4 --mode cached --mode eager --seconds 20
+"""
 
 from __future__ import annotations
 
@@ -11,17 +20,6 @@ from headrace.cli.output import Output, fields_of, visible
 if TYPE_CHECKING:
     from headrace.profiling.compare import ModeRate
 
-SUMMARY = "measure how fast data come out of a path here, in each loading mode"
-DESCRIPTION = (
-    "Measure how fast batches come out of a path on this machine: the loading modes side by side "
-    "in about a minute, the time to the first batch, and how fast the files alone are read. A "
-    "training step takes its time besides."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s photos/train
-  %(prog)s train.h5 --batch-size 256 --workers 4 --mode cached --mode eager --seconds 20
-"""
 MODES = ("lazy", "cached", "eager", "streaming")
 
 

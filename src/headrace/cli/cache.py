@@ -1,4 +1,14 @@
-"""`headrace cache`: what lies in the cache folder, and how to be rid of it."""
+"""Shows what lies in the cache folder, and removes what is old.
+
+Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again when it
+is needed. With --prune what was not used for long is removed, and what killed processes left
+behind.
+
+examples:
+  %(prog)s                                 what is in the user's cache folder
+  %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
+  %(prog)s --prune --older 0d              remove all that no running job shares
+"""
 
 from __future__ import annotations
 
@@ -16,18 +26,6 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.io.cache.contents import CacheEntry
 
-SUMMARY = "show what lies in the cache folder, and remove what is old"
-DESCRIPTION = (
-    "Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again "
-    "when it is needed. With --prune what was not used for long is removed, and what killed "
-    "processes left behind."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s                                 what is in the user's cache folder
-  %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
-  %(prog)s --prune --older 0d              remove all that no running job shares
-"""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 

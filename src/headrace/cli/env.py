@@ -1,4 +1,12 @@
-"""`headrace env`: what a bug report needs to say of the machine."""
+"""Shows versions, cores, the memory limit and GPUs, for a bug report.
+
+Show what a bug report needs to say of this machine: versions, cores, the memory limit and where it
+comes from, GPUs.
+
+examples:
+  %(prog)s                 to be pasted into a report
+  %(prog)s --json > env.json
+"""
 
 from __future__ import annotations
 
@@ -13,16 +21,6 @@ from typing import Any
 
 from headrace.cli.output import Output, visible
 
-SUMMARY = "show versions, cores, the memory limit and GPUs, for a bug report"
-DESCRIPTION = (
-    "Show what a bug report needs to say of this machine: versions, cores, the memory limit and "
-    "where it comes from, GPUs."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s                 to be pasted into a report
-  %(prog)s --json > env.json
-"""
 _PACKAGES = (
     "torch numpy h5py zarr numcodecs isal zstandard google-crc32c fsspec pillow simplejpeg psutil "
     "tqdm aiohttp s3fs hdf5plugin distributed tokenizers lightning accelerate transformers"

@@ -1,5 +1,12 @@
-"""`headrace index`: writes beside shards what a dataset must know of them before it reads them
-by URL.
+"""Writes beside each shard what must be known of it to read it by URL.
+
+Write beside each shard what must be known of it before its samples can be read by URL: the first
+run then begins in a few round trips.
+
+examples:
+  %(prog)s shards/            every .tar, .h5 and .zarr.zip below a folder;
+                              upload the .index files with them
+  %(prog)s s3://bucket/train  the same in a bucket that may be written to
 """
 
 from __future__ import annotations
@@ -7,19 +14,6 @@ from __future__ import annotations
 import argparse
 
 from headrace.cli.output import Output
-
-SUMMARY = "write beside each shard what must be known of it to read it by URL"
-DESCRIPTION = (
-    "Write beside each shard what must be known of it before its samples can be read by URL: the "
-    "first run then begins in "
-    "a few round trips."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s shards/            every .tar, .h5 and .zarr.zip below a folder;
-                              upload the .index files with them
-  %(prog)s s3://bucket/train  the same in a bucket that may be written to
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

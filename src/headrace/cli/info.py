@@ -1,4 +1,16 @@
-"""`headrace info`: what a path holds, how it is read, and what a random sample costs."""
+"""Shows what a file, a folder or a URL holds, and what a random sample costs.
+
+Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; how
+headrace reads it, what a random sample costs, and what would make that less. Only the headers of
+some images are read.
+
+examples:
+  %(prog)s train.h5                  any HDF5 file, Zarr store, tar, text, image or folder of these
+  %(prog)s s3://bucket/volume.zarr   the same by URL
+  %(prog)s --json photos | jq .classes
+
+Exit code 1: the data are damaged, empty, or not what their name says.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +31,6 @@ if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
     from headrace.storage.describe import Column, Description
 
-SUMMARY = "show what a file, a folder or a URL holds, and what a random sample costs"
-DESCRIPTION = (
-    "Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; "
-    "how headrace reads it, what a random sample costs, and what would make that less. Only the "
-    "headers of some images are read."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s train.h5                  any HDF5 file, Zarr store, tar, text, image or folder of these
-  %(prog)s s3://bucket/volume.zarr   the same by URL
-  %(prog)s --json photos | jq .classes
-
-Exit code 1: the data are damaged, empty, or not what their name says.
-"""
 _BAR = 16  # columns
 _CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json
 _TIMES, _DECODED = 4, 1 << 16  # bytes decoded for each byte of a sample, and in all: too many

@@ -1,23 +1,20 @@
-"""`headrace join`: completes a pack of several parts."""
+"""Completes a pack whose parts are all done.
 
-from __future__ import annotations
+Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself where it
+packs the last part.
 
-import argparse
-
-from headrace.cli.output import Output
-
-SUMMARY = "complete a pack whose parts are all done"
-DESCRIPTION = (
-    "Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself "
-    "where it packs the last part."
-)
-EXAMPLES = """\
 examples:
   %(prog)s packed              writes packed/manifest.json
   %(prog)s s3://bucket/packed  the same in a bucket
 
 Exit code 2: a part is missing.
 """
+
+from __future__ import annotations
+
+import argparse
+
+from headrace.cli.output import Output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from headrace import __version__
@@ -108,9 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in VERBS.items():
-        verb = subparsers.add_parser(
-            name, help=module.SUMMARY, description=module.DESCRIPTION, epilog=module.EXAMPLES
-        )
+        verb = subparsers.add_parser(name, **help_of(module))
         module.add_arguments(verb)
         verb.add_argument(
             "--json", action="store_true", help='print one JSON document; errors as {"error": ...}'
@@ -124,6 +123,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     given = parser.parse_args(arguments)
     return run_verb(VERBS[given.verb].run, given, f"headrace {given.verb}")
+
+
+def help_of(module: ModuleType) -> dict[str, Any]:
+    """The help of a verb: the docstring of its module."""
+    summary, _, more = (module.__doc__ or "").partition("\n\n")
+    description, colon, examples = more.partition("examples:")
+    return {
+        "help": summary.rstrip("."),
+        "description": description,
+        "epilog": colon + examples,
+    }
 
 
 def run_verb(

@@ -1,4 +1,28 @@
-"""`headrace pack`: packs a folder of images or texts, or another dataset, into one HDF5 file."""
+"""Packs images, texts or arrays into an HDF5 file, or several.
+
+Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names and
+checksums.
+
+examples:
+  %(prog)s photos/train train.h5
+      the image files as they are, about as large as the folder
+  %(prog)s photos/train train.h5 --store decoded --size 224
+      the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+  %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
+      the same in compressed chunks: smaller, slower to read at random,
+      well read with shuffle="block"
+  %(prog)s photos/train small.h5 --store jpeg --max-size 512
+      smaller images of equal aspect: the size with which most train
+  %(prog)s street/images street.h5 --targets street/masks
+      each image with its mask; with --targets instances.json with its boxes
+  %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
+      one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
+  %(prog)s books tokens.h5 --tokenizer tokenizer.json
+      texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
+
+The result is plain HDF5, for h5py and HDFView too.
+In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
+"""
 
 from __future__ import annotations
 
@@ -20,32 +44,6 @@ if TYPE_CHECKING:
     from headrace.packing.options import StoreOptions
     from headrace.packing.run import PackResult
 
-SUMMARY = "pack images, texts or arrays into an HDF5 file, or several"
-DESCRIPTION = (
-    "Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, "
-    "names and checksums."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s photos/train train.h5
-      the image files as they are, about as large as the folder
-  %(prog)s photos/train train.h5 --store decoded --size 224
-      the pixels at 224 x 224: larger, and nothing is left to decode when it is read
-  %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
-      the same in compressed chunks: smaller, slower to read at random,
-      well read with shuffle="block"
-  %(prog)s photos/train small.h5 --store jpeg --max-size 512
-      smaller images of equal aspect: the size with which most train
-  %(prog)s street/images street.h5 --targets street/masks
-      each image with its mask; with --targets instances.json with its boxes
-  %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
-      one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
-  %(prog)s books tokens.h5 --tokenizer tokenizer.json
-      texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
-
-The result is plain HDF5, for h5py and HDFView too.
-In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
-"""
 COMPRESSIONS = ("gzip", "lz4", "zstd")
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}

@@ -1,4 +1,14 @@
-"""`headrace preview`: what a loader yields, as a picture or a table."""
+"""Draws what a loader yields: a contact sheet, or a table of texts.
+
+Draw the first batch that a loader yields in an epoch, after all transforms: images with their
+targets and class names, three slices of volumes, texts with their tokens and padding.
+
+examples:
+  %(prog)s photos/train -o sheet.png --epoch 3
+  %(prog)s photos/train -o sheet.png --transform my_project.transforms:augment
+  %(prog)s volume.zarr -o slices.png --patch-shape 64
+  %(prog)s books.jsonl --count 8
+"""
 
 from __future__ import annotations
 
@@ -8,19 +18,6 @@ from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.flags import check_output, imported_function, number
 from headrace.cli.output import Output, fields_of, visible
 from headrace.errors import ConfigError, WriteError
-
-SUMMARY = "draw what a loader yields: a contact sheet, or a table of texts"
-DESCRIPTION = (
-    "Draw the first batch that a loader yields in an epoch, after all transforms: images with "
-    "their targets and class names, three slices of volumes, texts with their tokens and padding."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s photos/train -o sheet.png --epoch 3
-  %(prog)s photos/train -o sheet.png --transform my_project.transforms:augment
-  %(prog)s volume.zarr -o slices.png --patch-shape 64
-  %(prog)s books.jsonl --count 8
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,17 @@
-"""`headrace profile`: what limits a training, and what would help, by how much."""
+"""Finds what holds a training back, and measures what helps.
+
+Measure what limits a training: the step, the number of workers, reading, decoding, a transform or a
+collate function; and what would help, by how much. --apply measures the first advice beside the
+loader as it is.
+
+examples:
+  %(prog)s photos/train                              the loader of a path, with default options
+  %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
+  %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
+
+FILE.py:NAME and MODULE:NAME are imported: keep what begins a training
+under `if __name__ == "__main__":`.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +31,6 @@ from headrace.cli.flags import (
 )
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError, WriteError
-
-SUMMARY = "find what holds a training back, and measure what helps"
-DESCRIPTION = (
-    "Measure what limits a training: the step, the number of workers, reading, decoding, a "
-    "transform or a collate function; and what would help, by how much. --apply measures the first "
-    "advice beside the loader as it is."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s photos/train                              the loader of a path, with default options
-  %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
-  %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
-
-FILE.py:NAME and MODULE:NAME are imported: keep what begins a training
-under `if __name__ == "__main__":`.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,23 +1,20 @@
-"""`headrace status`: how far a pack of several parts is."""
+"""Shows which parts of a pack are done, missing or stale.
 
-from __future__ import annotations
+Show how far a pack of several parts is: which are done, missing, or stale (of another plan). Reads
+no samples.
 
-import argparse
-
-from headrace.cli.output import Output
-
-SUMMARY = "show which parts of a pack are done, missing or stale"
-DESCRIPTION = (
-    "Show how far a pack of several parts is: which are done, missing, or stale (of another "
-    "plan). Reads no samples."
-)
-EXAMPLES = """\
 examples:
   %(prog)s packed
   %(prog)s --json packed | jq .missing
 
 Exit code 1: parts are missing or stale, or the manifest is.
 """
+
+from __future__ import annotations
+
+import argparse
+
+from headrace.cli.output import Output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

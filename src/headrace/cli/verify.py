@@ -1,4 +1,14 @@
-"""`headrace verify`: compares packed files with their checksums."""
+"""Reads packed files again and compares each sample with its checksum.
+
+Read packed files, and compare every sample, the names and the targets with their checksums.
+
+examples:
+  %(prog)s train.h5 val.h5
+  %(prog)s packed            all parts of a folder
+
+Exit code 1: a sample is damaged, or a file is; stdout names them.
+Exit code 2: else, a file can't be read; the others are verified all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +19,6 @@ from headrace.cli.flags import count
 from headrace.cli.output import Output, exit_code_of, one_line, visible
 from headrace.errors import HeadraceError
 
-SUMMARY = "read packed files again and compare each sample with its checksum"
-DESCRIPTION = (
-    "Read packed files, and compare every sample, the names and the targets with their checksums."
-)
-EXAMPLES = """\
-examples:
-  %(prog)s train.h5 val.h5
-  %(prog)s packed            all parts of a folder
-
-Exit code 1: a sample is damaged, or a file is; stdout names them.
-Exit code 2: else, a file can't be read; the others are verified all the same.
-"""
 _SHOWN = 10
 
 
