@@ -6,14 +6,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zarr
 
 from headrace import (
     ConfigError,
     HDF5Dataset,
     StreamingDataset,
     WriteError,
-    ZarrDataset,
     write_index,
 )
 from headrace.errors import DataNotFoundError, HeadraceWarning
@@ -36,7 +34,6 @@ def shards(tmp_path: Path) -> Path:
         make_tar(folder / f"a{shard}.tar", members)
         with h5py.File(folder / f"b{shard}.h5", "w") as file:
             file["data"], file["labels"] = rows, np.arange(40)
-    zarr.create_array(folder / "e.zarr", data=rows, shards=(16, 30), chunks=(4, 30))
     return folder
 
 
@@ -51,7 +48,7 @@ def test_a_folder_of_shards(
 ) -> None:
     written = {Path(path).name for path in write_index(shards)}
     names = {f"{kind}{shard}.{end}" for kind, end in ENDINGS.items() for shard in range(3)}
-    assert written == {f"{name}.index" for name in names} | {"zarr.json.index"}
+    assert written == {f"{name}.index" for name in names}
     for kind, ending in ENDINGS.items():
         options: dict[str, Any] = {"dataset_name": "data"} if kind == "b" else {}
         pattern = f"{kind}{{0..2}}.{ending}"
@@ -67,11 +64,6 @@ def test_a_folder_of_shards(
         server.counts()
         with HDF5Dataset(f"{server.url}/b0.h5", name, cache_dir=tmp_path / "cache") as dataset:
             assert len(dataset) == 40 and server.counts()["requests"] <= 3
-    with (
-        ZarrDataset(f"{server.url}/e.zarr", cache_dir=tmp_path / "cache") as far_rows,
-        ZarrDataset(shards / "e.zarr") as near_rows,
-    ):
-        assert all(np.array_equal(a, b) for a, b in zip(far_rows, near_rows, strict=True))
 
 
 def test_an_index_of_another_file_is_not_used(
@@ -86,10 +78,8 @@ def test_an_index_of_another_file_is_not_used(
 
 
 def test_what_has_no_index(server: RangeServer, tmp_path: Path) -> None:
-    zarr.create_array(store=tmp_path / "plain.zarr", shape=(4,), chunks=(2,), dtype="f4")
     for name in ("a.txt.gz", "a.jpg"):
         (tmp_path / name).write_bytes(b"")
-    for name in ("a.txt.gz", "a.jpg", "plain.zarr"):
         with pytest.raises(ConfigError, match=name):
             write_index(tmp_path / name)
     with pytest.raises(DataNotFoundError, match="nothing"):

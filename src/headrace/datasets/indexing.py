@@ -19,9 +19,6 @@ from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.rows import INDEX as HDF5
 from headrace.storage.table.arrow import INDEX as ARROW
 from headrace.storage.tar.index import INDEX as TAR
-from headrace.storage.zarr.kind import is_zarr
-from headrace.storage.zarr.shards import INDEX as SHARDS, indexed
-from headrace.storage.zarr.stores import ZarrUrl
 from headrace.storage.zarr.zips import INDEX as ZIP
 
 _KINDS: dict[str, IndexKind] = {
@@ -34,8 +31,6 @@ _KINDS: dict[str, IndexKind] = {
 _INDEXED = Kind(
     "files with an index",
     (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather", ".zarr.zip"),
-    stores=(".zarr",),
-    recognizes=is_zarr,
 )
 """What is looked for in folders."""
 
@@ -50,7 +45,7 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
-            .h5, .h5ad, .arrow, .feather, .zarr.zip and .zarr (of sharded arrays).
+            .h5, .h5ad, .arrow, .feather and .zarr.zip.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:
@@ -74,33 +69,21 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
     try:
         for path in paths:
             url = path if files.is_remote else f"file://{path}"
-            for one, kind in _wanted(path, url, server, len(paths) == 1):
-                server.learn([one])
-                data = index_bytes(kind.make(server, one), kind, server.version(one).size)
-                written.append(_write(with_index(one), data, server))
+            kind = _kind_of(path)
+            server.learn([url])
+            data = index_bytes(kind.make(server, url), kind, server.version(url).size)
+            written.append(_write(with_index(url), data, server))
     finally:
         server.close()
     return written
 
 
-def _wanted(path: str, url: str, server: RemoteFiles, is_only: bool) -> list[tuple[str, IndexKind]]:
-    """The files of a path that get an index, and its kind. `url`: the path's."""
-    name = path.partition("?")[0]
-    ending = os.path.splitext(name)[1].lower()
-    if is_zarr(path) and ending != ".zip":
-        arrays = list(indexed(ZarrUrl(url.rstrip("/"), server)))
-        if not arrays and is_only:
-            raise ConfigError(
-                f"{redact(path)} has no array with shards, so there is nothing to write an index of"
-            )
-        return [(one, SHARDS) for one in arrays]
-    if ".zarr" in os.path.dirname(path):  # a file of a store is no shard
-        return []
-    if ending in _KINDS:
-        return [(url, _KINDS[ending])]
-    raise ConfigError(
-        f"{redact(path)} has no index: those of {', '.join(_KINDS)} and .zarr have one"
-    )
+def _kind_of(path: str) -> IndexKind:
+    """The kind of the index of a file."""
+    ending = os.path.splitext(path.partition("?")[0])[1].lower()
+    if ending not in _KINDS:
+        raise ConfigError(f"{redact(path)} has no index: those of {', '.join(_KINDS)} have one")
+    return _KINDS[ending]
 
 
 def _write(url: str, data: bytes, server: RemoteFiles) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
+from headrace.errors import AccessError, DataNotFoundError, FormatError
 from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.files import Files, Version
@@ -70,8 +69,6 @@ class RemoteFiles(Files):
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
         self._handed_out: tuple[str, bytes] = "", b""
-        self._relying: set[str] = set()  # files of this machine
-        self._expected: dict[str, int] = {}  # sizes that an index says
         self._numbered: Sequence[str] = ()
         # [len(_numbered)] uint64: of the versions; 0: nobody has asked
         self._hashes: SharedArray | None = None
@@ -181,29 +178,7 @@ class RemoteFiles(Files):
             self._hashes = SharedArray(np.zeros(len(paths), np.uint64))
             self._hashes.moved()  # into memory that workers share, while there are none
 
-    def assume(self, url: str, version: Version, relying: str) -> None:
-        """All reads of a file are of this version, which was noted in a file of this machine;
-        that is removed when it holds no more.
-        """
-        if url not in self._versions:
-            self._note(url, version)
-        self._relying.add(relying)
-
-    def expect(self, url: str, size: int) -> None:
-        """An index says this of a file whose version is not known yet; when it is, and there is
-        another size, that is an error.
-        """
-        if url not in self._versions:
-            self._expected[url] = size
-
     def _note(self, url: str, version: Version | None) -> None:
-        expected = self._expected.get(url)
-        if expected is not None and version is not None and version.size != expected:
-            raise FileChangedError(
-                f"{redact(url)} has {version.size:,} bytes, and {expected:,} by the index that "
-                "was written of it: it has been replaced: "
-                "write the index again (headrace.write_index)"
-            )
         before = self._versions.pop(url, None)
         self._nbytes -= 0 if before is None else before.size
         if version is not None:
@@ -332,22 +307,18 @@ class RemoteFiles(Files):
         if len(beyond):
             path, stop = ranges.paths[ranges.file[beyond[0]]], int(ranges.stop[beyond[0]])
             raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
-        try:
-            if self.cache is None:
-                return await self._remote.fetch(ranges, self._versions, urgent)
-            all_fits = self._nbytes <= self.cache.limit
-            return await fetch_cached(
-                self._remote,
-                self.cache,
-                ranges,
-                self._versions,
-                bypass=bypass,
-                all_fits=all_fits,
-                urgent=urgent,
-            )
-        except FileChangedError:
-            self._drop_relying()
-            raise
+        if self.cache is None:
+            return await self._remote.fetch(ranges, self._versions, urgent)
+        all_fits = self._nbytes <= self.cache.limit
+        return await fetch_cached(
+            self._remote,
+            self.cache,
+            ranges,
+            self._versions,
+            bypass=bypass,
+            all_fits=all_fits,
+            urgent=urgent,
+        )
 
     async def _fetch_wholes(
         self, ranges: ByteRanges, urgent: bool, bypass: bool
@@ -391,11 +362,6 @@ class RemoteFiles(Files):
             )
             contents |= zip(versions, fetched, strict=True)
         return contents
-
-    def _drop_relying(self) -> None:
-        for kept in self._relying:
-            with contextlib.suppress(OSError):
-                os.unlink(kept)
 
     # -- what is read next
 

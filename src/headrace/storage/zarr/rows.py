@@ -41,7 +41,7 @@ from headrace.storage.zarr.library import (
     holds_strings,
     library_chunks,
 )
-from headrace.storage.zarr.shards import ArrayFiles, shards_of
+from headrace.storage.zarr.shards import ArrayFiles, Shards
 from headrace.storage.zarr.store import Store
 from headrace.storage.zarr.stores import open_store
 
@@ -196,9 +196,7 @@ class OpenZarr(OpenArrays[Any]):
         in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
         as_files = store.reads_whole and not is_sharded and not in_parts
         index = (
-            shards_of(store, name, layout)
-            if is_sharded
-            else ArrayFiles(store, name, layout, as_files)
+            Shards(store, name, layout) if is_sharded else ArrayFiles(store, name, layout, as_files)
         )
         way = "files fetched whole" if as_files else "ranges" if self.files.is_remote else "pread"
         how = (f"{way} + {pipeline}" if pipeline else way) + (

@@ -2,7 +2,8 @@
 
 Before its chunks can be read, a shard's index must be read, and of a remote one first its version
 be requested: two round trips for all needed shards together; in mode streaming, for those of the
-next batches together. Each process holds the indices that it used last.
+next batches together. Of arrays of few shards the versions are requested when they are opened, so
+that a shard that is replaced later is an error. Each process holds the indices that it used last.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headrace.storage.zarr.store import Store
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
+_VERSIONS = 256  # shards whose versions a server is asked for when the array is opened
 
 
 class ArrayFiles(ChunkIndex):
@@ -47,11 +49,11 @@ class ArrayFiles(ChunkIndex):
             first += layout.separator if layout.prefix else "/"
         self._first = first
         self._folder, _, self._start = first.rpartition("/")
-        count = math.prod(self._counts)
+        self.count: int = math.prod(self._counts)
         self.whole_files = whole
         self.reads_files = store.reads_files and not self._is_sharded
-        if 0 < count < _NOWHERE >> 1:
-            store.note_last(self._names(first, [count - 1])[0])
+        if 0 < self.count < _NOWHERE >> 1:
+            store.note_last(self._names(first, [self.count - 1])[0])
 
     def _names(self, start: str, numbers: IntArray | Sequence[int]) -> list[str]:
         if math.prod(self._counts[1:]) == 1:
@@ -116,6 +118,8 @@ class Shards(ChunkIndex):
         self._known: dict[int, _Index | None] = {}
         self._most = max(16, _INDEX_BYTES // (16 * chunks_each))
         self.needs_io: bool = store.files.is_remote
+        if store.reads_whole and self._whole.count <= _VERSIONS:
+            self._whole.ranges(range(self._whole.count))  # reads of all processes are of these
 
     def _places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """The shard of each chunk, and the chunk's number in it."""
