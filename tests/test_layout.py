@@ -57,7 +57,7 @@ INSIDE = {
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
-        cells image text arrays hdf5 episodes zarr sparse table
+        cells image arrays hdf5 episodes zarr sparse table text
         shards columns options indexing unnormalized foreign open memory_efficient
     """,
     "core": """
@@ -69,10 +69,9 @@ INSIDE = {
         labels opening image
     """,
     "datasets/text": """
-        options tokenizing passes marked ways units chats opening documents
-        text
+        options batches decoders tokenizing targets opening text
     """,
-    "datasets/table": "ways texts format table",
+    "datasets/table": "ways format table",
     "datasets/shards": "members streaming",
     "packing": """
         part options beside plan values destination own_source samples parts status
@@ -104,8 +103,8 @@ INSIDE = {
     "storage/tar": "index source",
     "storage/tokens": "source packed joined",
     "storage": """
-        blocks parallel describe source concat files pairs class_folders arrays tree hdf5 zarr
-        trees sparse episodes dialects table tar text tokens image_formats kinds read_rows registry
+        blocks parallel describe source concat files pairs class_folders kinds arrays tree hdf5 zarr
+        trees sparse episodes dialects table tar text tokens image_formats read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

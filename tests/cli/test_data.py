@@ -50,8 +50,8 @@ def test_images_of_a_table(told: Any, capsys: pytest.CaptureFixture[str]) -> Non
 def test_texts_of_a_table(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"text": ["a", "mill", "turns"], "label": [0, 1, 0]}), "texts.parquet")
     assert main(["pack", "texts.parquet", "a.h5"]) == 2
-    assert "--text-column" in capsys.readouterr().err
-    options = ["texts.parquet", "--text-column", "text", "--target-name", "label"]
+    assert "--column" in capsys.readouterr().err
+    options = ["texts.parquet", "--column", "text", "--target-field", "label"]
     samples = told("preview", *options)["samples"]
     captions = {one["text"]: one["caption"] for one in samples}
     assert captions == {"a": "0", "mill": "1", "turns": "0"}

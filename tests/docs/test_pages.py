@@ -114,6 +114,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "saved" / "train").mkdir(parents=True)
     rows = pa.table({"pressure": np.arange(100.0), "label": np.arange(100) % 3})
     pq.write_table(rows, folder / "saved" / "train" / "rows.parquet")
+    pq.write_table(pa.table({"text": ["the mill", "turns"]}), folder / "corpus.parquet")
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
     return folder
 

@@ -35,7 +35,7 @@ _DATA = {
     "dataset_name": "of HDF5 and Zarr: the array (default: 'data', or the only one)",
     "patch_shape": "of a Zarr volume: the extents of a patch, such as 64 or 32,64,64",
     "image_column": "of a table such as Parquet: the column of encoded images",
-    "text_column": "of a table such as Parquet: the column of texts",
+    "column": "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts",
     "columns": "of a table: a column to read, may be given again (default: all)",
 }
 """Arguments of datasets, and what they are about."""

@@ -71,6 +71,8 @@ def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDat
     HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are an error. The metadata
     files that HuggingFace's `datasets` writes next to tables do not count as texts.
 
+    With `column`, which names a column of texts, any container is opened as a `TextDataset`.
+
     Args:
         data_path: as in `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`,
             `ZarrDataset`, `SparseDataset`, `TableDataset` or `StreamingDataset`.
@@ -108,6 +110,8 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options`
     get the group.
     """
+    if options.get("column") is not None:
+        return TextDataset
     remote = RemoteOptions.taken_from(dict(options))
     kind = format_of(data_path, remote)
     cls = ColumnsDataset if kind.open is not None else _BY_NAME[kind.dataset]

@@ -39,6 +39,7 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     unused_targets: Literal["raise", "skip"]
     masks: bool
     # texts
+    column: str | None  # of a table, an HDF5 file, a Zarr store or tars
     tokenizer: Any
     max_length: int | None
     unit: Literal["file", "line", "record", "chat"] | None
@@ -58,7 +59,6 @@ class FormatOptions(SharedOptions, RemoteKeywords, total=False):
     join: Literal["inner", "outer"] | None
     # tables
     image_column: str | None
-    text_column: str | None
     # arrays
     dataset_name: str | Sequence[str] | None
     target_name: str | Sequence[str] | None  # of arrays: a str

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import fingerprint_of_view
-from headrace.datasets.table.table import TableDataset
-from headrace.datasets.text.documents import TokenizedDataset
+from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.io.packed_strings import PackedNames
@@ -49,7 +48,7 @@ class Documents(NamedTuple):
         fingerprint: of these documents.
     """
 
-    dataset: TokenizedDataset
+    dataset: TextDataset
     chosen: npt.NDArray[np.int64]
     tokens: Tokens | None
     end_token: int | None
@@ -132,22 +131,12 @@ class Documents(NamedTuple):
         return self.tokens is None and isinstance(self.dataset.sample_source, FilesSource)
 
 
-def is_of_texts(dataset: BaseDataset) -> TypeGuard[TokenizedDataset]:
-    """True if a dataset is packed as tokens.
-
-    Raises:
-        ConfigError: its samples are tokens and more.
-    """
-    if isinstance(dataset, TableDataset) and dataset.has_texts and not dataset.is_of_texts:
-        raise ConfigError(
-            "texts beside other columns can't be packed as tokens: leave out columns, so that the "
-            "texts are packed alone, or leave out "
-            "text_column, and pack the columns as they are"
-        )
-    return isinstance(dataset, TokenizedDataset) and dataset.is_of_texts
+def is_of_texts(dataset: BaseDataset) -> TypeGuard[TextDataset]:
+    """True if a dataset is packed as tokens."""
+    return isinstance(dataset, TextDataset)
 
 
-def documents_of(dataset: TokenizedDataset, end_token: int | None = None) -> Documents:
+def documents_of(dataset: TextDataset, end_token: int | None = None) -> Documents:
     """The documents of a dataset, or of a view of one.
 
     Args:
@@ -173,7 +162,7 @@ def documents_of(dataset: TokenizedDataset, end_token: int | None = None) -> Doc
     return found
 
 
-def _documents_of(dataset: TokenizedDataset, end_token: int | None) -> Documents:
+def _documents_of(dataset: TextDataset, end_token: int | None) -> Documents:
     source: Any = dataset.sample_source
     if not isinstance(source, TokensSource):
         return Documents(
@@ -206,7 +195,7 @@ def _documents_of(dataset: TokenizedDataset, end_token: int | None) -> Documents
     )
 
 
-def packed_texts(dataset: TokenizedDataset, end_token: int | None = None) -> Packing:
+def packed_texts(dataset: TextDataset, end_token: int | None = None) -> Packing:
     """All documents of a dataset, or of a view of one, as tokens. Where `on_error` is "skip", those
     that can't be read are left out.
 

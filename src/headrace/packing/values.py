@@ -248,8 +248,8 @@ def as_array(what: str, value: Any) -> Array:
             f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as "
             "samples of their own, not as fields or "
             "targets: leave the column of a table out by columns=, decode one of images by "
-            "image_column=, read one of texts by text_column=, or convert it in decode, or in "
-            "__getitem__"
+            "image_column=, open one of texts as TextDataset(column=), or convert it in decode, or "
+            "in __getitem__"
         )
     if isinstance(value, torch.Tensor):
         try:

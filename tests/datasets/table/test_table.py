@@ -27,14 +27,12 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
     TableDataset,
-    TextDataset,
     create_dataloader,
     open_dataset,
 )
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import image_bytes
 from tests.datasets.remote_contract import RemoteDatasetContract
-from tests.datasets.text.chat_tokenizer import MARKED, chat_tokenizer
 from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
@@ -459,153 +457,6 @@ def test_images_that_are_none(tmp_path: Path) -> None:
         TableDataset(write(tmp_path / "c.parquet", pictures(True)), image_column="label")
 
 
-# -- texts
-
-
-def words(n: int = 30) -> Any:
-    return pa.table(
-        {
-            "text": [f"the mill wheel {number} turns" * (1 + number % 3) for number in range(n)],
-            "label": [number % 2 for number in range(n)],
-        }
-    )
-
-
-def write_lines(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_texts_are_those_of_text_dataset(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", words())
-    lines = write_lines(tmp_path / "a.jsonl", words().to_pylist())
-    plain = TextDataset(lines, max_length=20, target_field="label", cache_dir=tmp_path / "cache")
-    with TableDataset(path, text_column="text", target_name="label", max_length=20) as dataset:
-        assert all(same(dataset[number], plain[number]) for number in range(30))
-        for batch, other in zip(loader_of(dataset, 7), loader_of(plain, 7), strict=True):
-            assert same(batch, other)
-
-    def lengths_of_words(text: str) -> list[int]:
-        return [len(word) for word in text.split()]
-
-    with TableDataset(path, text_column="text", tokenizer=lengths_of_words) as dataset:
-        assert dataset[0]["input_ids"].tolist() == [3, 4, 5, 1, 5]
-        assert dataset.lengths()[:2].tolist() == [22, 44]
-        loader = loader_of(dataset, 4)
-        assert "padded at once" in loader.explain()
-        assert next(iter(loader))["attention_mask"].shape[0] == 4
-
-
-def test_texts_among_other_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pictures(True))
-    options: Any = {"image_column": "image", "text_column": "caption", "image_size": 8}
-    for mode in ("lazy", "cached"):
-        with TableDataset(path, ["label"], loading_mode=mode, **options) as dataset:
-            sample = dataset[3]
-            assert list(sample) == ["label", "image", "input_ids"]
-            assert sample["image"].shape == (3, 8, 8)
-            assert sample["input_ids"].tolist() == [ord(letter) + 2 for letter in "no 3"]
-        with TableDataset(path, target_name="label", loading_mode=mode, **options) as dataset:
-            batch = first_batch(dataset, 4)
-            assert batch["image"].shape == (4, 3, 8, 8)
-            assert batch["input_ids"].shape == (4, 4)
-            assert batch["labels"].tolist() == [0, 1, 2, 0]
-
-
-def test_texts_that_are_none(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pa.table({"text": ["a", None, "c"], "n": [1, 2, 3]}))
-    said = "sample 1 .*row 1: column 'text'"
-    for columns in (None, ["n"]):
-        with TableDataset(path, columns, text_column="text") as dataset:
-            assert dataset[2]["input_ids"].tolist() == [101]
-            with pytest.raises(SampleError, match=said):
-                dataset.__getitems__([0, 1])
-    with TableDataset(path, text_column="text") as dataset, pytest.raises(SampleError, match=said):
-        dataset.lengths()
-    with TableDataset(path, text_column="text", on_error="skip") as dataset:
-        assert dataset.lengths().tolist() == [1, 0, 1]
-
-
-def chats_table(count: int = 6, **columns: Any) -> Any:
-    """Chats of two turns; where there are tool calls, all structs have the field."""
-    call = [{"function": {"name": "saw", "arguments": "{}"}}]
-    rows = [
-        [
-            {"role": "user", "content": f"number {row}", "tool_calls": None},
-            {
-                "role": "assistant",
-                "content": None if row == 1 else f"answer {row}",
-                "tool_calls": call if row == 1 else None,
-            },
-        ]
-        for row in range(count)
-    ]
-    return pa.table({"messages": rows, **columns})
-
-
-def write_chats(folder: Path, **columns: list[Any]) -> Path:
-    rows = chats_table(**columns).to_pylist()
-    for row in rows:
-        for name in columns:
-            if row[name] is None:
-                del row[name]
-    return write_lines(folder / "chats.jsonl", rows)
-
-
-CALLS = MARKED.replace(
-    "message.content", "(message.content or message.tool_calls[0].function.name)"
-)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "stream"])
-def test_chats_are_those_of_text_dataset(kind: str, tmp_path: Path) -> None:
-    tools = ['[{"name": "saw"}]'] * 5 + [None]
-    system = ["be kind"] * 6
-    table = chats_table(tools=tools, system=system, number=list(range(6)))
-    path = write(tmp_path / name_of(kind), table, kind, rows=2)
-    template = "{{ (tools or [{'name': 'none'}])[0].name }}" + CALLS
-    options: Any = {"text_column": "messages", "tokenizer": chat_tokenizer(template)}
-    lines = write_chats(tmp_path, tools=tools, system=system)
-    texts = TextDataset(lines, tokenizer=chat_tokenizer(template))
-    assert "be kind" in texts.text_of(0)
-    with TableDataset(path, **options) as dataset:
-        assert all(same(dataset[row], texts[row]) for row in range(6))
-        assert dataset.lengths()[0] == len(texts.text_of(0))
-        assert same(first_batch(dataset, 2), first_batch(texts, 2))
-        other = TableDataset(path, text_column="messages", tokenizer=chat_tokenizer(CALLS))
-        assert dataset.held_as() != other.held_as()
-    for column, value in (("number", 3), ("tools", tools[3])):
-        with TableDataset(path, [column], **options) as dataset:
-            assert list(dataset[3]) == [column, "input_ids", "labels"]
-            assert dataset[3][column] == value
-            assert torch.equal(dataset[3]["labels"], texts[3]["labels"])
-    options |= {"tokenizer": chat_tokenizer(None), "chat_template": template, "max_length": 80}
-    with open_dataset(path, **options) as dataset:
-        assert torch.equal(dataset[3]["labels"], texts[3]["labels"][:80])
-
-
-def test_chats_of_tables_that_are_none(tmp_path: Path) -> None:
-    alone = [{"role": "user", "content": "x", "tool_calls": None}]
-    rows = [*chats_table()["messages"].to_pylist(), None, alone]
-    path = write(tmp_path / "a.parquet", pa.table({"messages": rows, "note": ["x"] * 8}))
-    chats: Any = {"text_column": "messages", "tokenizer": chat_tokenizer(CALLS)}
-    with TableDataset(path, **chats) as dataset:
-        for row in (6, 7):
-            with pytest.raises(SampleError, match=f"row {row}"):
-                dataset[row]
-    with TableDataset(path, on_error="skip", **chats) as dataset:
-        assert [len(batch["labels"]) for batch in loader_of(dataset, 8)] == [6]
-        assert dataset.lengths()[6:].tolist() == [0, 0]
-    for options, said in (
-        ({"text_column": "messages"}, "chat template"),
-        ({**chats, "target_name": "note"}, "target_name"),
-        ({**chats, "text_column": "note", "chat_template": "x"}, "'note'"),
-        ({"chat_template": "x"}, "text_column"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            TableDataset(path, **options)
-
-
 # -- arguments and files that make no sense
 
 
@@ -616,10 +467,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         ({"columns": []}, "columns"),
         ({"column": "number"}, "columns"),
         ({"image_size": 8}, "image_column"),
-        ({"tokenizer": len}, "text_column"),
         ({"target_name": 3}, "target_name"),
-        ({"image_column": "text", "text_column": "text"}, "both 'text'"),
-        ({"text_column": "text", "max_length": 0}, "max_length"),
     )
     for options, said in bad:
         with pytest.raises(ConfigError, match=said):
@@ -800,16 +648,18 @@ def test_encrypted_columns_are_named(tmp_path: Path) -> None:
 def test_the_splits_of_a_data_set_are_no_table(tmp_path: Path) -> None:
     saved, hub = tmp_path / "saved", tmp_path / "hub"
     for split in ("train", "test"):
-        write(saved / split / "data-00000-of-00001.arrow", words(), "stream")
-        write(hub / "data" / f"{split}-00000-of-00001.parquet", words())
+        write(saved / split / "data-00000-of-00001.arrow", some_table(30), "stream")
+        write(hub / "data" / f"{split}-00000-of-00001.parquet", some_table(30))
         (saved / split / "state.json").write_text("{}")
-    write(saved / "train" / "cache-0123456789abcdef.arrow", words(3), "stream")  # no part of it
+    write(
+        saved / "train" / "cache-0123456789abcdef.arrow", some_table(3), "stream"
+    )  # no part of it
     (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     for folder in (saved, hub):
         with pytest.raises(FormatError, match=r"\(test, train\)"):
             TableDataset(folder)
     for path in (saved / "train", str(hub / "data/train-*.parquet"), [saved / "test"]):
-        with open_dataset(path, columns=["label"]) as dataset:
+        with open_dataset(path, columns=["number"]) as dataset:
             assert len(dataset) == 30
 
 
@@ -823,7 +673,7 @@ def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="columns"):
         open_dataset(tmp_path / "a.txt", columns="number")
     with pytest.raises(DataNotFoundError, match=r"1 \.parquet: use TableDataset"):
-        ImageDataset(write(tmp_path / "one" / "a.parquet", words()).parent)
+        ImageDataset(write(tmp_path / "one" / "a.parquet", some_table(30)).parent)
 
 
 # -- the contracts

@@ -171,7 +171,7 @@ class TestMessages:
             return [{"role": "user", "content": record["q"]}, answer(record["a"])]
 
         assert learned(opened(tmp_path / "b.json", text_field=messages)[0]) == "so<|im_end|>"
-        assert "line 1: text_field raised KeyError: 'q'" in failure(path, text_field=messages)
+        assert "record 1: text_field raised KeyError: 'q'" in failure(path, text_field=messages)
         cell = json.dumps(CHAT).replace('"', '""')
         (tmp_path / "a.csv").write_text(f'id,messages\n1,"{cell}"\n')
         assert learned(opened(tmp_path / "a.csv")[0]) == LEARNED
@@ -205,7 +205,7 @@ class TestMessages:
             path = write(tmp_path, CHAT, chat, CHAT)
             with pytest.raises(SampleError) as caught:
                 opened(path)[1]
-            assert f"{path}, line 2: " in str(caught.value)
+            assert f"{path}, record 2: " in str(caught.value)
             assert said in str(caught.value)
         (batch,) = loader_of(opened(path, on_error="skip"), 3)
         assert len(batch["labels"]) == 2

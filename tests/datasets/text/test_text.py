@@ -163,7 +163,7 @@ class TestTokenizers:
         path = write(tmp_path, {"a.jsonl": '{"text": "\\ud800"}\n{"text": "sound"}\n'}) / "a.jsonl"
         dataset = TextDataset(path, tokenizer=lambda text: list(text.encode()), unit="record")
         assert len(dataset[1]["input_ids"]) == 5
-        with pytest.raises(SampleError, match=r"sample 0 .*a.jsonl, line 1.*surrogates"):
+        with pytest.raises(SampleError, match=r"sample 0 .*a.jsonl, record 1.*surrogates"):
             dataset[0]
 
     def test_samples_of_one_reading_share_no_memory(self, folder: Path) -> None:
@@ -225,7 +225,7 @@ class TestBadInput:
             with pytest.raises(SampleError) as raised:
                 dataset[number]
             assert f"sample {number} can't be decoded" in str(raised.value)
-            assert f"{path}, line {number + 2}: " in str(raised.value)
+            assert f"{path}, record {number + 1}: " in str(raised.value)
             assert len(str(raised.value)) < 500
         skipping = TextDataset(path, unit="record", on_error="skip")
         assert skipping.text_of(0) == "a"

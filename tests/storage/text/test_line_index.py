@@ -25,7 +25,7 @@ def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> HeldArrays:
     assert np.array_equal(held.long, at_once.long)
     assert np.array_equal(held.short[-1], at_once.short[-1])
     assert held.short[-1][-1] == held.long.size
-    table = Places(held, held.short[-1])
+    table = Places(held)
     assert np.array_equal(table.distances(len(distances)), distances)
     numbers = np.random.default_rng(0).permutation(len(distances))[:5000]
     starts, ends = table.reach(numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import multiprocessing
 from pathlib import Path
@@ -15,22 +16,19 @@ from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
 from headrace.storage.text import lines, records
-from headrace.storage.text.files import local_texts
+from headrace.storage.text.files import texts_of
 from headrace.storage.text.lines import strip_end
 from headrace.storage.text.records import csv_records, csv_row, field_of, json_places, json_record
 from headrace.storage.text.source import LinesSource
-from tests.io.resolve.scanning import scan
 
 
 def opened(path: Path, newline: Any = None) -> LinesSource:
-    texts = local_texts(scan(path, [".csv", ".tsv", ".json", ".jsonl"]))
     cache = path.parent / "cache"
-    return LinesSource(texts, "record", newline, "utf-8", "strict", cache, is_kept=False)
+    return LinesSource(texts_of(path), "record", newline, "utf-8", "strict", cache, is_kept=False)
 
 
 def rows_of(source: LinesSource) -> list[Any]:
-    texts = [record.decode() for record in source.read(range(len(source)))]
-    found = [source.fields(number, text) for number, text in enumerate(texts)]
+    found = list(map(source.row, range(len(source)), source.read(range(len(source)))))
     source.close()
     return found
 
@@ -149,9 +147,9 @@ class TestJson:
     ) -> None:
         text = space + json.dumps(given, indent=indent, ensure_ascii=ascii_only) + space
         data = text.encode("utf-8", "surrogatepass")
-        places = zip(*json_places(data), strict=True)
+        places = itertools.pairwise(json_places(data).tolist())
         parts = [data[start:end].decode("utf-8", "surrogatepass") for start, end in places]
-        assert list(map(json.loads, parts)) == given
+        assert [json_record(part, True) for part in parts] == given
 
     def test_what_is_none(self) -> None:
         for data, said in (
@@ -180,7 +178,7 @@ class TestJson:
     def test_lines_of_json_end_with_a_line_feed_alone(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"a":\r1}\r\n\r\n\n{"a": 2}')
         source = opened(tmp_path / "a.jsonl", newline="\r")
-        assert source.location(1).endswith("a.jsonl, line 4")
+        assert source.location(1).endswith("a.jsonl, record 2")
         assert rows_of(source) == [{"a": 1}, {"a": 2}]
         assert strip_end(b"a\r\n", "\n") == b"a\r"
         assert json_record('{"a": 1}, \n', True) == {"a": 1}  # of a list

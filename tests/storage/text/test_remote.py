@@ -22,13 +22,11 @@ from headrace.errors import (
 from headrace.io import sequential as in_order
 from headrace.io.remote.options import RemoteOptions
 from headrace.storage.text import source as texts
-from headrace.storage.text.files import local_texts, remote_texts
+from headrace.storage.text.files import texts_of
 from headrace.storage.text.source import LinesSource
-from tests.io.resolve.scanning import scan
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed
 
-ENDINGS = [".txt", ".csv", ".tsv", ".jsonl", ".json", ".gz", ".zst"]
 LINES = {
     "1.txt": b"one\ntwo\r\n\r\nthree\rfour",
     "2.txt": b"",
@@ -88,11 +86,11 @@ def both(
             if not (served / name).exists() or (served / name).read_bytes() != content:
                 (served / name).write_bytes(content)
         reach = RemoteOptions(cache_dir=tmp_path / "far", retries=retries)
-        there = remote_texts([f"{server.url}/{name}" for name in contents], ENDINGS, reach)
+        there = texts_of([f"{server.url}/{name}" for name in contents], reach)
         made.append(there.files)
         how = (unit, newline, encoding, "strict")
         far = LinesSource(there, *how, tmp_path / "far")
-        here = local_texts(scan([served / name for name in contents], ENDINGS))
+        here = texts_of([served / name for name in contents])
         near = LinesSource(here, *how, tmp_path / "near", is_kept=False)
         made.append(near)
         return near, far
@@ -110,7 +108,7 @@ def same(near: LinesSource, far: LinesSource) -> None:
     some = random.Random(1).choices(range(count), k=50 if count else 0)
     for numbers in (range(count), some):
         assert far.read(numbers) == near.read(numbers)
-    for name in ("blocks", "nbytes", "file_numbers"):
+    for name in ("blocks", "sizes", "file_numbers"):
         assert np.array_equal(getattr(far, name)(), getattr(near, name)()), name
     assert sum(far.blocks()) == count
     for number in range(count):
@@ -127,7 +125,7 @@ def test_the_same_lines(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         same(*both(LINES, newline=newline))
     near, far = both(RECORDS, "record")
     same(near, far)
-    assert far.fields(0, far.read([0])[0].decode()) == {"a": 1}
+    assert far.row(0, far.read([0])[0]) == {"a": 1}
     copy = pickle.loads(pickle.dumps(far))
     assert copy.read(range(len(near))) == near.read(range(len(near)))
     copy.close()
@@ -156,7 +154,7 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     said = server.counts()
     assert said["bytes"] == sum(map(len, contents.values()))
     assert len(said["ranges"]) == len(contents)
-    assert far._table.path is not None
+    assert far._table.arrays.path is not None
     near, far = both(contents, "record")
     assert server.counts()["ranges"] == []  # the table was kept, and the copy
     same(near, far)
@@ -172,7 +170,7 @@ def test_what_is_damaged_on_the_way_is_fetched_again(
     data = gzip.compress(b"\n".join(b"%d" % (n**7) for n in range(500)))
     (served / "a.txt.gz").write_bytes(data)
     options = RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB")
-    there = remote_texts(server.url + "/a.txt.gz", ENDINGS, options)
+    there = texts_of(server.url + "/a.txt.gz", options)
     server.counts()
     server.set(faults={"wrong": 1})
     with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
@@ -196,7 +194,7 @@ def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Pa
 
 def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"gone\.txt"):
-        remote_texts(f"{server.url}/gone.txt", ENDINGS, RemoteOptions())
+        texts_of(f"{server.url}/gone.txt", RemoteOptions())
     _, far = both({"a.txt": b"1\n2\n"})
     assert far.read([0]) == [b"1"]
     (served / "a.txt").write_bytes(b"3\n4\n")

@@ -18,12 +18,10 @@ from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.storage.text import lines, plain, source as texts
-from headrace.storage.text.files import local_texts
+from headrace.storage.text.files import texts_of
 from headrace.storage.text.source import LinesSource
-from tests.io.resolve.scanning import scan
 from tests.storage.text.test_plain import packed, room_of
 
-ENDINGS = [".txt", ".csv", ".jsonl", ".json", ".gz", ".zst"]
 CONTENTS = {
     "a/1.txt": b"one\ntwo\r\n\r\nthree\rfour",
     "a/2.txt": b"",
@@ -65,8 +63,7 @@ def opened(
 ) -> LinesSource:
     is_kept, cache = kept is not None, kept or folder.parent / f"{folder.name}-cache"
     of_text = (unit, newline, "utf-8", "strict")
-    files = local_texts(scan(folder, ENDINGS))
-    return LinesSource(files, *of_text, cache, is_kept=is_kept, **room)
+    return LinesSource(texts_of(folder), *of_text, cache, is_kept=is_kept, **room)
 
 
 def read_all(source: LinesSource) -> list[bytes]:
@@ -84,14 +81,14 @@ def test_lines_of_many_files(
 ) -> None:
     kept = tmp_path / "kept" if is_kept else None
     source = opened(folder, kept=kept)
-    assert (source._table.path is not None) == is_kept
+    assert (source._table.arrays.path is not None) == is_kept
     order = random.Random(1).choices(range(len(LINES)), k=200)
     assert source.read(order) == [LINES[n] for n in order]
     assert source.read([]) == []
     numbers = range(len(source))
     found = [(source.location(n), source.offset_of(n)) for n in numbers]
     assert found == [(f"{folder}/{place}", offset) for _, place, offset, _ in PLACES]
-    assert source.nbytes().tolist() == [size for *_, size in PLACES]
+    assert source.sizes().tolist() == [size for *_, size in PLACES]
     assert source.file_numbers().tolist() == [0] * 5 + [2] * 2 + [3] * 3 + [4] + [7] * 2
     assert "13 of 8 files, 2 of them through plain copies" in source.describe().ways["lines"]
     state = pickle.dumps(source)
@@ -156,14 +153,13 @@ def test_blank_lines_between_records(files: list[list[str]], tmp_path_factory: A
     contents = {f"{n}.jsonl": "\n".join(rows).encode() for n, rows in enumerate(files)}
     folder = write(tmp_path_factory.mktemp("blank") / "data", contents)
     expected = [
-        (f"{folder}/{number}.jsonl, line {line}", row.encode(), len(row) + (line < len(rows)))
+        (f"{folder}/{number}.jsonl, record {record}", row.encode())
         for number, rows in enumerate(files)
-        for line, row in enumerate(rows, 1)
-        if row.strip("\r")
+        for record, row in enumerate((row for row in rows if row.strip("\r")), 1)
     ]
     source = opened(folder, "record")
     places = [source.location(n) for n in range(len(source))]
-    assert list(zip(places, read_all(source), source.nbytes().tolist(), strict=True)) == expected
+    assert list(zip(places, read_all(source), strict=True)) == expected
     source.close()
 
 
@@ -179,7 +175,7 @@ def test_records_of_every_kind_together(tmp_path: Path) -> None:
     source = opened(write(tmp_path / "data", contents), "record")
     found = []
     for number, record in enumerate(read_all(source)):
-        row = source.fields(number, record.decode())
+        row = source.row(number, record)
         place = source.location(number).rpartition("/")[2]
         found.append((int(row["id"]), row.get("text"), place))
     assert found == [
@@ -188,9 +184,9 @@ def test_records_of_every_kind_together(tmp_path: Path) -> None:
         (3, "d", "b.csv, record 1"),
         (4, "e", "c.json, record 1"),
         (5, "f", "c.json, record 2"),
-        (6, None, "d.jsonl, line 1"),
-        (7, None, "d.jsonl, line 3"),
-        (8, None, "f.jsonl.gz, line 1"),
+        (6, None, "d.jsonl, record 1"),
+        (7, None, "d.jsonl, record 2"),
+        (8, None, "f.jsonl.gz, record 1"),
     ]
 
 
@@ -231,7 +227,7 @@ class TestTables:
     ) -> None:
         monkeypatch.setattr(texts, "KEPT_FROM", 10)
         source = opened(folder)
-        assert source._table.path
+        assert source._table.arrays.path
         assert read_all(source) == LINES
 
 

@@ -29,7 +29,7 @@ from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.dialects import PACK, dialect_of
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.tar.source import TARS, TarSource
-from headrace.storage.text.files import local_texts, remote_texts
+from headrace.storage.text.files import texts_of
 from headrace.storage.text.plain import COMPRESSED, Room
 from headrace.storage.text.records import JSON_LINES
 from headrace.storage.text.source import LinesSource
@@ -190,7 +190,7 @@ def _open(
     if not of_arrays:
         is_remote = files.is_remote
         lines = LinesSource(
-            remote_texts(files, _ENDINGS[kind], reach) if is_remote else local_texts(files),
+            texts_of(files, reach),
             "record" if kind == "jsonl" else "line",
             None,
             "utf-8",

@@ -1,11 +1,11 @@
 """What the samples of a table are: dicts of the values of a row, or the value of one column;
-images in it decoded, texts tokenised.
+images in it decoded.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,17 +13,13 @@ import numpy as np
 
 from headrace.casting import cast
 from headrace.core.batch import BatchReader, Collating
-from headrace.core.decoder import Decoder, Failed, Unnormalized
+from headrace.core.decoder import Decoder, Unnormalized
 from headrace.datasets.arrays import as_input
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.format import ImageDecoder
-from headrace.datasets.table.texts import ColumnChats, ColumnTexts
 from headrace.datasets.table.ways import reader_of_columns
 from headrace.dtypes import ArraySpec
-from headrace.errors import FormatError, SampleError
-
-IDS = "input_ids"
-"""What a sample calls the ids of its text."""
+from headrace.errors import FormatError
 
 
 def encoded_image(record: Any, column: str) -> bytes:
@@ -75,9 +71,6 @@ class TableDecoder(Decoder):
         lists: names of the columns whose values are str or bytes.
         is_one: True if a sample is the value of the one column.
         image: the column of images, if there is one.
-        texts: that of the texts or chats, if there is one: they become "input_ids", of chats with
-            "labels".
-        named: the columns that samples have, where others are read along with chats.
         dtype: that numbers are cast to; None: they stay as they are.
     """
 
@@ -87,8 +80,6 @@ class TableDecoder(Decoder):
         lists: Sequence[str],
         is_one: bool,
         image: ColumnImage | None = None,
-        texts: ColumnTexts | ColumnChats | None = None,
-        named: Sequence[str] = (),
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self._stored = dict(specs)
@@ -96,47 +87,17 @@ class TableDecoder(Decoder):
         self.lists = frozenset(lists)
         self.dtype = dtype
         self._image = image
-        self._texts = texts
-        self._of_chats: set[str] = set()
-        if isinstance(texts, ColumnChats):
-            self._of_chats.update(texts.fields)
-        self._left_out = self._of_chats.difference(named)
-        is_plain = image is None and texts is None
-        self._spec = next(iter(self.specs.values())) if is_one and is_plain else None
-        self.stores_values: bool = is_plain and dtype is None
-        self.decodes_batches: bool = texts is not None
+        self._spec = next(iter(self.specs.values())) if is_one and image is None else None
+        self.stores_values: bool = image is None and dtype is None
         self.names_warnings: bool = image is not None
 
     def decode(self, record: Any) -> Any:
         if self.dtype is not None:
-            record = _cast(record, self.dtype, self._of_chats)
+            record = _cast(record, self.dtype)
         if self._image is None:
             return record
         column = self._image.column
         return {**record, column: self._image.format.decode(encoded_image(record[column], column))}
-
-    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        values = super().decode_batch(items, failed)
-        if self._texts is None:
-            return values
-        sound = [place for place, value in enumerate(values) if not isinstance(value, SampleError)]
-
-        def fails(position: int, what: str, error: Exception) -> SampleError:
-            return failed(sound[position], what, error)
-
-        items = [(items[place][0], values[place]) for place in sound]
-        for place, ids in zip(sound, self._texts.decode_batch(items, fails), strict=True):
-            row = values[place]
-            values[place] = ids
-            if isinstance(ids, SampleError):
-                continue
-            values[place] = {}
-            for name, value in row.items():
-                if name == self._texts.column:
-                    values[place][IDS] = ids
-                elif name not in self._left_out:
-                    values[place][name] = value
-        return values
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec
@@ -145,19 +106,15 @@ class TableDecoder(Decoder):
         if not isinstance(value, dict):
             return as_input(value)
         made: dict[str, Any] = {}
-        of_texts: dict[str, Any] = {}
         for name, one in value.items():
             if self._image is not None and name == self._image.column:
                 made[name] = self._image.format.to_input(one)
-            elif self._texts is not None and name == IDS:
-                of_texts = self._texts.to_input(one)
-                made[name] = of_texts[name]
             else:
                 made[name] = as_input(one)
-        return {**made, **of_texts}
+        return made
 
     def sample_nbytes(self) -> int | None:
-        if self._image is not None or self._texts is not None:
+        if self._image is not None:
             return None
         sizes = [spec.nbytes for spec in self.specs.values() if spec is not None]
         return sum(sizes) if len(sizes) == len(self.specs) else None
@@ -173,7 +130,7 @@ class TableDecoder(Decoder):
         return Unnormalized(made, left.normalization, (column,))
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if self._spec is not None or self._image is not None or self._texts is not None:
+        if self._spec is not None or self._image is not None:
             return None
         return reader_of_columns(dataset, collating, self._stored, self.specs, self.lists)
 
@@ -184,12 +141,10 @@ def _cast_spec(spec: ArraySpec | None, dtype: np.dtype[Any] | None) -> ArraySpec
     return ArraySpec(spec.shape, dtype)
 
 
-def _cast(value: Any, dtype: np.dtype[Any], but: Container[str] = ()) -> Any:
-    """A value whose numbers have another dtype, those in lists and dicts too, but for some of
-    its fields.
-    """
+def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A value whose numbers have another dtype, those in lists and dicts too."""
     if isinstance(value, dict):
-        return {name: one if name in but else _cast(one, dtype) for name, one in value.items()}
+        return {name: _cast(one, dtype) for name, one in value.items()}
     if isinstance(value, list):
         return [_cast(one, dtype) for one in value]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":

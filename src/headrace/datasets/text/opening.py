@@ -1,60 +1,62 @@
-"""Opens texts as files, lines, records or chats; tokens as documents, windows or blocks."""
+"""Opens texts as files, lines, records, chats or a column; tokens as documents, windows or
+blocks.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.core.construction import describe_argument
-from headrace.core.reader import OnError, SampleReader
-from headrace.core.threads import WorkerThreads
-from headrace.datasets.text.chats import ChatTexts, has_template, hold_chats
+from headrace.core.dataset import BaseDataset
+from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.table.table import TableDataset
+from headrace.datasets.text.decoders import Blocks, Chats, TextDecoder, Texts, Windows, has_template
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
-from headrace.datasets.text.units import (
-    FileTexts,
-    LineTexts,
-    RecordTexts,
-    TextUnit,
-    TokenBlocks,
-    TokenizedTexts,
-    TokenWindows,
-)
+from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import cache_folder, is_url, without_query
+from headrace.io.paths import cache_folder, is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import kind_of
-from headrace.memory.budget import MemoryBudget
-from headrace.order.world import local_ranks
-from headrace.storage.class_folders import folder_targets
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.hdf5.rows import open_files
-from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
+from headrace.storage.kinds import TEXTS
+from headrace.storage.registry import format_of, open_columns
+from headrace.storage.table.files import TABLES
+from headrace.storage.table.source import TableSource
+from headrace.storage.tar.source import TARS, TarSource
 from headrace.storage.text import records
-from headrace.storage.text.files import TextFilesSource, local_texts, remote_texts
+from headrace.storage.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
+from headrace.storage.text.files import TextFilesSource, texts_of
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
 from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
+from headrace.storage.zarr.kind import ZARR
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
+_LOOKED_AT = 8  # records by which the kind of all is told
+_OF_KIND: dict[Kind, type[BaseDataset]] = {
+    TABLES: TableDataset,
+    HDF5: HDF5Dataset,
+    ZARR: ZarrDataset,
+}
+
+
+# -- texts
 
 
 def open_texts(
-    data_path: DataPath,
-    reach: RemoteOptions,
-    options: TextOptions,
-    max_memory_usage: float | int | str,
-    on_error: OnError,
-) -> TokenizedTexts:
+    data_path: DataPath, reach: RemoteOptions, options: TextOptions, room: Room
+) -> Texts:
     """The texts below a path, in the unit that the options name, or else the names of the files
     and the first record.
 
@@ -62,35 +64,26 @@ def open_texts(
         data_path: as `TextDataset` takes it.
         reach: how URLs are reached.
         options: what texts are.
-        max_memory_usage, on_error: of the dataset.
+        room: for one text.
 
     Raises:
-        ConfigError, DataNotFoundError, AccessError, FormatError, SampleError, RemoteError: see
-            `TextDataset`.
+        ConfigError, DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
     """
     unit = options.unit
-    may_hold_chats = unit is None and has_template(options.tokenizer)
-    room = Room(MemoryBudget(max_memory_usage, local_world_size=local_ranks))
     entries = list(entries_of(data_path))
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries
     ):
-        unit = "record"  # without a listing, which asks the server for each file
-    listing: FileSet | None = None
+        unit = "record"  # without asking the server for each file
+    where: DataPath | FileSet = data_path
     if unit in (None, "file"):
-        files = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room)
+        files = TextFilesSource(data_path, reach, room, (options.encoding, options.errors))
         unit = unit or records.unit_of(files.listing, files.head)
         if unit == "file":
             _check_delimiter(options, False)
-            return FileTexts(files, options)
-        listing = files.listing
-        files.close()
-    if any(map(is_url, entries)):
-        texts = remote_texts(data_path, TEXT_EXTENSIONS, reach, listing)
-    else:
-        if listing is None:
-            listing = TextFilesSource(data_path, TEXT_EXTENSIONS, reach, room).listing
-        texts = local_texts(listing)
+            return Texts(files, options, "file")
+        where = files.listing
+    texts = texts_of(where, reach)
     source = LinesSource(
         texts,
         "line" if unit == "line" else "record",
@@ -110,10 +103,22 @@ def open_texts(
         source.close()
         raise
     if unit == "line":
-        return LineTexts(source, options)
-    if unit == CHAT or (may_hold_chats and hold_chats(source)):
-        return ChatTexts(source, options)
-    return RecordTexts(source, options, SampleReader(source, on_error, WorkerThreads()))
+        return Texts(source, options, "line")
+    found = Texts(source, options, "record")
+    may_hold_chats = options.unit is None and has_template(options.tokenizer)
+    if unit == CHAT or (may_hold_chats and chat_field(_first_row(found)) is not None):
+        return Chats(source, options)
+    return found
+
+
+def _first_row(texts: Texts) -> Any:
+    """What the first record says that can be read; None: none of the first ones."""
+    for index in range(min(len(texts.source), _LOOKED_AT)):
+        try:
+            return texts.row(index, texts.source.read([index])[0])
+        except FormatError:
+            continue  # which is an error of that sample
+    return None
 
 
 def _check_delimiter(options: TextOptions, has_tables: bool) -> None:
@@ -133,29 +138,83 @@ def _check_headers(source: LinesSource, options: TextOptions) -> None:
         for name in wanted if names else ():
             if not isinstance(name, str) or names.count(name) == 1:
                 continue
-            hint = ""
+            hint = ": pass text_field= or target_field="
             if len(names) == 1:
-                hint = records.another_delimiter(names[0], source.delimiter_in(number))
+                delimiter = source.delimiters[source.kinds[number]]
+                hint = records.another_delimiter(names[0], delimiter) or hint
             raise FormatError(
                 f"{source.shown(number)}: its first line names "
                 f"{', '.join(map(repr, names[:20]))}, and {names.count(name) or 'none'} of these "
-                f"is {name!r}{hint or ': pass text_field= or target_field='}; a file without such "
-                "a line needs one, or unit='line' or 'file'"
+                f"is {name!r}{hint}; a file without such a line needs one, or unit='line' or "
+                "'file'"
             )
 
 
-def folder_labels(source: TextFilesSource | LinesSource) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The class number of each document by first-level folder, and the names of the classes.
+class OpenedColumn(NamedTuple):
+    """A column of texts, and the targets of its rows."""
+
+    texts: Texts
+    targets: Any
+    classes: list[str]
+
+
+def open_column(
+    data_path: DataPath, reach: RemoteOptions, options: TextOptions, reading: Mapping[str, Any]
+) -> OpenedColumn:
+    """The texts, bytes or ids of a column of any container.
+
+    Args:
+        data_path: of tables, HDF5 files, Zarr stores, tars, or what another package reads.
+        reach: how URLs are reached.
+        options: name the column.
+        reading: options of `BaseDataset` that concern reading.
 
     Raises:
-        ConfigError: the files lie in no class folders.
+        ConfigError, DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
+        MissingNameError: there is no such column.
     """
-    by_file, classes = folder_targets(source.listing)
-    if by_file is None:
-        raise ConfigError('labels="folders": the files lie in no class folders')
-    if isinstance(source, LinesSource):
-        return by_file[source.file_numbers()], classes
-    return by_file, classes
+    column = options.column
+    assert column is not None
+    format_ = format_of(data_path, reach)
+    source: Any
+    value_of: Callable[[Any], Any] | None = None
+    targets: Any = None
+    classes: list[str] = []
+    cls: Any = _OF_KIND.get(format_)
+    if cls is not None:
+        opened = cls(data_path, column, target_name=options.target_field, **reading)
+        source = opened.sample_source
+        value_of = None if format_ is TABLES else opened._decoder.decode
+        targets = opened.targets
+        classes = list(getattr(opened, "classes", None) or ())
+        if source.block_nbytes:
+            opened.block_memory.hold_chunks(0)  # the dataset of texts reserves memory for them
+    elif options.target_field is not None:
+        raise ConfigError(f"target_field can't be given for a column of {format_.name} yet")
+    elif format_ is TARS:
+        source = TarSource(data_path, reach=reach, progress=options.progress)
+    elif format_.open is not None:
+        source = open_columns(data_path, format_, reach).column(column)
+    else:
+        raise ConfigError(
+            f"{redact(entries_of(data_path)[0])} holds {format_.name}, which have no columns: "
+            "leave out column="
+        )
+    if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
+        classes = sorted(set(targets))
+        rank = {name: number for number, name in enumerate(classes)}
+        targets = np.array([rank[target] for target in targets], np.int64)
+    texts = Texts(source, options, "record", value_of)
+    is_chat = options.unit == CHAT
+    if options.unit is None and has_template(options.tokenizer):
+        is_chat = are_messages(_first_row(texts))
+    if not is_chat:
+        return OpenedColumn(texts, targets, classes)
+    if isinstance(source, TableSource):
+        along = [name for name in (SYSTEM, TOOLS, OPTIONS) if name in source.first.schema.names]
+        source = TableSource(source.tables, source.files, [column, *along], False)
+        value_of = None
+    return OpenedColumn(Chats(source, options, value_of), None, [])
 
 
 # -- tokens that are there already
@@ -167,8 +226,8 @@ def unit_of_tokens(
     name: str,
     text_of: Callable[[int], str] | None,
     options: TextOptions,
-) -> TextUnit:
-    """Documents, windows or blocks of some tokens.
+) -> TextDecoder:
+    """Windows or blocks of some tokens.
 
     Args:
         tokens: of all documents, and their fingerprint.
@@ -182,22 +241,23 @@ def unit_of_tokens(
     """
     if name == CHAT:
         options.check_chats()
-    length = options.max_length or 1
-    all_tokens = tokens[0]
     if options.packing:
-        return TokenBlocks(BlocksSource(*tokens, where, length), name)
-    left_out = all_tokens.short[1] if len(all_tokens.short) > 1 else None  # of a packed file none
+        return Blocks(BlocksSource(*tokens, where, options.max_length or 1), name)
+    short = tokens[0].short
+    left_out = short[1] if len(short) > 1 else None  # of a packed file none
     source = DocumentsSource(*tokens, where, options.max_length, options.stride, left_out)
-    return TokenWindows(source, name, text_of)
+    return Windows(source, name, text_of)
 
 
-def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextUnit:
-    """The same of packed files, with the fingerprint that the texts themselves would have."""
+def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextDecoder:
+    """Documents, windows or blocks of packed files, with the fingerprint that the texts themselves
+    would have.
+    """
     info = tokens.info
     name = info.text.get("unit", "file")
     if not options.is_in_parts:
         source = PackedDocuments(tokens, info.fingerprint, tokens.location, options.max_length)
-        return TokenWindows(source, name, None)
+        return Windows(source, name, None)
     way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
     fingerprint = f"{info.fingerprint}:{way}"
     return unit_of_tokens((tokens, fingerprint), tokens.location, name, None, options)
@@ -228,7 +288,7 @@ def packed_tokens(
     except BaseException:
         opened.close()
         raise
-    if tokens is not None and given:
+    if given:
         tokens.files.close()
         described = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(

@@ -8,22 +8,23 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.arguments import check_integer
-from headrace.core.options import REMOTE, PathOptions
 from headrace.errors import ConfigError
 from headrace.storage.text.lines import Newline
 from headrace.storage.text.records import TEXT_FIELD, delimiters_of
 from headrace.tokenizer import vocabulary_of
 
 CHAT = "chat"
-_OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "unit": (None, "file", "line", "record", CHAT),
     "labels": (None, "folders"),
     "newline": (None, "\n", "\r", "\r\n"),
     "packing": (True, False),
 }
+_OF_FILES = ("text_field", "labels", "newline", "delimiter")
+"""What has no meaning for a column of another container."""
 _PACKED = (
     "unit",
+    "column",
     "target_field",
     "end_token",
     "text_field",
@@ -48,6 +49,7 @@ class TextOptions:
     tokenizer: Any
     max_length: int | None = None
     unit: str | None = None
+    column: str | None = None
     text_field: str | Callable[[Any], str] = TEXT_FIELD
     target_field: str | None = None
     labels: str | None = None
@@ -79,24 +81,18 @@ class TextOptions:
                 f"text, not {self.text_field!r}: of several fields pass for example lambda record: "
                 'record["title"] + "\\n" + record["body"]'
             )
-        if not isinstance(self.target_field, (str, type(None))):
-            raise ConfigError(
-                f"target_field must be the name of one field, or None, not {self.target_field!r}"
-            )
-        template = self.chat_template
-        if template is not None and not (isinstance(template, str) and template):
-            raise ConfigError(
-                "chat_template must be a text, Jinja or the name of one of the tokenizer's, or "
-                f"None, not {template!r}"
-            )
+        for name in ("column", "target_field", "chat_template"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ConfigError(f"{name} must be one text that is not empty, not {value!r}")
         self._check_parts()
         self._check_unit()
 
     def _check_parts(self) -> None:
         if self.packing and self.stride is not None:
             raise ConfigError(
-                "packing and stride can't be given together: a token is in one block, "
-                "windows overlap"
+                "packing and stride can't be given together: a token is in one block, windows "
+                "overlap"
             )
         if not self.is_in_parts:
             if self.end_token is not None:
@@ -123,6 +119,16 @@ class TextOptions:
             raise ConfigError(
                 f"chat_template is for chats: pass unit='chat', not unit={self.unit!r}"
             )
+        if self.column is not None:
+            given = self._given(_OF_FILES)
+            if given or self.unit in ("file", "line"):
+                what = ", ".join(given) or f"unit={self.unit!r}"
+                raise ConfigError(f"{what} has no meaning with column=: leave it out")
+            if self.target_field is not None and self.packing:
+                raise ConfigError(
+                    "target_field can't be given with packing: a block is of several texts"
+                )
+            return
         is_plain = self.unit not in ("record", CHAT)
         if is_plain and self.text_field != TEXT_FIELD:
             raise ConfigError(
@@ -139,7 +145,7 @@ class TextOptions:
     @property
     def is_in_parts(self) -> bool:
         """True if samples are windows or blocks, which all tokens are needed for."""
-        return bool(self.packing) or self.stride is not None
+        return self.packing or self.stride is not None
 
     def check_chats(self) -> None:
         """Raises a ConfigError for what has no meaning for chats, which only their files may have
@@ -165,11 +171,9 @@ class TextOptions:
 
     def packed_already(self) -> dict[str, Any]:
         """What was given, and packing has decided, by name."""
+        return self._given(_PACKED)
+
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         usual = {field.name: field.default for field in fields(self)}
-        given = {name: getattr(self, name) for name in _PACKED}
+        given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value != usual[name]}
-
-
-def of_reading(options: PathOptions) -> Any:
-    """Those options of a dataset of windows or blocks that its documents are read with."""
-    return {name: value for name, value in options.items() if name in _OF_READING}

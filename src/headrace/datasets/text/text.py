@@ -10,29 +10,45 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.checks import check_arguments
+from headrace.core.construction import describe_held
+from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
-from headrace.datasets.text.documents import TokenizedDataset
+from headrace.core.options import REMOTE, PathOptions, split_options
+from headrace.core.reader import SampleReader
+from headrace.core.threads import WorkerThreads
+from headrace.core.values import Access, Decoded, Records
+from headrace.core.views import targets_of_view
+from headrace.datasets.text.decoders import TextDecoder, Texts
 from headrace.datasets.text.opening import (
-    folder_labels,
+    open_column,
     open_texts,
     packed_tokens,
     packed_unit,
     tokenizer_of,
+    unit_of_tokens,
 )
-from headrace.datasets.text.options import TextOptions, of_reading
-from headrace.datasets.text.units import RecordTexts, TextUnit
-from headrace.errors import FormatError
+from headrace.datasets.text.options import TextOptions
+from headrace.datasets.text.targets import read_targets, targets_of
+from headrace.datasets.text.tokenizing import tokens_of
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
-from headrace.storage.class_folders import warn_of_splits
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
+from headrace.storage.class_folders import folder_targets, warn_of_splits
 from headrace.storage.describe import Description
 from headrace.storage.text.lines import Newline
-from headrace.storage.text.plain import check_encoding
+from headrace.storage.text.plain import Room, check_encoding
 from headrace.storage.text.records import TEXT_FIELD
-from headrace.tokenizer import CharTokenizer
+from headrace.storage.text.source import LinesSource
+from headrace.storage.tokens.source import Tokens
+from headrace.tokenizer import CharTokenizer, identity_of
+
+_OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
+"""Options that the documents of a dataset of windows or blocks are read with."""
 
 
-class TextDataset(TokenizedDataset):
+class TextDataset(BaseDataset):
     """Texts as token ids. A sample is ``{"input_ids": int64 [tokens]}``, with ``"labels"`` if there
     are targets.
 
@@ -50,6 +66,10 @@ class TextDataset(TokenizedDataset):
     [tokens]}``. Labels are the ids of what the template encloses in ``{% generation %}`` and ``{%
     endgeneration %}``, and -100 elsewhere. It is an error if a chat has no assistant's turn, or if
     none of it remains after the cut at `max_length`. With `packing`, blocks have "labels" too.
+
+    With ``column=``, documents are the values of a column of Parquet, Arrow, HDF5 or Zarr, or the
+    members with one extension of .tar shards: texts, their bytes (in `encoding`), or ids. Chats are
+    read from tables too, with their columns "system", "tools" and "chat_template_kwargs".
 
     Files that `headrace.pack` made from texts (.h5, .hdf5, .he5) contain tokens, which are read by
     byte ranges. Several are read as one. The options for texts and tokenizer were fixed when they
@@ -72,6 +92,8 @@ class TextDataset(TokenizedDataset):
             list of objects or strings, or if a field is named; "chat" if in addition the tokenizer
             has a chat template and the first record has ``messages``; else "file". A mixture of
             files with and without records is an error.
+        column: name of the column with the texts, of a table, an HDF5 file or a Zarr store; of .tar
+            shards the extension. `target_field` then names another column.
         transform: a callable that is applied to the sample's dict without "labels"; for chats with
             them.
         loading_mode: see `LoadingMode`.
@@ -110,6 +132,7 @@ class TextDataset(TokenizedDataset):
             without ``{% generation %}``; or files with records are mixed with other texts and
             `unit` is not given.
         DataNotFoundError: the path does not exist, or contains no texts.
+        MissingNameError: there is no such column.
         AccessError: a file can't be read; or a plain copy is needed and `cache_dir` is not
             writable.
         FormatError: a file is damaged or has another encoding; files of this kind have no records;
@@ -122,7 +145,11 @@ class TextDataset(TokenizedDataset):
 
     reads_urls = True
     collate: Callable[[list[Any]], Any] | str | None = "text"
-    _decoder: TextUnit
+    classes: list[str]
+    _decoder: TextDecoder
+    _texts: TextDecoder
+    _documents: TextDataset | None = None
+    """Of windows and blocks of texts: the whole documents."""
 
     def __init__(
         self,
@@ -131,6 +158,7 @@ class TextDataset(TokenizedDataset):
         tokenizer: Any = None,
         max_length: int | None = None,
         unit: Literal["file", "line", "record", "chat"] | None = None,
+        column: str | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         text_field: str | Callable[[Any], str] = TEXT_FIELD,
@@ -151,17 +179,17 @@ class TextDataset(TokenizedDataset):
         if unit is None and chat_template is not None:
             unit = "chat"
         is_of_fields = text_field != TEXT_FIELD or target_field is not None or delimiter is not None
-        if unit is None and is_of_fields:
+        if unit is None and is_of_fields and column is None:
             unit = "record"
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
-        self.classes: list[str] = []
+        self.classes = []
         reach, common = split_options(options)
-        on_error = options.get("on_error", "raise")
         texts = TextOptions(
             tokenizer=self.tokenizer,
             max_length=max_length,
             unit=unit,
+            column=column,
             text_field=text_field,
             target_field=target_field,
             labels=labels,
@@ -176,45 +204,67 @@ class TextDataset(TokenizedDataset):
             cache_dir=reach.cache_dir,
             progress=common.get("progress"),
         )
-        given = texts.packed_already()
-        if tokenizer is not None:
-            given["tokenizer"] = tokenizer
-        packed = packed_tokens(data_path, given, reach)
-        sample_decoder: TextUnit
-        targets: npt.NDArray[Any] | None = None
+        reading: dict[str, Any] = {
+            name: value for name, value in options.items() if name in _OF_READING
+        }
+        targets: Any = None
+        decoder: TextDecoder
+        packed = None
+        if column is None:
+            given = texts.packed_already()
+            if tokenizer is not None:
+                given["tokenizer"] = tokenizer
+            packed = packed_tokens(data_path, given, reach)
         if packed is not None:
-            sample_decoder = packed_unit(packed, texts)
+            decoder = packed_unit(packed, texts)
             self.tokenizer = tokenizer_of(packed)
             self.classes = list(packed.info.classes or [])
-            targets = self._targets_of_parts(packed.targets, sample_decoder, texts)
+            targets = self._targets_of_parts(packed.targets, decoder, texts)
         elif texts.is_in_parts:
             documents = TextDataset(
                 data_path,
                 tokenizer=self.tokenizer,
                 unit=unit,
+                column=column,
                 text_field=text_field,
+                target_field=target_field,
                 labels=labels,
                 newline=newline,
                 encoding=encoding,
                 errors=errors,
                 chat_template=chat_template,
                 delimiter=delimiter,
-                **of_reading(options),
+                **reading,
             )
-            sample_decoder, targets = self._cut(documents, texts)
+            decoder = unit_of_tokens(
+                documents.tokens(end_token),
+                documents.sample_source.location,
+                documents.document_unit,
+                documents.text_of,
+                texts,
+            )
+            self._documents = documents
+            self.classes = documents.classes
+            targets = self._targets_of_parts(documents.targets, decoder, texts)
+        elif column is not None:
+            decoder, targets, self.classes = open_column(data_path, reach, texts, reading)
         else:
             usage = options.get("max_memory_usage", 0.8)
-            sample_decoder = open_texts(data_path, reach, texts, usage, on_error)
+            room = Room(MemoryBudget(usage, local_world_size=local_ranks))
+            decoder = open_texts(data_path, reach, texts, room)
             if labels is not None:
-                targets, self.classes = folder_labels(sample_decoder.source)
+                targets, self.classes = _folder_labels(decoder.source)
             else:
-                warn_of_splits(sample_decoder.source.listing)
-            if isinstance(sample_decoder, RecordTexts) and sample_decoder.targets is not None:
-                _, targets, self.classes = sample_decoder.targets
-        self._texts = sample_decoder
+                warn_of_splits(decoder.source.listing)
+            if target_field is not None:
+                on_error = options.get("on_error", "raise")
+                reader = SampleReader(decoder.source, on_error, WorkerThreads())
+                targets, self.classes = targets_of(decoder, reader)
+                decoder.splits_targets = decoder.always_pairs = targets is None
+        self._texts = decoder
         super().__init__(
-            sample_decoder.source,
-            sample_decoder=sample_decoder,
+            decoder.source,
+            sample_decoder=decoder,
             targets=targets,
             transform=transform,
             loading_mode=loading_mode,
@@ -223,17 +273,131 @@ class TextDataset(TokenizedDataset):
 
     def describe(self) -> Description:
         found = super().describe()
-        source: Any = self.sample_source
-        if getattr(source, "has_records", False) and len(source):
+        texts = self._texts
+        if isinstance(texts, Texts) and isinstance(texts.source, LinesSource) and len(texts.source):
             with contextlib.suppress(FormatError):
-                record = source.fields(0, source.read([0])[0].decode("utf-8", "replace"))
-                if isinstance(record, dict):
-                    found.facts["fields"] = ", ".join(record)
+                row = texts.row(0, texts.source.read([0])[0])
+                if isinstance(row, dict):
+                    found.facts["fields"] = ", ".join(row)
         return found
 
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Numbers of the classes by name."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def is_of_chats(self) -> bool:
+        """True if the documents are chats, of which the assistant's tokens are labels."""
+        return self._texts.is_marked
+
+    @property
+    def tokenizer_identity(self) -> str | None:
+        """What the tokenizer, and of chats its template, are known by at another start; None:
+        they can't be known again.
+        """
+        texts = self._texts if self._documents is None else self._documents._texts
+        return texts.identity if isinstance(texts, Texts) else identity_of(self.tokenizer)
+
+    @property
+    def document_unit(self) -> str:
+        """What a document is: "file", "line", "record" or "chat"."""
+        return self._texts.name
+
+    @property
+    def _tokenized(self) -> Texts:
+        assert isinstance(self._texts, Texts)
+        return self._texts
+
+    def text_of(self, index: int) -> str:
+        """Returns the text of a sample before tokenisation; for a chat the rendered text, for a
+        window the text of its document.
+
+        Raises:
+            SampleError: the text can't be read.
+            ConfigError: there are no texts; or, with `packing`, a block belongs to no single one.
+        """
+        whole = int(self.whole_indices(range(len(self))[index]))
+        return self._texts.text_of(whole, self.sample_reader)
+
     def lengths(self) -> npt.NDArray[np.int64]:
-        lengths = super().lengths()
-        assert lengths is not None
+        """Number of tokens of each sample ([n] int64).
+
+        For texts that are not tokenised yet, another measure is used: characters of the texts for
+        records and columns, which are all read for it, and bytes for files, lines and chats in text
+        files.
+        """
+        with self.block_memory.in_order():
+            lengths = self._texts.lengths(self.sample_reader)
+        if self._chosen is not None:
+            lengths = lengths[self._chosen]
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
             return np.minimum(lengths, self.max_length)
         return lengths
+
+    def held_as(self) -> str:
+        if self._arguments.get("tokenizer") is None:
+            return super().held_as()
+        tokenizer = self.tokenizer_identity or self.tokenizer
+        return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
+
+    def _targets_of_parts(self, targets: Any, decoder: TextDecoder, options: TextOptions) -> Any:
+        """Of the targets of documents those of the samples: a window has that of its document, a
+        block has none.
+        """
+        if options.packing:
+            self.collate = None
+            return None
+        if options.stride is None:
+            return targets
+        numbers = decoder.source.document_of(np.arange(len(decoder.source)))
+        return targets_of_view(targets, numbers)
+
+    # -- what is packed
+
+    def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
+        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of
+        windows, blocks and packed files, which have them already.
+
+        Raises:
+            SampleError: a document can't be read, or tokenised.
+            BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+        """
+        with self.block_memory.in_order():
+            return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
+
+    def ids_of(self, numbers: list[int]) -> list[Any]:
+        """The ids of whole documents by their number in the source; a SampleError for each that
+        can't be read.
+        """
+        documents = Decoded(Records(self.sample_source))
+        return documents.read(
+            numbers, Access(self.sample_reader.another(), self._tokenized.uncut())
+        )
+
+    def text_nbytes(self, numbers: IntArray) -> IntArray:
+        """About how many bytes the text of each of some documents has, by its number in the
+        source ([n] int64).
+        """
+        return self._tokenized.nbytes(numbers, self.sample_reader)
+
+    def record_targets(self) -> list[Any] | None:
+        """The target of each record, where they are of several kinds; None: there are none."""
+        texts = self._texts
+        if not isinstance(texts, Texts) or not texts.splits_targets:
+            return None
+        return read_targets(texts, self.sample_reader, self.whole_indices(np.arange(len(self))))
+
+
+def _folder_labels(source: Any) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """The class number of each document by first-level folder, and the names of the classes.
+
+    Raises:
+        ConfigError: the files lie in no class folders.
+    """
+    by_file, classes = folder_targets(source.listing)
+    if by_file is None:
+        raise ConfigError('labels="folders": the files lie in no class folders')
+    if isinstance(source, LinesSource):
+        return by_file[source.file_numbers()], classes
+    return by_file, classes

@@ -12,13 +12,14 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.core.reader import SampleReader
 from headrace.core.values import Access, Decoded, Records
+from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, warn
 from headrace.io.array_file import ArrayFile, Unkept
@@ -29,9 +30,6 @@ from headrace.storage.text.line_index import Arrays, HeldArrays
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import ArrayTokens, Tokens
 from headrace.tokenizer import dtype_for
-
-if TYPE_CHECKING:
-    from headrace.datasets.text.units import TokenizedTexts
 
 _log = logging.getLogger(__name__)
 
@@ -52,25 +50,28 @@ def way_fingerprint(identity: str | None, end_token: int | None) -> str:
 
 @contextlib.contextmanager
 def reading_all(
-    texts: TokenizedTexts, reader: SampleReader, is_ordered: bool
+    texts: Texts, reader: SampleReader
 ) -> Iterator[tuple[dict[str, Any] | None, Callable[[range], None]]]:
-    """Inside, all texts are read, of the version that they have now.
+    """Inside, all texts are read in their order, of the version that they have now; remote lines
+    are fetched ahead.
 
     Args:
         texts: of a dataset.
         reader: reads them.
-        is_ordered: True if nothing else is read meanwhile, so that remote lines may be fetched
-            ahead, in the order of their files.
 
     Yields:
         What tells these texts, and how they are read, from others (JSON values; None: nobody can
         say); and what is to be called before some are read, with their numbers.
     """
-    source, options = texts.source, texts.options
+    source = texts.source
+    options = texts.options
     with contextlib.ExitStack() as stack:
-        version = stack.enter_context(source.of_one_version())
         expect: Callable[[range], None] = lambda _: None  # noqa: E731
-        if is_ordered and isinstance(source, LinesSource) and source.is_remote:
+        if not hasattr(source, "of_one_version"):  # of a column of another container
+            yield None, expect
+            return
+        version = stack.enter_context(source.of_one_version())
+        if isinstance(source, LinesSource) and source.is_remote:
             expect = stack.enter_context(source.in_order())
         if version is None or callable(options.text_field):
             yield None, expect
@@ -82,13 +83,14 @@ def reading_all(
             "encoding": [options.encoding, options.errors],
             "newline": options.newline,
             "delimiter": options.delimiter,
+            "column": options.column,
             "skips": reader.on_error != "raise",
         }
         yield about, expect
 
 
 def tokens_of(
-    texts: TokenizedTexts, reader: SampleReader, end_token: int | None, budget: MemoryBudget
+    texts: Texts, reader: SampleReader, end_token: int | None, budget: MemoryBudget
 ) -> tuple[Tokens, str]:
     """All tokens of some documents, and the fingerprint of texts and of the way that they become
     tokens.
@@ -103,10 +105,12 @@ def tokens_of(
         SampleError: a document can't be read, or tokenised.
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
-    source, options, identity = texts.source, texts.options, texts.identity
-    documents = Decoded(Records(texts.source))
+    source = texts.source
+    options = texts.options
+    identity = texts.identity
+    documents = Decoded(Records(source))
     access = Access(reader, texts.uncut())
-    with reading_all(texts, reader, is_ordered=True) as (about, expect):
+    with reading_all(texts, reader) as (about, expect):
 
         def read(some: range) -> list[Any]:
             expect(some)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.text.documents import TokenizedDataset
+from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.packing.destination import Destination
 from headrace.packing.options import StoreOptions
@@ -117,7 +117,7 @@ class PackJob:
             planned=planned,
         )
 
-    def _texts(self, part: int, dataset: TokenizedDataset) -> _Write:
+    def _texts(self, part: int, dataset: TextDataset) -> _Write:
         """What writes a part of texts."""
         plan, everything = self.plan, documents_of(dataset, self.plan.options["end_token"])
         start, stop = plan.edges[part : part + 2]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.text.documents import TokenizedDataset
+from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.packing.beside.targets import as_column, crc_of_columns
@@ -147,7 +147,7 @@ def _is_same(frozen: PartsPlan, dataset: BaseDataset, shard_size: int, how: Stor
     return all(frozen.options.get(name) == value for name, value in wanted.items())
 
 
-def _plan_texts(dataset: TokenizedDataset, shard_size: int, how: StoreOptions) -> Planned:
+def _plan_texts(dataset: TextDataset, shard_size: int, how: StoreOptions) -> Planned:
     """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its
     own parts alone.
     """

@@ -19,9 +19,11 @@ CHAT_FIELDS = ("messages", "conversations")
 """The fields that hold a chat, where none is named; the first that a record has counts, and null
 is none.
 """
-SYSTEM, TOOLS, OPTIONS = "system", "tools", "chat_template_kwargs"
-"""Further fields of a record: a message that comes first, and what its template is given."""
-_FIRST_ROLES = ("system", "developer")
+SYSTEM = "system"
+"""A field of a record: a message that comes first."""
+TOOLS = "tools"
+OPTIONS = "chat_template_kwargs"
+"""Further fields, which the template is given."""
 ASSISTANT = "assistant"
 _SENDERS = {
     "human": "user",
@@ -35,8 +37,9 @@ _SENDERS = {
     "observation": "tool",
     "function_response": "tool",
 }
-INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """What a message may have instead of a content."""
+_FORM = '{"role": ..., "content": ...}'
 
 
 class Chat(NamedTuple):
@@ -57,23 +60,22 @@ class Chat(NamedTuple):
     options: dict[str, Any]
 
 
+def are_messages(value: Any) -> bool:
+    """True if a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and all(map(_has_role, value))
+
+
 def chat_field(record: Any) -> str | None:
     """The field of a record that holds a chat; None: it holds none, or a text beside it."""
-    if not isinstance(record, Mapping) or isinstance(record.get(TEXT_FIELD), str):
-        return None
-    for name in CHAT_FIELDS:
-        messages = record.get(name)
-        if (
-            isinstance(messages, list)
-            and messages
-            and all(_has_role(message) for message in messages)
-        ):
-            return name
+    if isinstance(record, Mapping) and not isinstance(record.get(TEXT_FIELD), str):
+        for name in CHAT_FIELDS:
+            if are_messages(record.get(name)):
+                return name
     return None
 
 
 def _has_role(message: Any) -> bool:
-    return isinstance(message, Mapping) and bool({"role", "from"} & message.keys())
+    return isinstance(message, Mapping) and ("role" in message or "from" in message)
 
 
 def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
@@ -87,47 +89,39 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
     Raises:
         FormatError: there is none, or it is not of the form above.
     """
-    messages = _messages_of(record, field)
-    if isinstance(messages, str):  # as cells of tables hold them
-        messages = _json_field({"messages": messages}, "messages", list, "a list of messages")
-    if not isinstance(messages, list) or not messages:
+    given = _messages_of(record, field)
+    if isinstance(given, str):  # as cells of tables hold them
+        given = _json_field({"messages": given}, "messages", list)
+    if not isinstance(given, list) or not given:
         raise FormatError(
-            f"its messages are {_short(messages)}: they must be a list of at least one {_FORM}"
+            f"its messages are {_short(given)}: they must be a list of at least one {_FORM}"
         )
-    made, weights = [], []
-    for number, message in enumerate(messages, 1):
+    messages = []
+    weights = []
+    for number, message in enumerate(given, 1):
         try:
             one, weight = _message(message)
         except FormatError as error:
-            raise FormatError(f"message {number} of {len(messages)} {error}") from None
-        made.append(one)
+            raise FormatError(f"message {number} of {len(given)} {error}") from None
+        messages.append(one)
         weights.append(weight)
     fields = record if isinstance(record, Mapping) else {}
-    if not callable(field) and _is_missing(system := fields.get(SYSTEM), made[0]):
-        made, weights = [{"role": "system", "content": system}, *made], [1, *weights]
+    system = None if callable(field) else fields.get(SYSTEM)
+    if _is_missing(system, messages[0]):
+        messages.insert(0, {"role": "system", "content": system})
+        weights.insert(0, 1)
     is_trained = [
-        one["role"] == ASSISTANT and weight != 0 for one, weight in zip(made, weights, strict=True)
+        message["role"] == ASSISTANT and weight != 0
+        for message, weight in zip(messages, weights, strict=True)
     ]
     if not any(is_trained):
-        has = (
-            "every assistant's turn has the weight 0"
-            if any(one["role"] == ASSISTANT for one in made)
-            else "it has no assistant's turn"
-        )
+        roles = ", ".join(message["role"] for message in messages)
         raise FormatError(
-            f"{has}, so there is nothing to learn from it; its roles are "
-            f"{', '.join(one['role'] for one in made)}"
+            "it has no assistant's turn, or each of them has the weight 0, so there is nothing to "
+            f"learn from it; its roles are {roles}"
         )
-    tools = _json_field(fields, TOOLS, list, "a list of descriptions of tools")
-    return Chat(
-        made,
-        is_trained,
-        tools or None,
-        _json_field(fields, OPTIONS, dict, "an object of keywords") or {},
-    )
-
-
-_FORM = '{"role": ..., "content": ...}'
+    tools = _json_field(fields, TOOLS, list)
+    return Chat(messages, is_trained, tools, _json_field(fields, OPTIONS, dict) or {})
 
 
 def _is_missing(system: Any, first: Mapping[str, Any]) -> bool:
@@ -141,7 +135,7 @@ def _is_missing(system: Any, first: Mapping[str, Any]) -> bool:
             f"its field {SYSTEM!r} is {_short(system)}: it must be a text, or pass as text_field= "
             "a callable, which leaves it out"
         )
-    if first["role"] not in _FIRST_ROLES:
+    if first["role"] not in ("system", "developer"):
         return True
     if (first.get("content") or "").strip() != system.strip():
         raise FormatError(
@@ -154,19 +148,17 @@ def _is_missing(system: Any, first: Mapping[str, Any]) -> bool:
 def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
     if callable(field):
         return made_by(field, record)
-    if field == TEXT_FIELD and isinstance(record, Mapping):
-        there = [name for name in CHAT_FIELDS if name in record]
-        name = next(
-            (name for name in there if record[name] is not None), there[0] if there else None
-        )
-        if name is None:
-            has = ", ".join(map(repr, record)) or "none"
-            raise FormatError(
-                f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass "
-                "text_field="
-            )
-        return record[name]
-    return record if isinstance(record, list) and field == TEXT_FIELD else field_of(record, field)
+    if field != TEXT_FIELD or not isinstance(record, (Mapping, list)):
+        return field_of(record, field)
+    if isinstance(record, list):
+        return record
+    for name in CHAT_FIELDS:
+        if record.get(name) is not None:
+            return record[name]
+    has = ", ".join(map(repr, record)) or "none"
+    raise FormatError(
+        f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass text_field="
+    )
 
 
 def _message(message: Any) -> tuple[dict[str, Any], float]:
@@ -174,34 +166,31 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
     if not _has_role(message):
         raise FormatError(f"is {_short(message)}: it must be {_FORM}")
     if "role" in message:
-        role, content = message["role"], message.get("content")
         made = {key: value for key, value in message.items() if value is not None}
+        role = message["role"]
         if not isinstance(role, str) or not role:
             raise FormatError(f"has the role {_short(role)}: it must be a text such as 'user'")
     else:
-        sender, content = message["from"], message.get("value")
+        sender = message["from"]
         if not isinstance(sender, str) or sender not in _SENDERS:
             raise FormatError(
                 f"is from {_short(sender)}: it must be from one of {', '.join(map(repr, _SENDERS))}"
             )
         role = _SENDERS[sender]
-        made = {"role": role, "content": content}
+        made = {"role": role, "content": message.get("value")}
     weight = made.pop("weight", 1)
     if weight not in (0, 1):
         raise FormatError(f"has the weight {_short(weight)}: it must be 0 or 1")
+    content = made.get("content")
     if isinstance(content, list):
-        made["content"] = content = "".join(
-            _text_of_part(part, number) for number, part in enumerate(content, 1)
-        )
-    has_instead = any(made.get(name) for name in INSTEAD)
-    if content is None and not has_instead:
-        raise FormatError(f"({role}) has no content, and no {INSTEAD[0]!r}: give it a text")
-    if content is not None and not isinstance(content, str):
-        raise FormatError(
-            f"({role}) has a content of type {type(content).__name__}: it must be a text, or a "
-            "list of parts"
-        )
-    if role == ASSISTANT and not has_instead and not (content or "").strip():
+        content = "".join(_text_of_part(part, number) for number, part in enumerate(content, 1))
+        made["content"] = content
+    if any(made.get(name) for name in _INSTEAD) and content is None:
+        return made, weight
+    if not isinstance(content, str):
+        has = "no content" if content is None else f"a content of type {type(content).__name__}"
+        raise FormatError(f"({role}) has {has}: give it a text, or a list of parts of text")
+    if role == ASSISTANT and not content.strip() and not any(map(made.get, _INSTEAD)):
         raise FormatError("(assistant) has an empty content, so there is nothing to learn from it")
     return made, weight
 
@@ -209,17 +198,17 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
 def _text_of_part(part: Any, number: int) -> str:
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if kind not in ("text", None) or not isinstance(text, str):
-        raise FormatError(
-            f'has at part {number} of its content {_short(part)}: only parts {{"type": "text", '
-            f'"text": ...}} are read'
-        )
-    return text
+    if isinstance(part, Mapping) and part.get("type") in ("text", None):
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    raise FormatError(
+        f'has at part {number} of its content {_short(part)}: only parts {{"type": "text", '
+        f'"text": ...}} are read'
+    )
 
 
-def _json_field(record: Mapping[str, Any], name: str, kind: type, what: str) -> Any:
+def _json_field(record: Mapping[str, Any], name: str, kind: type) -> Any:
     """A field that holds JSON, or its text; None where it holds nothing."""
     value = record.get(name)
     if isinstance(value, str) and value.strip():
@@ -230,7 +219,7 @@ def _json_field(record: Mapping[str, Any], name: str, kind: type, what: str) -> 
     if value is None or (isinstance(value, (str, Sequence, Mapping)) and not value):
         return None
     if not isinstance(value, kind):
-        raise FormatError(f"its field {name!r} is {_short(value)}: it must be {what}")
+        raise FormatError(f"its field {name!r} is {_short(value)}, and no {kind.__name__} of JSON")
     return value
 
 

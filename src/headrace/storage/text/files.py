@@ -14,12 +14,14 @@ from headrace.io.files import Files, Version
 from headrace.io.local.files import LocalFiles, version_of
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet, Kind
+from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.files import FilesSource
-from headrace.storage.text.plain import Room, decompressed, pieces_of
+from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
+from headrace.storage.text.plain import Room, decoded, decompressed, pieces_of
+
+_MARK = "\ufeff"
 
 
 class Texts(NamedTuple):
@@ -31,60 +33,52 @@ class Texts(NamedTuple):
     """Of each file of the listing: absolute, or a URL."""
 
 
-def local_texts(listing: FileSet) -> Texts:
-    """The texts of a listing of local files."""
-    paths = [
-        os.path.abspath(os.fsdecode(listing.path(number))) for number in range(len(listing.names))
-    ]
-    return Texts(LocalFiles(), listing, paths)
-
-
-def remote_texts(
-    data_path: DataPath | FileSet,
-    extensions: Sequence[str],
-    options: RemoteOptions,
-    listing: FileSet | None = None,
-) -> Texts:
-    """The texts that some URLs lead to, with size and version of each.
-
-    Args:
-        data_path: a URL, or a list: of files, of folders (or prefixes), or globs.
-        extensions: endings of the files that count, in any case.
-        options: how they are reached.
-        listing: of these URLs, where it is known.
+def texts_of(data_path: DataPath | FileSet, options: RemoteOptions | None = None) -> Texts:
+    """The texts that a path means; of remote ones sizes and versions are asked for.
 
     Raises:
         ConfigError: URLs and paths are mixed, or of several servers.
         DataNotFoundError, AccessError, RemoteError: nothing there, or nothing that fits; see
             `Remote.versions`.
     """
-    if listing is None:
-        listing = resolve(data_path, Kind("texts", tuple(map(str.lower, extensions))), options)
-        assert listing.server is not None
-        files = listing.server
-    else:
-        files = RemoteFiles(listing.url(0), options)
+    listing = resolve(data_path, TEXTS, options)
+    server = listing.server
+    if server is None:
+        paths = [os.path.abspath(path) for path in listing.urls()]
+        return Texts(LocalFiles(), listing, paths)
     try:
         urls = listing.urls()
-        for url, version in zip(urls, files.learn(urls), strict=True):
-            if not version.size and files.is_folder(url):
+        for url, version in zip(urls, server.learn(urls), strict=True):
+            if not version.size and server.is_folder(url):
                 raise DataNotFoundError(
                     f"{redact(url)} is a folder with the name of a file: add a slash to its end"
                 )
     except BaseException:
-        files.close()
+        server.close()
         raise
-    return Texts(files, listing, urls)
+    return Texts(server, listing, urls)
 
 
 class TextFilesSource(FilesSource):
-    """Whole files, of which none is read that is too large for the budget."""
+    """Whole files, of which none is read that is too large for the budget.
+
+    Args:
+        data_path: which.
+        options: how URLs are reached.
+        room: for one file.
+        codec: how they are decoded: encoding and errors.
+    """
 
     def __init__(
-        self, data_path: DataPath, extensions: Sequence[str], reach: RemoteOptions, room: Room
+        self,
+        data_path: DataPath,
+        options: RemoteOptions,
+        room: Room,
+        codec: tuple[str, str] = ("utf-8", "strict"),
     ) -> None:
-        super().__init__(data_path, extensions, reach)
+        super().__init__(data_path, TEXT_EXTENSIONS, options)
         self._room = room
+        self._codec = codec
         self._still: list[Version] | None = None  # of all files, inside of `of_one_version`
 
     @contextlib.contextmanager
@@ -98,7 +92,8 @@ class TextFilesSource(FilesSource):
         Raises:
             RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
         """
-        server, paths = self._server, list(self._paths)
+        server = self._server
+        paths = list(self._paths)
         if server is None:
             paths = list(map(os.path.abspath, paths))
             yield [[path, *version_of(os.stat(path))] for path in paths]
@@ -119,14 +114,14 @@ class TextFilesSource(FilesSource):
         """The files' bytes, as they lie there. The size of a remote file is known when it has
         come.
         """
+        sizes: list[int] = []
         if self._server is None:
-            for index in indices:
-                self._room.check(os.stat(self._paths[index]).st_size)
+            sizes = [os.stat(self._paths[index]).st_size for index in indices]
         elif self._still is not None:
-            self._room.check(max((self._still[index].size for index in indices), default=0))
+            sizes = [self._still[index].size for index in indices]
+        self._room.check(max(sizes, default=0))
         found = super().read(indices)
-        for data in found:
-            self._room.check(len(data))
+        self._room.check(max(map(len, found), default=0))
         return found
 
     def head(self, index: int) -> bytes:
@@ -136,16 +131,20 @@ class TextFilesSource(FilesSource):
             RemoteError, AccessError, DataNotFoundError, FormatError: a remote file can't be read.
         """
         if self._server is not None:
-            return self.content(index, self.read([index])[0])
+            return self._content(index, self.read([index])[0])
         try:
             return next(pieces_of(os.fsdecode(self.listing.path(index))), b"")
         except (OSError, FormatError):  # its sample says what is wrong
             return b""
 
-    def content(self, index: int, record: bytes) -> bytes:
-        """What a file holds, decompressed if it is compressed.
+    def row(self, index: int, record: bytes) -> str:
+        """The text of a file, decompressed if it is compressed, without a mark.
 
         Raises:
-            FormatError: it is damaged, or too large.
+            FormatError: it is damaged, or too large, or no text of the encoding.
         """
+        text = decoded(self._content(index, record), *self._codec, lambda: 0)
+        return text.removeprefix(_MARK)
+
+    def _content(self, index: int, record: bytes) -> bytes:
         return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)

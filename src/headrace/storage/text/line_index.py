@@ -7,6 +7,7 @@ stored one before it plus a sum of at most 63 distances.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -21,14 +22,14 @@ from headrace.memory.budget import Reservation
 from headrace.sorting import distinct
 
 BLOCK = 64
-"""Places from one that is noted itself to the next: a power of two."""
+"""Places from one that is noted itself to the next."""
 GROUP = 4096
-"""Places in a group: a power of two."""
+"""Places in a group."""
 _NOTED = 8 * (GROUP // BLOCK)  # bytes of the noted places of a group, before its distances
-_DTYPES = {1: "u1", 2: "<u2", 4: "<u4", 8: "<i8"}
-"""Of distances, by the bytes that each takes."""
-_WIDTHS = tuple(_DTYPES.items())
+_DTYPES = {1: "u1", 2: "<u2", 4: "<u4", 8: "<i8"}  # of distances, by the bytes that each takes
 _TOGETHER = 16  # groups that are encoded at once
+_BEFORE = np.tri(BLOCK, BLOCK, -1, np.uint8)
+"""[steps, place in a block]: 1 where the distance counts."""
 
 
 class HeldArrays:
@@ -48,11 +49,11 @@ class HeldArrays:
         short: Sequence[npt.NDArray[Any]],
         reserved: Reservation | None = None,
     ) -> None:
-        self._long, self._short, self._reserved = (
-            SharedArray(long),
-            list(map(SharedArray, short)),
-            reserved,
-        )
+        self._long = SharedArray(long)
+        self._short = list(map(SharedArray, short))
+        self._reserved = reserved
+        self.dtype: np.dtype[Any] = long.dtype
+        self.count: int = len(long)
 
     @property
     def long(self) -> npt.NDArray[Any]:
@@ -63,16 +64,6 @@ class HeldArrays:
     def short(self) -> list[npt.NDArray[Any]]:
         """The short arrays, read-only."""
         return [short.array for short in self._short]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the long array."""
-        return self.long.dtype
-
-    @property
-    def count(self) -> int:
-        """Elements of the long array."""
-        return len(self.long)
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         """Views of ranges of the long array."""
@@ -98,72 +89,64 @@ class PlacesEncoder:
     """
 
     def __init__(self) -> None:
-        # places that don't fill a group yet; the last of them is known to have no distance yet
-        self._left: list[IntArray] = []
-        self._waiting = 0
         self.edges: list[int] = [0]
 
-    def feed(self, places: IntArray) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of the groups that are full now.
-
-        Args:
-            places: the next ones; none is before the one that precedes it.
-        """
-        self._left.append(places)
-        self._waiting += places.size
-        if self._waiting > _TOGETHER * GROUP:
-            joined = np.concatenate(self._left)
-            # the last distance of a group is that to the next group's first place
-            full = (joined.size - 1) // GROUP * GROUP
-            yield from self._groups(joined[: full + 1])
-            self._left, self._waiting = [joined[full:].copy()], joined.size - full
-
-    def finish(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of the rest, filled up to whole groups."""
-        joined = np.concatenate([*self._left, np.empty(0, np.int64)])
-        if joined.size:
-            filled = -(-joined.size // GROUP) * GROUP
-            yield from self._groups(
-                np.concatenate([joined, np.full(filled + 1 - joined.size, joined[-1])])
-            )
-        self._left, self._waiting = [], 0
-
     def encoded(self, pieces: Iterable[IntArray]) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of all places of these pieces, to the end."""
+        """The bytes of all places of some pieces; none of them is before the one that precedes
+        it.
+        """
+        # places that don't fill a group yet; the last of them has no distance yet
+        waiting: list[IntArray] = []
+        count = 0
         for places in pieces:
-            yield from self.feed(places)
-        yield from self.finish()
+            waiting.append(places)
+            count += places.size
+            if count > _TOGETHER * GROUP:
+                joined = np.concatenate(waiting)
+                # the last distance of a group is that to the next group's first place
+                full = (joined.size - 1) // GROUP * GROUP
+                yield from self._groups(joined[: full + 1])
+                waiting = [joined[full:].copy()]
+                count = joined.size - full
+        if count:
+            joined = np.concatenate(waiting)
+            missing = -(-count // GROUP) * GROUP + 1 - count
+            yield from self._groups(np.concatenate([joined, np.full(missing, joined[-1])]))
 
     def _groups(self, places: IntArray) -> Iterator[npt.NDArray[np.uint8]]:
         """Of n groups and the place behind them."""
         distances = np.diff(places).reshape(-1, GROUP)
         noted = places[:-1:BLOCK].reshape(-1, GROUP // BLOCK)
-        wanted = np.searchsorted([1 << 8, 1 << 16, 1 << 32], distances.max(axis=1), side="right")
-        for begin, end in _alike(wanted):
-            width, dtype = _WIDTHS[wanted[begin]]
+        widths = np.searchsorted([1 << 8, 1 << 16, 1 << 32], distances.max(axis=1), side="right")
+        cuts = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist(), len(widths)]
+        for begin, end in itertools.pairwise(cuts):  # groups of one width
+            width = 1 << int(widths[begin])
             made = np.empty((end - begin, _NOTED + GROUP * width), np.uint8)
             made[:, :_NOTED] = np.ascontiguousarray(noted[begin:end], "<i8").view(np.uint8)
-            made[:, _NOTED:] = distances[begin:end].astype(dtype).view(np.uint8)
-            self.edges.extend(
-                range(self.edges[-1] + made.shape[1], self.edges[-1] + made.size + 1, made.shape[1])
-            )
+            made[:, _NOTED:] = distances[begin:end].astype(_DTYPES[width]).view(np.uint8)
+            first = self.edges[-1]
+            self.edges.extend(first + made.shape[1] * np.arange(1, end - begin + 1))
             yield made.reshape(-1)
 
 
 class Places:
-    """The places that were encoded, at random.
+    """The places that were encoded, at random. Picklable.
 
     Args:
-        arrays: the bytes (uint8), as their long array.
-        edges: where each group begins there, and the last one ends: [groups + 1] int64.
+        arrays: the bytes (uint8), and, as the last of the short ones, where groups begin.
     """
 
-    def __init__(self, arrays: Arrays, edges: IntArray) -> None:
-        self._arrays = arrays
-        self._edges = edges
-        self._widths = (np.diff(edges) - _NOTED) // GROUP
-        found = distinct(self._widths).tolist()
-        self._only: int | None = found[0] if len(found) == 1 else None  # the usual case
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays: Arrays = arrays
+
+    @functools.cached_property
+    def _edges(self) -> IntArray:
+        return self.arrays.short[-1]
+
+    @functools.cached_property
+    def _widths(self) -> IntArray:
+        """Bytes of a distance, of each group."""
+        return (np.diff(self._edges) - _NOTED) // GROUP
 
     def reach(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Some places, and for each the one that follows it.
@@ -173,86 +156,35 @@ class Places:
 
         Returns:
             [n] int64 each.
-        """
-        groups = numbers >> _GROUP_BITS
-        blocks = (numbers >> _BLOCK_BITS) & (GROUP // BLOCK - 1)
-        begins, steps = self._edges.take(groups), numbers & (BLOCK - 1)
-        starts = self._arrays.rows("<i8", 1, (begins >> 3) + blocks)[:, 0].astype(np.int64)
-        if self._only is not None:
-            return self._summed(self._only, begins, blocks, steps, starts)
-        ends, widths = np.empty_like(starts), self._widths.take(groups)
-        for width in distinct(widths).tolist():
-            chosen = widths == width
-            starts[chosen], ends[chosen] = self._summed(
-                width, begins[chosen], blocks[chosen], steps[chosen], starts[chosen]
-            )
-        return starts, ends
-
-    def _summed(
-        self, width: int, begins: IntArray, blocks: IntArray, steps: IntArray, starts: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """The places so many steps behind `starts`, and those that follow."""
-        # groups begin at multiples of 512 bytes
-        rows = (begins + _NOTED) // (width * BLOCK) + blocks
-        distances = self._arrays.rows(_DTYPES[width], BLOCK, rows)
-        own = distances.reshape(-1).take(steps + np.arange(0, distances.size, BLOCK))
-        places = starts + (distances * _BEFORE.take(steps, axis=0)).sum(axis=1, dtype=np.int64)
-        return places, places + own
-
-    def distances(self, count: int) -> IntArray:
-        """From each of the first so many places to the next ([count] int64)."""
-        made = np.empty((len(self._widths), GROUP // BLOCK, BLOCK), np.int64)
-        for number, width in enumerate(self._widths.tolist()):
-            begin, end = (
-                self._edges[number : number + 1] + _NOTED,
-                self._edges[number + 1 : number + 2],
-            )
-            (group,) = self._arrays.parts(begin, end)
-            made[number] = group.view(_DTYPES[width]).reshape(-1, BLOCK)
-        return made.reshape(-1)[:count]
-
-
-class PlacesTable:
-    """Places in arrays in a file or in memory, by which they travel to workers too.
-
-    Args:
-        arrays: the bytes, and, as the last of the short ones, where groups begin.
-
-    Attributes:
-        path: of the file; None: they are in memory.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.path: str | None = arrays.path
-        self._places: Places | None = None
-
-    @property
-    def places(self) -> Places:
-        """The places.
 
         Raises:
             AccessError: the file is gone, or another one.
         """
-        if self._places is None:
-            self._places = Places(self._arrays, self._arrays.short[-1])
-        return self._places
+        groups = numbers // GROUP
+        begins = self._edges.take(groups)
+        widths = self._widths.take(groups)
+        blocks = numbers // BLOCK % (GROUP // BLOCK)
+        steps = numbers % BLOCK
+        starts = self.arrays.rows("<i8", 1, begins // 8 + blocks)[:, 0].astype(np.int64)
+        ends = np.empty_like(starts)
+        for width in distinct(widths).tolist():
+            chosen = np.flatnonzero(widths == width)
+            # groups begin at multiples of 512 bytes
+            rows = (begins[chosen] + _NOTED) // (width * BLOCK) + blocks[chosen]
+            distances = self.arrays.rows(_DTYPES[width], BLOCK, rows)
+            before = _BEFORE.take(steps[chosen], axis=0)
+            starts[chosen] += (distances * before).sum(axis=1, dtype=np.int64)
+            ends[chosen] = starts[chosen] + distances[np.arange(len(chosen)), steps[chosen]]
+        return starts, ends
 
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        """The other arrays."""
-        return self._arrays.short[:-1]
+    def distances(self, count: int) -> IntArray:
+        """From each of the first so many places to the next ([count] int64)."""
+        made = np.empty((len(self._widths), GROUP), np.int64)
+        for number, width in enumerate(self._widths.tolist()):
+            begin = self._edges[number : number + 1] + _NOTED
+            end = self._edges[number + 1 : number + 2]
+            made[number] = self.arrays.parts(begin, end)[0].view(_DTYPES[width])
+        return made.reshape(-1)[:count]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None}
-
-
-_BLOCK_BITS, _GROUP_BITS = BLOCK.bit_length() - 1, GROUP.bit_length() - 1
-_BEFORE = np.tri(BLOCK, BLOCK, -1, np.uint8)
-"""[steps, place in a block]: 1 where the distance counts."""
-
-
-def _alike(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Stretches of equal values: where each begins and ends."""
-    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    yield from itertools.pairwise(edges)
+        return {"arrays": self.arrays}

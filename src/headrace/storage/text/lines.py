@@ -9,7 +9,7 @@ those of Python's ``open(newline=...)``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -40,10 +40,6 @@ class Piece(NamedTuple):
     has_cr: bool
 
 
-Pieces: TypeAlias = Callable[[int, int], Iterator[Piece]]
-"""Gives a part of a file, from a byte to an end, a piece at a time."""
-
-
 class LineScanner:
     """Finds the places right behind the ends of lines, in a text that is given a piece at a time.
 
@@ -52,46 +48,33 @@ class LineScanner:
         quote: a character (its code) between two of which no line ends, as in CSV files; None:
             there is none.
         at: the place of the text's first byte.
-
-    Attributes:
-        is_open: does a quoted part reach to the end of what was seen?
     """
 
     def __init__(self, newline: Newline = None, quote: int | None = None, at: int = 0) -> None:
-        self._newline, self._quote = newline, quote
+        self._newline = newline
+        self._quote = quote
         self._at = at  # of the next piece
-        # was a CR the last byte, of which nobody knows yet whether an LF follows?
+        # True if a CR was the last byte, of which nobody knows yet whether an LF follows
         self._after_cr = False
-        self.is_open: bool = False
+        self._is_open = False  # True if a quoted part reaches to the end of what was seen
 
-    def feed(self, data: npt.NDArray[np.uint8]) -> IntArray:
+    def feed(self, piece: Piece) -> IntArray:
         """The places in the next bytes, ascending; one that only those that follow can tell comes
         with them.
-
-        Args:
-            data: [bytes] uint8.
         """
-        return self.feed_piece(looked_at(data))
-
-    def feed_piece(self, piece: Piece) -> IntArray:
-        """`feed`, of bytes in which somebody has looked for LFs already."""
         if not piece.data.size:
             return np.empty(0, np.int64)
-        cut, self._at = self._at, self._at + piece.data.size
+        cut = self._at
+        self._at += piece.data.size
         ends: IntArray = self._ends(piece)
         if self._quote is not None:
             ends = self._outside_of_quotes(piece.data, ends)
         ends += cut  # nobody else has them
         return ends
 
-    def finish(self) -> IntArray:
-        """The place behind a CR that was the last byte of all, if it ended a line."""
-        ends = self._after_cr and self._newline is None and not self.is_open
-        self._after_cr = False
-        return np.array([self._at] if ends else [], np.int64)
-
     def _ends(self, piece: Piece) -> Any:
-        data, feeds = piece.data, piece.feeds
+        data = piece.data
+        feeds = piece.feeds
         if self._newline == "\n":
             return feeds
         after_cr = self._after_cr
@@ -112,19 +95,18 @@ class LineScanner:
 
     def _outside_of_quotes(self, piece: npt.NDArray[np.uint8], ends: IntArray) -> IntArray:
         quotes = np.flatnonzero(piece == self._quote)
-        inside = (np.searchsorted(quotes, ends) + self.is_open) % 2 == 1
-        self.is_open = (quotes.size + self.is_open) % 2 == 1
+        inside = (np.searchsorted(quotes, ends) + self._is_open) % 2 == 1
+        self._is_open = (quotes.size + self._is_open) % 2 == 1
         outside: IntArray = ends[~inside]
         return outside
 
 
 def line_starts(
-    fd: int | Pieces,
+    pieces: Iterable[Piece],
     begin: int,
     end: int,
     newline: Newline = None,
     quote: int | None = None,
-    watch: Callable[[npt.NDArray[np.uint8]], None] | None = None,
 ) -> Iterator[IntArray]:
     """The places where the lines of a part of a file begin, and at last the place where the last
     one ends.
@@ -132,28 +114,19 @@ def line_starts(
     So of n lines n + 1 places come, in pieces; of nothing one.
 
     Args:
-        fd: an open file; or what gives the pieces of any part of one.
-        begin, end: the part.
+        pieces: of the part.
+        begin, end: where it begins and ends.
         newline, quote: see `LineScanner`.
-        watch: called with each piece as it is read.
-
-    Raises:
-        EOFError: the file is shorter.
     """
-    scanner, last = LineScanner(newline, quote, begin), begin
+    scanner = LineScanner(newline, quote, begin)
+    last = begin
     yield np.array([begin], np.int64)
-    for piece in file_pieces(fd, begin, end) if isinstance(fd, int) else fd(begin, end):
-        if watch is not None:
-            watch(piece.data)
-        places = scanner.feed_piece(piece)
+    for piece in pieces:
+        places = scanner.feed(piece)
         if places.size:
             last = int(places[-1])
             yield places
-    places = scanner.finish()
-    if places.size:
-        last = end
-        yield places
-    if last < end:  # without an end of its own
+    if last < end:  # without an end of its own, or by a CR that nothing followed
         yield np.array([end], np.int64)
 
 
@@ -167,7 +140,8 @@ def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
     threads = min(THREADS, usable_cpus()) if len(starts) >= _FEW else 0
     buffers = [_Buffer(min(PIECE, end - begin)) for _ in range(max(1, 2 * threads))]
     if not threads:
-        yield from (buffers[0].read(fd, at, min(PIECE, end - at)) for at in starts)
+        for at in starts:
+            yield buffers[0].read(fd, at, min(PIECE, end - at))
         return
     with ThreadPoolExecutor(threads, "headrace-lines") as pool:
         tasks = (
@@ -203,17 +177,16 @@ class _Scratch:
 
     def __init__(self, size: int) -> None:
         words = -(-size // 8)
-        self._is_feed, self._has_feed = (
-            np.empty(8 * words, bool),
-            np.empty(words + words // 8 + 1, bool),
-        )
+        self._is_feed = np.empty(8 * words, bool)
+        self._has_feed = np.empty(words + words // 8 + 1, bool)
 
     def behind_feeds(self, data: npt.NDArray[np.uint8]) -> IntArray:
         """The places right behind LFs: first the words of eight bytes that have one, and then
         where in its word it stands.
         """
         words = -(-data.size // 8)
-        is_feed, has_feed = self._is_feed[: 8 * words], self._has_feed[:words]
+        is_feed = self._is_feed[: 8 * words]
+        has_feed = self._has_feed[:words]
         is_feed[data.size :] = False
         np.equal(data, LF, out=is_feed[: data.size])
         by_word = is_feed.view("<u8")
@@ -221,7 +194,9 @@ class _Scratch:
         count = np.count_nonzero(has_feed)
         # Below a tenth NumPy jumps from one to the next, and the processor guesses wrong each time:
         # so there are more of them at the end.
-        more = words // 8 + 1 if words <= 50 * count and 10 * count <= words else 0
+        more = 0
+        if 10 * count <= words <= 50 * count:
+            more = words // 8 + 1
         self._has_feed[words : words + more] = True
         found = np.flatnonzero(self._has_feed[: words + more])[:count]
         chosen = by_word.take(found)
@@ -248,12 +223,12 @@ def strip_end(line: bytes, newline: Newline) -> bytes:
     if newline is not None:
         return line.removesuffix(newline.encode())
     if line.endswith(b"\n"):
-        return line[:-2] if line.endswith(b"\r\n") else line[:-1]
-    return line[:-1] if line.endswith(b"\r") else line
+        return line[:-1].removesuffix(b"\r")
+    return line.removesuffix(b"\r")
 
 
 def is_blank(lengths: IntArray, line: Callable[[int], bytes]) -> npt.NDArray[Any]:
-    """Which lines hold nothing but their end?
+    """True for each line that holds nothing but its end.
 
     Args:
         lengths: [lines] bytes of each, its end included.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -182,22 +181,21 @@ def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:
 
 
 def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
-    frame, is_fed, frames = zstandard.ZstdDecompressor().decompressobj(), False, 0
+    frames = 0
+    frame = None
     try:
         while piece := file.read(_ZSTD_PIECE):
             while piece:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(piece)
-                is_fed, piece = True, b""
+                piece = b""
                 if frame.eof:
-                    piece, frame, is_fed = (
-                        frame.unused_data,
-                        zstandard.ZstdDecompressor().decompressobj(),
-                        False,
-                    )
+                    piece = frame.unused_data
+                    frame = None
                     frames += 1
     except zstandard.ZstdError as error:
         raise FormatError(f"{redact(path)} is no sound zstd file: {error}") from None
-    if is_fed or not frames:
+    if frame is not None or not frames:
         raise FormatError(f"{redact(path)} is cut short: the end of its zstd frame is missing")
 
 
@@ -216,96 +214,90 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
             of it to keep a copy by.
         RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
     """
-    version = files.version(path)
-    if version.tag is None:
+    if files.version(path).tag is None:
         raise AccessError(
             f"{redact(path)} is read through a plain copy of its text, and the server gives it "
-            "neither an ETag nor a time, so that nobody "
-            "can tell an old copy from a new one: copy the file to this machine, or decompress "
-            "and convert it to UTF-8 where it lies"
+            "neither an ETag nor a time, so that nobody can tell an old copy from a new one: copy "
+            "the file to this machine, or decompress and convert it to UTF-8 where it lies"
         )
-    about = [
-        _VERSION,
-        *files.identity(path if files.is_remote else os.path.realpath(path)),
-        encoding,
-        errors,
-    ]
-    cached = ArrayFile(cache_dir, "plain", {"of": about})
+    identity = files.identity(path if files.is_remote else os.path.realpath(path))
+    cached = ArrayFile(cache_dir, "plain", {"of": [_VERSION, *identity, encoding, errors]})
+
+    def copy() -> FileArrays:
+        try:
+            with cached.writing("u1") as writer:
+                for piece in _plain_pieces(files, path, encoding, errors):
+                    writer.write(np.frombuffer(piece, np.uint8))
+            return cached.open()
+        except HeadraceError:
+            raise
+        except (OSError, UntrustedError) as error:
+            cause = getattr(error, "strerror", None) or error
+            raise AccessError(
+                f"{redact(path)} is read through a plain copy of its text, in "
+                f"{redact(cache_dir)}, which can't be made ({cause}): pass another cache_dir=, or "
+                "decompress and convert the file to UTF-8"
+            ) from error
 
     def build() -> FileArrays:
         try:
-            return _copied(
-                cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path)
-            )
+            return copy()
         except FormatError:
             if not files.is_remote:
                 raise
         with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
-            return _copied(
-                cached, path, encoding, errors, cache_dir, lambda: opened_in_order(files, path)
-            )
+            return copy()
 
     return found_or_built(cached, files.patience, build)
 
 
-def _copied(
-    kept: ArrayFile,
-    path: str,
-    encoding: str,
-    errors: str,
-    cache_dir: str,
-    opened: Callable[[], BinaryIO],
-) -> FileArrays:
+def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterator[bytes]:
+    """The bytes of the copy. An error of the system while they are read is the file's."""
+    decoder: Any = None  # of what shows lines each line is decoded later
+    if not shows_lines(encoding):
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+    fed = 0
+    piece = b""
     try:
-        with kept.writing("u1") as writer:
-            for piece in _readable(path, _plainly(path, encoding, errors, opened)):
-                writer.write(np.frombuffer(piece, np.uint8))
-        return kept.open()
-    except HeadraceError:
-        raise
-    except (OSError, UntrustedError) as error:
-        said = (
-            f"{redact(path)} is read through a plain copy of its text, in {redact(cache_dir)}, "
-            "which can't be made"
-        )
-        why = getattr(error, "strerror", None) or error
-        raise AccessError(
-            f"{said} ({why}): pass another cache_dir=, or decompress and convert the file to UTF-8"
-        ) from error
-
-
-def _readable(path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces; an error of the system while they are read is the file's, and not its copy's."""
-    try:
-        yield from pieces
+        for piece in pieces_of(path, lambda: opened_in_order(files, path)):
+            if decoder is None:
+                yield piece
+                continue
+            yield decoder.decode(piece).encode("utf-8", "surrogatepass")
+            fed += len(piece)
+        piece = b""
+        if decoder is not None:
+            yield decoder.decode(b"", True).encode("utf-8", "surrogatepass")
+    except UnicodeError as error:
+        where = f"a byte after offset {fed:,} is"  # of a decoder that does not say where
+        reason = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            at = fed + len(piece) - len(error.object) + error.start
+            where = f"the bytes at offset {at:,} of the text are"
+            reason = error.reason
+        raise FormatError(
+            f"{redact(path)}: {where} no {encoding}: {reason}; pass encoding= or errors="
+        ) from None
     except HeadraceError:
         raise
     except OSError as error:
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
 
 
-def _plainly(
-    path: str, encoding: str, errors: str, opened: Callable[[], BinaryIO]
-) -> Iterator[bytes]:
-    if shows_lines(encoding):  # decoded line by line, later
-        yield from pieces_of(path, opened)
-        return
-    decoder, fed = codecs.getincrementaldecoder(encoding)(errors), 0
-    piece: bytes | None = b""
+def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
+    """The text of some bytes. (`begins`: the offset of the first in its file.)
+
+    Raises:
+        FormatError: they are not of the encoding; the message names the offset.
+    """
     try:
-        for piece in itertools.chain(pieces_of(path, opened), [None]):
-            text = decoder.decode(piece or b"", piece is None)
-            fed += len(piece or b"")
-            yield text.encode("utf-8", "surrogatepass")
+        return data.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        at = fed + len(piece or b"") - len(error.object) + error.start
-        where = "offset" if not is_compressed(path) else "offset (of the decompressed text)"
+        offset = begins() + error.start
+        remedy = "pass encoding= or errors="
+        if offset == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            remedy = "it begins as UTF-16 does: pass encoding='utf-16'"
         raise FormatError(
-            f"{redact(path)}: the bytes at {where} {at:,} are no {encoding}: {error.reason}; pass "
-            "encoding= or errors="
-        ) from None
-    except UnicodeError as error:  # of a decoder that does not say where
-        raise FormatError(
-            f"{redact(path)}: a byte after offset {fed:,} is no {encoding}: {error}; pass "
-            "encoding= or errors="
+            f"byte 0x{data[error.start]:02x} at offset {offset:,} is no {encoding} "
+            f"({error.reason}); {remedy}"
         ) from None

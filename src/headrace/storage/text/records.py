@@ -21,7 +21,6 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.per_process import PerProcess
-from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import COMPRESSED, without_compression
 
 TEXT_FIELD = "text"
@@ -130,11 +129,6 @@ def _is_list_of_records(head: bytes) -> bool:
     )
 
 
-def newline_of(ending: str, newline: Newline) -> Newline:
-    """What ends a record: in JSON Lines an LF, whatever else may be white space there."""
-    return "\n" if ending == ".jsonl" else newline
-
-
 class QuoteCheck:
     """Notices quotes that the parity of quotes misjudges: one inside of a field that is not quoted.
 
@@ -215,42 +209,42 @@ def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
 
-def json_places(data: bytes | bytearray) -> tuple[IntArray, IntArray]:
-    """Where the elements of a JSON list begin and end.
+def json_places(data: bytes | bytearray) -> IntArray:
+    """Where the elements of a JSON list begin, and the last one ends.
 
     Raises:
         FormatError: it is no list, or no JSON; the message names the offset.
     """
-    # a character is a byte: structure is ASCII
-    text, decoder = data.decode("latin-1"), json.JSONDecoder()
-    starts, ends = array.array("q"), array.array("q")
+    text = data.decode("latin-1")  # a character is a byte: structure is ASCII
+    decoder = json.JSONDecoder()
+    places = array.array("q")
     at = _space(text, 0)
     if text[at : at + 1] != "[":
         raise FormatError(
             "it holds no list of records: a .json file must be one list, [{...}, {...}]; for a "
             "record a line name it .jsonl"
         )
+    end = 0
     at = _space(text, at + 1)
-    while starts or text[at : at + 1] != "]":
+    while places or text[at : at + 1] != "]":
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"record {len(starts) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}"
+                f"record {len(places) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}"
             ) from None
-        starts.append(at)
-        ends.append(end)
+        places.append(at)
         at = _space(text, end)
         if text[at : at + 1] == "]":
             break
         if text[at : at + 1] != ",":
-            raise FormatError(f"the list breaks off at byte {at:,}, after {len(starts):,} records")
+            raise FormatError(f"the list breaks off at byte {at:,}, after {len(places):,} records")
         at = _space(text, at + 1)
-    if _space(text, at + 1) < len(text):
-        raise FormatError(
-            f"something follows the end of the list, at byte {_space(text, at + 1):,}"
-        )
-    return np.array(starts, np.int64), np.array(ends, np.int64)
+    rest = _space(text, at + 1)
+    if rest < len(text):
+        raise FormatError(f"something follows the end of the list, at byte {rest:,}")
+    places.append(end)
+    return np.array(places, np.int64)
 
 
 def _without_place(error: Exception) -> str:

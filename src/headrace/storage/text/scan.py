@@ -7,16 +7,13 @@ is known which of them end a record, where the header of a table ends, and which
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
@@ -37,12 +34,10 @@ from headrace.storage.text.lines import (
     QUOTE,
     Newline,
     Piece,
-    Pieces,
     file_pieces,
     is_blank,
     line_starts,
     looked_at,
-    strip_end,
 )
 from headrace.storage.text.plain import Room
 
@@ -65,6 +60,8 @@ class TextFile:
     begin: int
     """Where the text begins there."""
     end: int
+    kind: str
+    """The ending that says what its records are; "": its lines are wanted."""
 
     @property
     def is_copy(self) -> bool:
@@ -72,17 +69,9 @@ class TextFile:
         return self.path != self.shown
 
 
-class TextBytes(NamedTuple):
-    """The bytes of a text while it is gone through."""
-
-    at: Callable[[int, int], bytes]
-    """A place, and how many bytes from there on."""
-    pieces: Pieces
-
-
 class OddQuotesError(Exception):
-    """A table has a quote where the parity of quotes would misjudge: another scan must check
-    that first, and go through tables twice.
+    """A table has a quote where the parity of quotes would misjudge: another scan must read tables
+    by Python's own reader.
     """
 
 
@@ -92,251 +81,221 @@ class Scan:
 
     Args:
         texts: the files.
-        formats: of records, of each file; none, where lines are wanted.
-        newline_in: what ends a line of a file, by its number.
+        bases: what is added to the places in each file for that.
+        newline: what ends a line.
         codec: how bytes are decoded: encoding and errors.
         room: for what is held at once.
-        bases: where each file begins, as if all were one, and the last one ends.
-        checks_quotes: True if tables are gone through twice, since one of them has odd quotes.
-        progress: show a progress bar; None: only on a terminal, and of much.
         delimiters: what stands between fields, of each format of tables.
+        is_slow: True if tables are read by Python's own reader, since one of them has odd quotes.
+        progress: show a progress bar; None: only on a terminal, and of much.
+
+    Attributes:
+        counts: lines or records of each file, once the scan is through.
+        headers: the names of the fields of each file; none of what is no table.
 
     Raises:
-        OddQuotesError: `checks_quotes` must be True.
+        OddQuotesError: `is_slow` must be True.
     """
 
     def __init__(
         self,
         texts: Sequence[TextFile],
-        formats: Sequence[str],
-        newline_in: Callable[[int], Newline],
+        bases: Sequence[int],
+        newline: Newline,
         codec: tuple[str, str],
         room: Room,
-        bases: Sequence[int],
-        checks_quotes: bool,
-        progress: bool | None,
         delimiters: Mapping[str, str],
+        is_slow: bool,
+        progress: bool | None,
     ) -> None:
+        self._texts = texts
+        self._bases = bases
+        self._newline = newline
+        self._codec = codec
+        self._room = room
         self._delimiters = delimiters
-        self._texts, self._formats, self._newline_in, self._codec = (
-            texts,
-            formats,
-            newline_in,
-            codec,
-        )
-        self._room, self._bases, self._checks = room, bases, checks_quotes
-        self._remote = _in_order([text for text in texts if text.files.is_remote])
-        self._counts: list[int] = []
-        self._blank: list[IntArray] = []  # numbers of lines that are no records, file by file
-        self._headers: list[list[str]] = []
+        self._is_slow = is_slow
+        self.counts: list[int] = []
+        self.headers: list[list[str]] = []
+        total = sum(text.end for text in texts)
         self._bar = progress_bar(
             progress,
-            is_short=bases[-1] < _SHOWN_FROM,
-            total=bases[-1],
+            is_short=total < _SHOWN_FROM,
+            total=total,
             desc="finding lines",
             unit="B",
             unit_scale=True,
         )
 
     def __iter__(self) -> Iterator[IntArray]:
-        with self._bar, contextlib.closing(self._remote):
-            for number, text in enumerate(self._texts):
+        remote = _remote_parts([text for text in self._texts if text.files.is_remote])
+        with self._bar, contextlib.closing(remote):
+            for text, base in zip(self._texts, self._bases, strict=True):
                 try:
-                    with self._opened(text) as file:
-                        yield from self._file(file, number, text)
+                    with _opened(text, remote) as file:
+                        count = -1  # the last place is the end
+                        self.headers.append([])
+                        for places in self._places(file, text):
+                            count += places.size
+                            yield places + base if base else places
+                        self.counts.append(count)
                 except (RemoteError, FileChangedError, DataNotFoundError, AccessError):
                     raise
                 except (OSError, EOFError) as error:
-                    said = getattr(error, "strerror", None) or error
+                    cause = getattr(error, "strerror", None) or error
                     raise AccessError(
-                        f"{redact(text.shown)} can't be read to its end: {said}"
+                        f"{redact(text.shown)} can't be read to its end: {cause}"
                     ) from error
                 except FormatError as error:
                     raise FormatError(f"{redact(text.shown)}: {error}") from error
 
-    def short(self) -> list[npt.NDArray[Any]]:
-        """Once the scan is through: the number of the first line of each file, and of all; for each
-        line that is no record how many come before it; the headers.
-        """
-        first = np.concatenate([[0], np.cumsum(np.array(self._counts, np.int64))])
-        blank = np.concatenate(
-            [
-                np.empty(0, np.int64),
-                *(some + start for some, start in zip(self._blank, first, strict=False)),
-            ]
-        )
-        headers = np.frombuffer(json.dumps(self._headers).encode(), np.uint8)
-        return [first, blank - np.arange(len(blank)), headers]
-
-    @contextlib.contextmanager
-    def _opened(self, text: TextFile) -> Iterator[TextBytes]:
-        if text.files.is_remote:
-            sequential = _SequentialBytes(text, self._remote)
-            yield TextBytes(sequential.at, sequential.pieces)
-            return
-        with open(text.path, "rb", buffering=0) as file:
-            fd = file.fileno()
-            yield TextBytes(
-                lambda begin, size: os.pread(fd, size, begin), functools.partial(file_pieces, fd)
-            )
-
-    def _file(self, file: TextBytes, number: int, text: TextFile) -> Iterator[IntArray]:
-        shift = self._bases[number] - text.begin
-        kind = self._formats[number] if self._formats else ""
-        count, last = 0, np.empty(0, np.int64)
-        blank = []
-        for places in self._places(file, number, text, kind):
-            if kind and kind != ".json":
-                joined = np.concatenate([last, places])
-                blank.append(
-                    np.flatnonzero(is_blank(np.diff(joined), _reader(file, joined)))
-                    + max(0, count - 1)
-                )
-                last = joined[-1:]
-            count += places.size
-            yield places + shift if shift else places
-        self._counts.append(count - 1)
-        self._blank.append(np.concatenate([np.empty(0, np.int64), *blank]))
-
-    def _places(
-        self, file: TextBytes, number: int, text: TextFile, kind: str
-    ) -> Iterator[IntArray]:
-        newline = self._newline_in(number)
-        if (
-            text.files.is_remote
-            and self._codec[0] == "utf-8"
-            and file.at(0, min(3, text.end)) == UTF8_MARK
-        ):
-            text = replace(text, begin=3)  # of a local one it was looked at before
-        if kind == ".json":
-            self._headers.append([])
-            self._room.check(2 * (text.end - text.begin))
+    def _places(self, file: _Bytes, text: TextFile) -> Iterator[IntArray]:
+        begin = text.begin
+        if text.files.is_remote and self._codec[0] == "utf-8" and file.at(0, 3) == UTF8_MARK:
+            begin = 3  # a local one was looked at before
+        if text.kind == ".json":
+            self._room.check(2 * (text.end - begin))
             data = bytearray()
-            for piece in file.pieces(text.begin, text.end):
+            for piece in self._pieces(file, begin, text.end):
                 data += piece.data.data
-            starts, ends = records.json_places(data)
-            yield np.concatenate([starts, ends[-1:] if ends.size else [0]]) + text.begin
-        elif kind in records.DELIMITERS:
-            yield from self._without_header(
-                file, self._csv_places(file, text, newline, self._delimiters[kind]), kind
-            )
+            yield begin + records.json_places(data)
+            return
+        newline = self._newline
+        if text.kind == ".jsonl":
+            newline = "\n"  # whatever else may be white space there
+        if text.kind not in self._delimiters:
+            places = line_starts(self._pieces(file, begin, text.end), begin, text.end, newline)
+        elif self._is_slow:
+            places = self._slow_table(file, begin, text, newline)
         else:
-            self._headers.append([])
-            yield from line_starts(file.pieces, text.begin, text.end, newline, watch=self._watch)
+            places = self._table(file, begin, text, newline)
+        if text.kind:
+            places = _without_blanks(file, places)
+        if text.kind in self._delimiters:
+            places = self._without_header(file, places, self._delimiters[text.kind])
+        yield from places
 
-    def _watch(self, piece: npt.NDArray[np.uint8]) -> None:
-        self._bar.update(piece.size)
+    def _pieces(self, file: _Bytes, begin: int, end: int) -> Iterator[Piece]:
+        for piece in file.pieces(begin, end):
+            self._bar.update(piece.data.size)
+            yield piece
 
-    def _csv_places(
-        self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str
+    def _table(
+        self, file: _Bytes, begin: int, text: TextFile, newline: Newline
     ) -> Iterator[IntArray]:
-        """By the parity of quotes; where a quote stands that this would misjudge, by Python's
-        own reader.
-        """
-        check = records.QuoteCheck(delimiter)
-        if self._checks:
-            for piece in file.pieces(text.begin, text.end):
+        """By the parity of quotes."""
+        check = records.QuoteCheck(self._delimiters[text.kind])
+
+        def checked() -> Iterator[Piece]:
+            for piece in self._pieces(file, begin, text.end):
                 check(piece.data)
-            if not check.is_plain or check.count % 2:
-                yield from self._csv_places_slowly(file, text, newline, delimiter)
-                return
-            check = records.QuoteCheck(delimiter)
+                if not check.is_plain:
+                    raise OddQuotesError
+                yield piece
 
-        def watch(piece: npt.NDArray[np.uint8]) -> None:
-            self._watch(piece)
-            check(piece)
-            if not check.is_plain:
-                raise OddQuotesError
-
-        yield from line_starts(file.pieces, text.begin, text.end, newline, QUOTE, watch)
+        yield from line_starts(checked(), begin, text.end, newline, QUOTE)
         if check.count % 2:
             raise OddQuotesError
 
-    def _csv_places_slowly(
-        self, file: TextBytes, text: TextFile, newline: Newline, delimiter: str
+    def _slow_table(
+        self, file: _Bytes, begin: int, text: TextFile, newline: Newline
     ) -> Iterator[IntArray]:
-        at = text.begin  # the end of the line that the reader asked for last
+        """By Python's own reader: right for every quote."""
+        ends = [begin]  # of the lines of a record
 
         def lines() -> Iterator[bytes]:
-            nonlocal at
-            for places in line_starts(
-                file.pieces, text.begin, text.end, newline, watch=self._watch
-            ):
+            pieces = self._pieces(file, begin, text.end)
+            for places in line_starts(pieces, begin, text.end, newline):
                 for place in places.tolist():
-                    if place > at:
-                        self._room.check(place - at)
-                        line, at = file.at(at, place - at), place
+                    if place > ends[-1]:
+                        self._room.check(place - ends[-1])
+                        line = file.at(ends[-1], place - ends[-1])
+                        ends.append(place)
                         yield line
 
-        found = [at]
-        for _ in records.csv_records(lines(), delimiter):
-            found.append(at)
+        found = [begin]
+        for _ in records.csv_records(lines(), self._delimiters[text.kind]):
+            del ends[:-1]
+            found.append(ends[-1])
             if len(found) == _TOGETHER:
                 yield np.array(found, np.int64)
                 found = []
         yield np.array(found, np.int64)
 
     def _without_header(
-        self, file: TextBytes, stream: Iterator[IntArray], kind: str
+        self, file: _Bytes, places: Iterator[IntArray], delimiter: str
     ) -> Iterator[IntArray]:
-        last, names = np.empty(0, np.int64), None
-        for places in stream:
-            if names is not None:
-                yield places
-                continue
-            joined = np.concatenate([last, places])
-            last, read = joined[-1:], _reader(file, joined)
-            for number in range(len(joined) - 1):
-                self._room.check(int(joined[number + 1] - joined[number]))
-                line = read(number)
-                if line.strip(b"\r\n"):
-                    try:
-                        names = records.csv_row(
-                            strip_end(line, None).decode(*self._codec), self._delimiters[kind]
-                        )
-                    except UnicodeDecodeError as error:
-                        said = (
-                            "a byte of the first line, which names the fields, is no "
-                            f"{error.encoding} ({error.reason})"
-                        )
-                        raise FormatError(f"{said}; pass encoding= or errors=") from None
-                    self._headers.append(names)
-                    yield joined[number + 1 :]
-                    break
-        if names is None:
+        first = np.empty(0, np.int64)
+        for some in places:
+            first = np.concatenate([first, some])
+            if first.size > 1:
+                break
+        else:
             raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+        begin, end = first[:2].tolist()
+        self._room.check(end - begin)
+        try:
+            line = file.at(begin, end - begin).rstrip(b"\r\n").decode(*self._codec)
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                "a byte of the first line, which names the fields, is no "
+                f"{error.encoding} ({error.reason}); pass encoding= or errors="
+            ) from None
+        self.headers[-1] = records.csv_row(line, delimiter)
+        yield first[1:]
+        yield from places
 
 
-def _reader(file: TextBytes, places: IntArray) -> Callable[[int], bytes]:
-    return lambda number: file.at(int(places[number]), int(places[number + 1] - places[number]))
+def _without_blanks(file: _Bytes, places: Iterator[IntArray]) -> Iterator[IntArray]:
+    """Places without those of lines that hold nothing but their end: these belong to the record
+    before them.
+    """
+    pending = np.empty(0, np.int64)
+    for some in places:
+        joined = np.concatenate([pending, some])
+        sizes = np.diff(joined)
+        blank = is_blank(sizes, lambda n, at=joined: file.at(int(at[n]), int(at[n + 1] - at[n])))  # type: ignore[misc]
+        pending = joined[-1:]
+        yield joined[:-1][~blank]
+    yield pending
 
 
-class _SequentialBytes:
-    """The bytes of a text that come in order, and those that came last.
+class _Bytes:
+    """The bytes of a local text."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def at(self, begin: int, size: int) -> bytes:
+        """Some bytes."""
+        return os.pread(self._fd, size, begin)
+
+    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
+        """A part of it, a piece at a time."""
+        return file_pieces(self._fd, begin, end)
+
+
+class _RemoteBytes(_Bytes):
+    """The bytes of a remote text that come in order, once, and those that came last.
 
     Args:
-        text: which, remote.
-        parts: of all texts, those of this one next.
+        text: which.
+        parts: of all remote texts, those of this one next.
     """
 
     def __init__(self, text: TextFile, parts: Iterator[Part]) -> None:
-        self._text, self._size = text, text.end
-        self._parts, self._is_begun = parts, False
+        self._text = text
+        self._parts = parts
         self._behind: deque[Part] = deque(maxlen=_BEHIND)
 
     def pieces(self, begin: int, end: int) -> Iterator[Piece]:
-        """From a byte of the first piece on; when they are asked for a second time they are
-        fetched again.
-        """
-        if self._is_begun:
-            self._parts = _in_order([self._text])
-            self._behind.clear()
-        self._is_begun = True
-        known, at = [*self._behind], 0
-        while at < self._size:
+        """From a byte of the first piece on."""
+        known = list(self._behind)
+        at = 0
+        while at < self._text.end:
             start, part = known.pop() if known else self._next()
-            data = np.frombuffer(part, np.uint8)[max(0, begin - start) : end - start]
             at = start + len(part)
+            data = np.frombuffer(part, np.uint8)[max(0, begin - start) : end - start]
             if data.size:
                 yield looked_at(data)
 
@@ -347,27 +306,30 @@ class _SequentialBytes:
 
     def at(self, begin: int, size: int) -> bytes:
         """Some bytes; what has gone by, or is to come, is fetched for it."""
-        if size and not self._behind:
+        end = min(begin + size, self._text.end)
+        if end and not self._behind:
             self._next()
         found = []
         for first, part in self._behind:
-            start, stop = max(begin, first), min(begin + size, first + len(part))
-            if start < stop:
-                found.append(part[start - first : stop - first])
+            if begin < first + len(part) and end > first:
+                found.append(part[max(0, begin - first) : end - first])
         data = b"".join(found)
-        return (
-            data
-            if len(data) == size
-            else self._text.files.read_joined(
-                ByteRanges.of([(self._text.path, begin, begin + size)])
-            )
-        )
+        if len(data) == end - begin:
+            return data
+        return self._text.files.read_joined(ByteRanges.of([(self._text.path, begin, end)]))
 
 
-def _in_order(texts: Sequence[TextFile]) -> Generator[Part]:
+@contextlib.contextmanager
+def _opened(text: TextFile, remote: Iterator[Part]) -> Iterator[_Bytes]:
+    if text.files.is_remote:
+        yield _RemoteBytes(text, remote)
+        return
+    with open(text.path, "rb", buffering=0) as file:
+        yield _Bytes(file.fileno())
+
+
+def _remote_parts(texts: Sequence[TextFile]) -> Generator[Part]:
     """The bytes of remote texts of one server, in order."""
     if texts:
-        yield from in_order(
-            cast(RemoteFiles, texts[0].files),
-            ByteRanges.of((text.path, 0, text.end) for text in texts),
-        )
+        files = cast(RemoteFiles, texts[0].files)
+        yield from in_order(files, ByteRanges.of((text.path, 0, text.end) for text in texts))

@@ -8,6 +8,7 @@ read by ranges, so that no process holds it in memory. In the table the files ar
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,16 +33,16 @@ from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
 from headrace.storage.text.files import Texts
-from headrace.storage.text.line_index import Arrays, HeldArrays, PlacesEncoder, PlacesTable
+from headrace.storage.text.line_index import Arrays, HeldArrays, Places, PlacesEncoder
 from headrace.storage.text.lines import Newline, strip_end
-from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines
+from headrace.storage.text.plain import Room, decoded, is_compressed, plain_copy, shows_lines
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache
 folder: smaller ones are scanned anew.
 """
-_VERSION = 3
+_VERSION = 4
 # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the
 # midst of it
 _AHEAD = 32 << 20
@@ -49,7 +50,8 @@ _AHEAD = 32 << 20
 
 class LinesSource(Locatable):
     """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
-    a copy on this machine: the same lines, blocks and fingerprint.
+    a copy on this machine: the same lines, blocks and fingerprint. Lines between records that hold
+    nothing are part of the record before them.
 
     What can't be read at random, since it is compressed or its bytes don't show where its lines
     end, is read through a plain copy.
@@ -66,6 +68,12 @@ class LinesSource(Locatable):
             start.
         progress: show a progress bar; None: only on a terminal.
         delimiter: what stands between the fields of tables; None: a comma in .csv, a tab in .tsv.
+
+    Attributes:
+        codec: how the bytes that `read` gives are decoded: encoding and errors.
+        kinds: of each file the ending that says what its records are; "": its lines are wanted.
+        delimiters: what stands between fields, of each kind of tables.
+        headers: the names of the fields, of each table.
 
     Raises:
         FormatError: a file is damaged, or of a kind that has no records.
@@ -87,59 +95,58 @@ class LinesSource(Locatable):
         progress: bool | None = None,
         delimiter: str | None = None,
     ) -> None:
-        self.delimiter, self._delimiters = delimiter, records.delimiters_of(delimiter)
         self.listing: FileSet = texts.listing
-        self.files, self._copies, paths = texts.files, LocalFiles(), texts.paths
-        self._unit, self._newline = unit, newline
+        self.files = texts.files
+        self._copies = LocalFiles()
+        self._unit = unit
+        self.newline: Newline = newline
         self._is_kept = is_kept
+        self._delimiter = delimiter
+        self.delimiters = records.delimiters_of(delimiter)
         self.room: Room = room or Room()
         self._cache_dir = os.path.abspath(folder)
-        self._formats = (
-            [records.format_of(without_query(path)) for path in paths] if unit == "record" else []
-        )
-        self.is_transcoded: bool = not shows_lines(encoding)
-        self.codec: tuple[str, str] = (
-            ("utf-8", "surrogatepass") if self.is_transcoded else (encoding, errors)
-        )
-        """How the bytes that `read` gives are decoded."""
-        self._checks_quotes = False
-        self._texts = [self._text(path, encoding, errors) for path in paths]
+        self.codec: tuple[str, str] = encoding, errors
+        if not shows_lines(encoding):
+            self.codec = "utf-8", "surrogatepass"
+        self._texts = [self._text(path, encoding, errors) for path in texts.paths]
         if self.files.is_remote and not self._texts[0].is_copy:
             cast(RemoteFiles, self.files).check_ranges(self._texts[0].path)
+        self.kinds = [text.kind for text in self._texts]
         self._read_paths = [text.path for text in self._texts]
         self._is_copy = np.array([text.is_copy for text in self._texts], bool)
-        # of each file, in the table
-        self._bases = np.concatenate(
-            [[0], np.cumsum([text.end - text.begin for text in self._texts])]
-        )
-        self._moved = np.array([text.begin for text in self._texts]) - self._bases[:-1]
-        self._table = PlacesTable(self._made(progress))
+        self._heads = HEAD * self._is_copy.astype(np.int64)
+        begins = np.array([text.begin for text in self._texts])
+        ends = np.array([text.end for text in self._texts])
+        self._nbytes = ends - self._heads
+        # what is added to places in each file to get those in the table
+        self._bases = np.cumsum(ends - begins) - ends
+        self._table = Places(self._made(progress))
         # the number of the first line of each file, and of all
-        self._first = np.array(self._table.short[0])
-        blanks = self._shift + np.arange(len(self._shift))
-        # the same of what is no blank line
-        self._first_row = self._first - np.searchsorted(blanks, self._first)
-        self.headers: list[list[str]] = json.loads(bytes(self._table.short[2]))
-        """The names of the fields, of each CSV or TSV file."""
-        self._is_alike = len(set(self._formats)) <= 1 and all(
-            names == self.headers[0] for names in self.headers
-        )
+        self._first = np.array(self._table.arrays.short[0])
+        self.headers: list[list[str]] = json.loads(bytes(self._table.arrays.short[1]))
         if not self.files.is_remote:
             self.files.close()  # each process opens what it reads
         self._blocks = dict[int, IntArray]()  # by their length
 
     def _text(self, path: str, encoding: str, errors: str) -> TextFile:
-        files, read, begin = self.files, path, 0
-        if is_compressed(without_query(path)) or self.is_transcoded:
+        files = self.files
+        read = path
+        begin = 0
+        kind = ""
+        if self._unit == "record":
+            kind = records.format_of(without_query(path))
+        if is_compressed(without_query(path)) or not shows_lines(encoding):
             copy = plain_copy(files, path, encoding, errors, self._cache_dir)
-            files, read, begin = self._copies, copy.path, HEAD
+            files = self._copies
+            read = copy.path
+            begin = HEAD
             end = HEAD + copy.count
         else:
             end = files.version(path).size
-        if not files.is_remote and (encoding == "utf-8" or self.is_transcoded):
+        if not files.is_remote and self.codec[0] == "utf-8":
             mark = files.read_joined(ByteRanges.of([(read, begin, min(end, begin + 3))]))
             begin += 3 * (mark == UTF8_MARK)
-        return TextFile(files, path, read, begin, end)
+        return TextFile(files, path, read, begin, end, kind)
 
     # -- the table
 
@@ -148,105 +155,86 @@ class LinesSource(Locatable):
         """True if what is found out about the texts is kept on disk: where a folder is named,
         and of large texts.
         """
-        if any(
-            text.files.is_remote and text.files.version(text.path).tag is None
-            for text in self._texts
-        ):
-            return False  # nobody could say whether it still holds
-        return self._is_kept or (self._bases[-1] >= KEPT_FROM and not self.files.is_remote)
-
-    def _scan(self, progress: bool | None) -> Scan:
-        bases = self._bases.tolist()
-        of_texts = (self._texts, self._formats, self._newline_in, self.codec)
-        return Scan(
-            *of_texts,
-            self.room,
-            bases,
-            self._checks_quotes,
-            progress,
-            self._delimiters,
-        )
+        if not self.files.is_remote:
+            return self._is_kept or bool(self._nbytes.sum() >= KEPT_FROM)
+        of_remote = [text.path for text in self._texts if not text.is_copy]
+        # without a tag nobody could say whether it still holds
+        return self._is_kept and all(self.files.version(path).tag for path in of_remote)
 
     def _made(self, progress: bool | None) -> Arrays:
         if not self.keeps_tables:
-            return self._checked(lambda: self._held(progress))
-        of = [
+            return self._scanned(progress, None)
+        of = []
+        for text in self._texts:
             # a copy is named by its text
-            [
-                *([text.path, text.end, 0] if text.is_copy else text.files.identity(text.path)),
-                text.begin,
-            ]
-            for text in self._texts
-        ]
-        about = {"version": _VERSION, "of": of, "unit": self._unit, "newline": self._newline}
-        if self.delimiter is not None:
-            about["delimiter"] = self.delimiter
+            identity: list[Any] = [text.path, text.end, 0]
+            if not text.is_copy:
+                identity = text.files.identity(text.path)
+            of.append([*identity, text.begin])
+        about = {
+            "version": _VERSION,
+            "of": of,
+            "unit": self._unit,
+            "newline": self.newline,
+            "delimiter": self._delimiter,
+        }
         cached = ArrayFile(self._cache_dir, "lines", about)
-        return found_or_built(
-            cached,
-            self.files.patience,
-            lambda: self._checked(lambda: self._written(cached, progress)),
-        )
+        return found_or_built(cached, self.files.patience, lambda: self._scanned(progress, cached))
 
-    def _checked(self, make: Callable[[], Arrays]) -> Arrays:
+    def _scanned(self, progress: bool | None, cached: ArrayFile | None) -> Arrays:
+        """The table, found by a pass over all texts, in a file or in memory."""
         try:
-            return make()
-        except OddQuotesError:  # the exception: tables are gone through twice then
-            self._checks_quotes = True
-            return make()
+            return self._scanned_once(progress, cached, False)
+        except OddQuotesError:
+            return self._scanned_once(progress, cached, True)
 
-    def _written(self, cached: ArrayFile, progress: bool | None) -> Arrays:
+    def _scanned_once(
+        self, progress: bool | None, cached: ArrayFile | None, is_slow: bool
+    ) -> Arrays:
+        of_lines = (self.newline, self.codec, self.room, self.delimiters)
+        scan = Scan(self._texts, self._bases.tolist(), *of_lines, is_slow, progress)
+        encoder = PlacesEncoder()
+
+        def short() -> list[npt.NDArray[Any]]:
+            headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
+            first = np.cumsum([0, *scan.counts], dtype=np.int64)
+            return [first, headers, np.array(encoder.edges, np.int64)]
+
+        if cached is None:
+            encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
+            return HeldArrays(encoded, short())
         with Unkept(
             self._cache_dir,
             "the table of lines is",
             "it is held in memory, and made at every start",
         ):
             with cached.writing("u1") as writer:
-                scan, encoder = self._scan(progress), PlacesEncoder()
                 for piece in encoder.encoded(scan):
                     writer.write(piece)
-                writer.short([*scan.short(), np.array(encoder.edges, np.int64)])
+                writer.short(short())
             return cached.open()
-        return self._held(progress)
-
-    def _held(self, progress: bool | None) -> HeldArrays:
-        scan, encoder = self._scan(progress), PlacesEncoder()
-        encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
-        return HeldArrays(encoded, [*scan.short(), np.array(encoder.edges, np.int64)])
+        return self._scanned_once(progress, None, is_slow)
 
     # -- reading
 
-    @property
-    def _shift(self) -> IntArray:
-        """For each line that is no record (a blank one) how many records come before it."""
-        return self._table.short[1]
-
     def __len__(self) -> int:
-        return int(self._first_row[-1])
+        return int(self._first[-1])
 
     def _places(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """For each index the number of its file, and where it begins and ends there."""
         rows = np.asarray(indices, np.int64)
         if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
             raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
-        is_one = len(self._texts) == 1
-        files = (
-            np.zeros(rows.size, np.int64)
-            if is_one
-            else np.searchsorted(self._first_row, rows, side="right") - 1
-        )
-        places = rows if is_one else rows + files  # in the table: of each file it holds the end too
-        if len(self._shift):
-            places = places + np.searchsorted(self._shift, rows, side="right")
-        starts, ends = self._table.places.reach(places)
-        if is_one and not self._moved[0]:  # the usual case
-            return files, starts, ends
-        moved = self._moved.take(files)
-        return files, starts + moved, ends + moved
+        files = np.zeros(rows.size, np.int64)
+        if len(self._texts) > 1:
+            files = np.searchsorted(self._first, rows, side="right") - 1
+        starts, ends = self._table.reach(rows + files)  # of each file the table holds the end too
+        bases = self._bases.take(files)
+        return files, starts - bases, ends - bases
 
     @property
     def cut_nbytes(self) -> int:
-        return sum(text.end - (HEAD if text.is_copy else 0) for text in self._texts)
+        return int(self._nbytes.sum())
 
     def blocks(self) -> IntArray:
         return self.blocks_of(block_length(self.cut_nbytes))
@@ -256,80 +244,68 @@ class LinesSource(Locatable):
         begins a block.
         """
         if nbytes not in self._blocks:
-            counts = np.array(
-                [-(-(text.end - (HEAD if text.is_copy else 0)) // nbytes) for text in self._texts],
-                np.int64,
-            )
+            counts = -(-self._nbytes // nbytes)
             numbers = np.repeat(np.arange(len(counts)), counts)
-            heads = np.array([HEAD if text.is_copy else 0 for text in self._texts], np.int64)
             # of each block in its file
             inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-            wanted = heads[numbers] + inside * nbytes
-            low, high = self._first_row[numbers], self._first_row[numbers + 1]
-            while (low < high).any():  # the first line of each that begins there or later
+            wanted = self._heads[numbers] + inside * nbytes
+            # the first line of each that begins there or later, by bisection
+            low = self._first[numbers]
+            high = self._first[numbers + 1]
+            while (low < high).any():
                 middle = (low + high) // 2
-                is_before = (low < high) & (
-                    self._places(np.minimum(middle, len(self) - 1).tolist())[1] < wanted
-                )
-                low, high = (
-                    np.where(is_before, middle + 1, low),
-                    np.where(is_before, high, np.minimum(middle, high)),
-                )
+                starts = self._places(np.minimum(middle, len(self) - 1))[1]
+                is_before = (low < high) & (starts < wanted)
+                high = np.where(is_before, high, np.minimum(middle, high))
+                low = np.where(is_before, middle + 1, low)
             edges = distinct(np.concatenate([low, [0, len(self)]]))
             self._blocks[nbytes] = np.diff(edges)
         return self._blocks[nbytes]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        files, starts, ends = self._places(indices)
-        lines = self._read_all(files, starts, ends)
-        if not self._formats:
-            return _without_ends(lines, self._newline)
-        return [
-            strip_end(line, self._newline_in(number))
-            for line, number in zip(lines, files.tolist(), strict=True)
-        ]
+        return self._without_ends(self._read_all(*self._places(indices)))
 
     def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
         int64).
         """
-        if self._formats or self._newline not in (None, "\n"):
-            return _joined(self.read(indices.tolist()))
         files, starts, ends = self._places(indices)
         sizes = ends - starts
         if len(self._texts) == 1:
             self.room.check(int(sizes.max(initial=0)))
-            joined = self._texts[0].files.read_joined(
-                ByteRanges(self._read_paths, files, starts, ends)
-            )
+            ranges = ByteRanges(self._read_paths, files, starts, ends)
+            joined = self._texts[0].files.read_joined(ranges)
         else:
             joined = b"".join(self._read_all(files, starts, ends))
-        if b"\r" in joined:
-            return _joined(self.read(indices.tolist()))
-        if joined.count(b"\n") == len(sizes):  # of each line it is the end: inside there is none
+        # each line has its end, and inside there is none
+        is_plain = self.newline in (None, "\n") and b"\r" not in joined
+        if is_plain and joined.count(b"\n") == len(sizes):
             return joined.replace(b"\n", b""), sizes - 1
-        ends = np.cumsum(sizes)
-        lines = [
-            joined[end - size : end]
-            for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
-        ]
-        return _joined(_without_ends(lines, self._newline))
+        edges = [0, *np.cumsum(sizes).tolist()]
+        lines = [joined[begin:end] for begin, end in itertools.pairwise(edges)]
+        lines = self._without_ends(lines)
+        return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
 
     def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
         self.room.check(int((ends - starts).max(initial=0)))
-        ranges, is_copy = ByteRanges(self._read_paths, files, starts, ends), self._is_copy[files]
+        ranges = ByteRanges(self._read_paths, files, starts, ends)
+        is_copy = self._is_copy[files]
         if not is_copy.any():
             return self.files.read_each(ranges)
         found: list[Any] = [None] * len(files)
-        for reader, chosen in (
-            (self.files, np.flatnonzero(~is_copy)),
-            (self._copies, np.flatnonzero(is_copy)),
-        ):
-            for number, line in zip(
-                chosen.tolist(), reader.read_each(ranges.take(chosen)), strict=True
-            ):
+        for reader, is_its in ((self.files, ~is_copy), (self._copies, is_copy)):
+            chosen = np.flatnonzero(is_its)
+            lines = reader.read_each(ranges.take(chosen))
+            for number, line in zip(chosen.tolist(), lines, strict=True):
                 found[number] = line
         return found
+
+    def _without_ends(self, lines: list[bytes]) -> list[bytes]:
+        if self.has_records:
+            return [line.rstrip(b"\r\n") for line in lines]
+        if self.newline in (None, "\n") and not any(b"\r" in line for line in lines):
+            return [line.removesuffix(b"\n") for line in lines]
+        return [strip_end(line, self.newline) for line in lines]
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         """The bytes of lines; none of what is read through a plain copy."""
@@ -357,7 +333,7 @@ class LinesSource(Locatable):
         Yields:
             What is to be called before some are read, with their numbers.
         """
-        edges = np.concatenate([[0], np.cumsum(self.blocks())]).tolist()
+        edges = [0, *np.cumsum(self.blocks()).tolist()]
         at = 0
 
         def expect(some: range) -> None:
@@ -375,75 +351,55 @@ class LinesSource(Locatable):
             self.files.drop_prefetched()
             self.files.hold_prefetched(0)
 
-    def _newline_in(self, file: int) -> Newline:
-        return (
-            records.newline_of(self._formats[file], self._newline)
-            if self._formats
-            else self._newline
-        )
-
-    @property
-    def newline(self) -> Newline:
-        """What ends a line."""
-        return self._newline
+    # -- what it holds
 
     @property
     def has_records(self) -> bool:
         """True if samples are records, and not lines."""
-        return bool(self._formats)
+        return self._unit == "record"
 
-    def fields(self, index: int, text: str) -> Any:
-        """What a record says, by the names of its fields.
+    def row(self, index: int, record: bytes) -> Any:
+        """What a line says: its text; what a record says: the JSON, or a dict of the fields.
 
         Raises:
-            FormatError: it is no such record.
+            FormatError: it is no text of the encoding, or no such record.
         """
-        file = 0 if self._is_alike else self._file_of(index)
-        kind = self._formats[file]
-        return (
-            records.json_record(text, kind == ".json")
-            if kind not in records.DELIMITERS
-            else records.csv_fields(text, self._delimiters[kind], self.headers[file])
-        )
-
-    def is_of_table(self, index: int) -> bool:
-        """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
-        return (
-            bool(self._formats)
-            and self._formats[0 if self._is_alike else self._file_of(index)] in records.DELIMITERS
-        )
-
-    def delimiter_in(self, file: int) -> str:
-        """What stands between the fields of a file, which is a table."""
-        return self._delimiters[self._formats[file]]
+        text = decoded(record, *self.codec, lambda: self.offset_of(index))
+        if not self.has_records:
+            return text
+        number = self.file_of(index)
+        kind = self.kinds[number]
+        if kind not in self.delimiters:
+            return records.json_record(text, kind == ".json")
+        return records.csv_fields(text, self.delimiters[kind], self.headers[number])
 
     @property
     def has_tables(self) -> bool:
         """True if a file is a table, whose fields a delimiter separates."""
-        return any(kind in self._delimiters for kind in self._formats)
+        return any(kind in self.delimiters for kind in self.kinds)
 
     def offset_of(self, index: int) -> int:
         """The byte in its file, or in the file's plain copy, where a line begins."""
         files, starts, _ = self._places([index])
-        text = self._texts[int(files[0])]
-        return int(starts[0]) - (HEAD if text.is_copy else 0)
+        return int(starts[0] - self._heads[files[0]])
 
-    def _file_of(self, index: int) -> int:
-        return int(np.searchsorted(self._first_row, index, side="right")) - 1
+    def file_of(self, index: int) -> int:
+        """The number of the file of a line."""
+        if len(self._texts) == 1:
+            return 0
+        return int(np.searchsorted(self._first, index, side="right")) - 1
 
-    def nbytes(self, indices: IntArray | None = None) -> IntArray:
+    def sizes(self, indices: IntArray | None = None) -> IntArray:
         """Bytes of each line, or of some, its end included ([n] int64)."""
         if indices is not None:
             _, starts, ends = self._places(indices)
             return ends - starts
-        lengths = self._table.places.distances(int(self._first[-1]) + len(self._texts) - 1)
-        if len(self._texts) > 1:  # between two files lies no line
-            lengths = np.delete(lengths, self._first[1:-1] + np.arange(len(self._first) - 2))
-        return np.delete(lengths, self._shift + np.arange(len(self._shift)))
+        between = self._first[1:-1] + np.arange(len(self._texts) - 1)  # two files lies no line
+        return np.delete(self._table.distances(len(self) + len(between)), between)
 
     def file_numbers(self) -> IntArray:
         """The number of the file of each line ([n] int64)."""
-        return np.repeat(np.arange(len(self._texts)), np.diff(self._first_row))
+        return np.repeat(np.arange(len(self._texts)), np.diff(self._first))
 
     def fingerprint(self) -> str:
         return f"{fingerprint_names(*self.listing.names.arrays)}:{self._unit}:{len(self)}"
@@ -453,27 +409,17 @@ class LinesSource(Locatable):
         return redact(self._texts[file].shown)
 
     def location(self, index: int) -> str:
-        file = self._file_of(index)
-        text, kind = self._texts[file], self._formats[file] if self._formats else ""
-        if kind and kind != ".jsonl":
-            return f"{redact(text.shown)}, record {index - int(self._first_row[file]) + 1:,}"
-        line = (
-            index
-            + int(np.searchsorted(self._shift, index, side="right"))
-            - int(self._first[file])
-            + 1
-        )
-        return f"{redact(text.shown)}, line {line:,}"
+        file = self.file_of(index)
+        return f"{self.shown(file)}, {self._unit} {index - int(self._first[file]) + 1:,}"
 
     def describe(self) -> Description:
-        copies = sum(text.is_copy for text in self._texts)
-        path = self._table.path
-        where = "in memory" if path is None else f"read from {redact(path)}"
-        copied = (
-            f", {copies} of them through plain copies in {redact(self._cache_dir)}"
-            if copies
-            else ""
-        )
+        copied = ""
+        if self._is_copy.any():
+            folder = redact(self._cache_dir)
+            copied = f", {self._is_copy.sum()} of them through plain copies in {folder}"
+        where = "in memory"
+        if self._table.arrays.path is not None:
+            where = f"read from {redact(self._table.arrays.path)}"
         way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
         nbytes = sum(text.end for text in self._texts)
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))

@@ -16,12 +16,24 @@ import numpy.typing as npt
 from headrace.core.batch import BatchReader, Collating, MadeBatch
 from headrace.core.batcher import ColumnReader
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.text.marked import ids_of, labels_of, unmark
 from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
+
+IGNORED = -100
+"""The label of what is not supervised."""
+
+
+def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
+    """Makes marked ids the ids, in their place, and writes their labels into another array of
+    the same shape.
+    """
+    np.copyto(labels, ids)
+    is_marked = ids < 0
+    labels[is_marked] = IGNORED
+    np.invert(ids, out=ids, where=is_marked)
 
 
 class JoinedIds(BatchReader):
@@ -30,7 +42,7 @@ class JoinedIds(BatchReader):
     Args:
         dataset: whose values are ids.
         collating: has a `join`.
-        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
+        is_marked: True if the ids have marks.
     """
 
     name = "tokenised together, and padded at once"
@@ -53,10 +65,12 @@ class JoinedIds(BatchReader):
             start = time.perf_counter()
             ids = np.concatenate(values)
             lengths = np.fromiter(map(len, values), np.int64, len(values))
+            labels = None
             if self._is_marked:
-                batch = self._join(ids_of(ids), lengths, labels_of(ids))
-            else:
-                batch = self._join(ids, lengths)
+                ids = ids.astype(np.int64)
+                labels = np.empty_like(ids)
+                unmark(ids, labels)
+            batch = self._join(ids, lengths, labels)
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
@@ -110,7 +124,7 @@ def reader_of_ids(
     collating: Collating,
     tokenizer: Any,
     max_length: int | None,
-    is_marked: bool = False,
+    is_marked: bool,
 ) -> BatchReader | None:
     """What makes padded batches, where samples are ids and nothing else. None: samples are made one
     by one.
@@ -119,28 +133,27 @@ def reader_of_ids(
         dataset: whose values are ids.
         collating: the collate function.
         tokenizer, max_length: how its texts become ids.
-        is_marked: True if the ids have marks, see `headrace.datasets.text.marked`.
+        is_marked: True if the ids have marks.
     """
     if collating.join is None or dataset.targets is not None:
         return None
     source = dataset.sample_source
     if (
-        dataset.value_source.is_direct
-        and not is_marked
-        and isinstance(source, LinesSource)
+        isinstance(source, LinesSource)
         and not source.has_records
-        and not source.files.is_remote
         and type(tokenizer) is CharTokenizer
+        and dataset.value_source.is_direct
+        and not source.files.is_remote
     ):
         return JoinedLines(dataset, collating, source, tokenizer, max_length)
     return JoinedIds(dataset, collating, is_marked)
 
 
 def reader_of_blocks(
-    dataset: BaseDataset, collating: Collating, is_marked: bool = False
+    dataset: BaseDataset, collating: Collating, is_marked: bool
 ) -> BatchReader | None:
-    """What makes batches of blocks, where they are stacked and not held.
-    None: samples are made one by one.
+    """What makes batches of blocks, where they are stacked and not held. None: samples are made one
+    by one.
     """
     source = dataset.sample_source
     if not collating.stacks or not dataset.value_source.is_direct:
@@ -148,7 +161,10 @@ def reader_of_blocks(
     if not isinstance(source, BlocksSource):
         return None
     long = ArraySpec((source.length,), np.dtype(np.int64))
-    documents = ArraySpec((source.length,), np.dtype(np.int32))
+    columns = {"input_ids": long}
+    if is_marked:
+        columns["labels"] = long
+    columns["document_ids"] = ArraySpec((source.length,), np.dtype(np.int32))
 
     def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
         numbers = indices.tolist()
@@ -158,7 +174,4 @@ def reader_of_blocks(
             unmark(outs["input_ids"], outs["labels"])
         return int(outs["input_ids"].size) * source.dtype.itemsize
 
-    columns = {"input_ids": long, "document_ids": documents}
-    if is_marked:
-        columns = {"input_ids": long, "labels": long, "document_ids": documents}
     return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)
