@@ -24,7 +24,7 @@ BELOW = {
     "collate": "memory tokenizer",
     "core": "collate storage io order memory tokenizer",
     "datasets": "core collate storage io monitor order memory tokenizer",
-    "loader": "datasets core collate monitor order memory",
+    "loader": "datasets core collate io monitor order memory",
     "profiling": "loader datasets core storage io monitor order memory",
     "packing": "loader datasets core storage io order memory tokenizer",
     "previewing": "loader datasets core",
@@ -43,7 +43,7 @@ INSIDE = {
     "io/cache": "disk_cache blocks contents",
     "order": """
         permutation base seeding shares world request drawn lanes ranks splits
-        epoch sampler visits
+        epoch sampler
     """,
     "memory": """
         limits per_process anonymous budget locks lru tree ring store whole
@@ -58,10 +58,10 @@ INSIDE = {
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
         cells image arrays hdf5 episodes zarr sparse table text
-        shards columns options indexing unnormalized foreign open memory_efficient
+        shards columns indexing unnormalized foreign open memory_efficient
     """,
     "core": """
-        modes batch decoder threads warnings reader values held ahead options checks construction
+        modes batch decoder threads reader values held ahead options checks construction
         budgeting views wrapped splitting dataset batcher
     """,
     "datasets/image": """

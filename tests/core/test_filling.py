@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from headrace import (
     BaseDataset,
@@ -20,7 +18,6 @@ from headrace import (
     HDF5Dataset,
     ImageDataset,
     MemoryEfficientDataset,
-    RandomResizedCrop,
     SampleError,
     TextDataset,
 )
@@ -276,33 +273,3 @@ def test_the_way_is_named(photos: Path, tmp_path: Path, make_loader: Callable[..
         (TextDataset(tokenizer=lengths, **texts), "tokenised together, and padded at once"),
     ):
         assert f"batches: {way}\n" in make_loader(dataset, batch_size=2, num_workers=0).explain()
-
-
-def test_pillows_warnings_name_the_file(
-    tmp_path: Path, make_loader: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (40, 30)).save(tmp_path / name)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    options: dict[str, Any]
-    for options in (
-        {"image_size": 8},
-        {"image_size": None},
-        {"transform": [RandomResizedCrop(8)]},
-        {"image_size": 8, "transform": lambda image: 0},
-    ):
-        for cls in (ImageDataset, MemoryEfficientDataset):
-            dataset = cls(tmp_path, targets=None, **options)
-            with pytest.warns(Image.DecompressionBombWarning, match=r"1000 .*/b\.png\)"):
-                dataset[1]
-            loader = make_loader(dataset, batch_size=2, shuffle=False, num_workers=0)
-            with pytest.warns(Image.DecompressionBombWarning, match=r"/a\.png\)"):
-                next(iter(loader))
-    shown: list[str] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        ImageDataset(tmp_path, targets=None)[0]
-        warnings.warn("mine", UserWarning, stacklevel=1)
-    assert shown == ["mine"]  # those of others stay

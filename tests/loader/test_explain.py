@@ -254,53 +254,24 @@ def test_memory_is_explained_for_every_dataset() -> None:
     assert "max_memory_usage=500.0 MB within" in own
 
 
-# -- how often blocks are decoded
+# -- blocks
 
 
-def rate_said(text: str) -> float:
-    found = re.search(r"decodes an epoch over all ranks and workers, ([\d.]+) a block", text)
-    assert found, text
-    return float(found[1])
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_what_would_help_does_help() -> None:
-    dataset = BlockDataset(120, 32)
-    block = {"shuffle": "block", "interleave": 8, "turns": 4}
-    for world, workers in ((1, 0), (1, 2), (2, 3), (3, 5), (6, 2)):
-        options: dict[str, Any] = {"num_workers": workers, "batch_size": 24}
-        options |= {"world_size": world, "rank": 0, "multiprocessing_context": None}
-        text = explained(dataset, **options, **block)
-        fits = 4 % max(1, workers) == 0 and 8 % world == 0
-        assert (rate_said(text) < 1.2) == fits == ("num_workers divides turns=4" not in text), text
-        for shuffle in (True, False):
-            text = explained(dataset, shuffle=shuffle, **options)
-            advised = "shuffle='block' reads each about once" in text
-            assert advised == (rate_said(text) > 1.2)
-            assert not shuffle or rate_said(text) > 5
-
-
-def test_where_blocks_are_not_counted() -> None:
+def test_what_is_said_of_blocks() -> None:
     options: dict[str, Any] = {"shuffle": "block", "interleave": 3, "turns": 1}
     text = explained(SquareDataset(), num_workers=2, rank=0, world_size=2, **options)
-    assert "blocks: 9 of the storage; samples are read one by one" in text
+    assert "samples are read one by one" in text and "num_workers divides turns=1" in text
+    assert "shuffle='block' reads each about once" in explained(BlockDataset(120, 32))
     eager = BlockDataset(loading_mode="eager", progress=False)
     for dataset, shuffle in (
         (SquareDataset(), True),
         (TensorDataset(torch.zeros(4)), True),
         (eager, "block"),
     ):
-        assert "blocks:" not in explained(dataset, shuffle=shuffle)
+        assert "blocks of the storage" not in explained(dataset, shuffle=shuffle)
     eager.close()
-    view = explained(BlockDataset().subset(range(150)), shuffle="block")
-    assert "blocks: 30 of the storage" in view
     text = explained(Subset(BlockDataset(), range(150)), shuffle="block")
     assert "can't be seen through Subset" in text and "dataset.subset" in text
-
-
-def test_drawn_samples_take_blocks_from_everywhere() -> None:
-    text = explained(BlockDataset(), weights=[1.0] * 300, num_samples=600, batch_size=30)
-    assert 20 * 15 / 60 < rate_said(text) < 20 * 30 / 60
 
 
 HEIGHT, CHUNKS = 16, 40
@@ -328,27 +299,29 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("block", 4, 3, marks=pytest.mark.slow),
     ],
 )
-def test_an_epoch_decodes_as_many_chunks_as_it_is_said_to(
+def test_an_epoch_decodes_each_chunk_about_once(
     chunked: Path, shuffle: Any, world: int, workers: int
 ) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "num_workers": workers, "batch_size": 6}
-    said = real = 0
+    real = 0
     for rank in range(world):
         with HDF5Dataset(chunked) as dataset:
             loader = create_dataloader(
                 dataset, rank=rank, world_size=world, interleave=4, turns=2, **options
             )
-            found = re.search(r"  about ([\d,]+) decodes", loader.explain())
-            assert found, loader.explain()
-            said = int(found[1].replace(",", ""))  # over all ranks
             for _ in loader:
                 pass
             real += loader.get_stats()["chunks_decoded"]
             loader.close()
-    # A chunk whose first rows end a lane may still be there when the rest comes, in so short an
-    # epoch, or may have pushed another out; each lane's end cuts one at most.
-    assert abs(said - real) <= (4 * 2 - 1) * world * max(1, workers)
-    assert real >= CHUNKS * (world if shuffle is False else 1)
+    # each lane's end cuts a chunk at most, and where turns are not dealt out evenly each rank or
+    # worker decodes it
+    readers = 1
+    if 2 % max(1, workers) or shuffle is False:
+        readers *= max(1, workers)
+    if 4 % world or shuffle is False:
+        readers *= world
+    most = CHUNKS * readers + (4 * 2 - 1) * world * max(1, workers)
+    assert CHUNKS * (world if shuffle is False else 1) <= real <= most
 
 
 def test_another_view_s_loader_leaves_an_epoch_its_chunks(

@@ -26,7 +26,6 @@ from headrace.core.decoder import Decoder
 from headrace.core.held import Held
 from headrace.core.reader import nothing_readable
 from headrace.core.values import as_rows
-from headrace.core.warnings import naming
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
@@ -233,16 +232,15 @@ class Batcher:
             self._check(spec, value, index)
             target = drawn = None
             try:
-                with naming(decoder.decodes_late, dataset.source_of, index):
-                    if targets is not None:
-                        value, target = dataset.split_target(index, value)
-                    if decoder.draws:
-                        with lock:  # threads have the random generators in common
-                            dataset.seed_sample(request, position)
-                            drawn = decoder.draw(value)
-                    decoder.write_input(value, drawn, rows[position, ...])
-                    if targets is not None:
-                        targets[position] = decoder.placed(target, drawn)
+                if targets is not None:
+                    value, target = dataset.split_target(index, value)
+                if decoder.draws:
+                    with lock:  # threads have the random generators in common
+                        dataset.seed_sample(request, position)
+                        drawn = decoder.draw(value)
+                decoder.write_input(value, drawn, rows[position, ...])
+                if targets is not None:
+                    targets[position] = decoder.placed(target, drawn)
             except Exception as error:
                 if decoder.decodes_late and isinstance(error, FormatError):
                     return dataset.undecodable(index, error)

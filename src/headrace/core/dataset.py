@@ -52,7 +52,6 @@ from headrace.core.views import (
     positions_in,
     targets_of_view,
 )
-from headrace.core.warnings import naming
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
 from headrace.io.paths import cache_folder
@@ -913,11 +912,10 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         try:
             value, target = self.split_value(index, value)
-            with naming(decoder.names_warnings, self.source_of, index):
-                if key is None:
-                    value, target = decoder.to_pair(value, target)
-                else:
-                    value, target = self._call_seeded(decoder, value, target, key)
+            if key is None:
+                value, target = decoder.to_pair(value, target)
+            else:
+                value, target = self._call_seeded(decoder, value, target, key)
             sample = self.make_sample(value, target)
         except Exception as error:
             if decoder.decodes_late and isinstance(error, FormatError):

@@ -56,8 +56,6 @@ class Decoder:
     """The dtype that the numbers of a record are cast to, if decoding does nothing else."""
     copies = True
     """True if an input equals its value, bit for bit."""
-    names_warnings = False
-    """True if the decoder emits warnings about files without naming them, as Pillow does."""
     decodes_late = False
     """True if `draw`, `to_input` and `write_input` decode, so that a FormatError in them means
     that the sample can't be decoded.
@@ -201,7 +199,6 @@ class Unnormalized(NamedTuple):
 _NEVER_OVERRIDDEN = (
     "always_pairs",
     "draws",
-    "names_warnings",
     "decodes_late",
     "draw",
     "write_input",

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from headrace.core.batch import NotTogetherError
 from headrace.core.decoder import Decoder
 from headrace.core.threads import WorkerThreads
-from headrace.core.warnings import naming
 from headrace.errors import (
     AccessError,
     EmptyBatchError,
@@ -121,8 +120,7 @@ class SampleReader:
         if isinstance(record, SampleError):
             return record
         try:
-            with naming(decoder.names_warnings, self.source.location, index):
-                return decoder.decode(record)
+            return decoder.decode(record)
         except Exception as error:
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)

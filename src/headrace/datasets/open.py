@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from headrace.arguments import check_names, synonyms
 from headrace.core.checks import OF_LOADERS, keywords_of
@@ -11,7 +11,6 @@ from headrace.datasets.columns import ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.options import OpenOptions
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse import SparseDataset
 from headrace.datasets.table.table import TableDataset
@@ -51,7 +50,7 @@ _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of
 """Keywords by which arrays are meant, also where there is a sparse matrix."""
 
 
-def open_dataset(data_path: DataPath, **options: Unpack[OpenOptions]) -> BaseDataset:
+def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """Opens a path as the dataset class of its format.
 
     The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr;

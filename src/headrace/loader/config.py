@@ -1,11 +1,11 @@
-"""The options of a loader, checked; and the same as keywords, for type checkers and editors."""
+"""The options of a loader, checked."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -17,8 +17,8 @@ from headrace.arguments import (
     check_seconds,
     described,
 )
-from headrace.datasets.options import DataPath, FormatOptions
 from headrace.errors import ConfigError
+from headrace.io.resolve.expressions import DataPath
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]
@@ -55,47 +55,6 @@ class Indexable(Protocol):
 
 
 Data = Indexable | DataPath
-
-
-class LoaderOptions(TypedDict, total=False):
-    """The fields of `DataLoaderConfig` as keywords."""
-
-    batch_size: int | None
-    shuffle: bool | Literal["block"] | None
-    num_workers: int | None
-    pin_memory: bool | None
-    prefetch_factor: int | None
-    persistent_workers: bool | None
-    drop_last: bool
-    pad: bool
-    collate_fn: Callable[[list[Any]], Any] | str | None
-    sampler: Iterable[int] | None
-    batch_sampler: Iterable[list[int]] | None
-    weights: Any
-    replacement: bool
-    balanced: bool
-    bucket_by_length: Any
-    num_samples: int | None
-    seed: int
-    interleave: int | None
-    turns: int | None
-    rank: int | None
-    world_size: int | None
-    device: torch.device | str | int | None
-    memory_format: torch.memory_format | None
-    max_memory_usage: float | int | str | None
-    multiprocessing_context: Any
-    worker_init_fn: Callable[[int], Any] | None
-    generator: torch.Generator | None
-    timeout: float
-    enable_monitoring: bool
-    log_loading_stats: bool
-
-
-class PathOptions(LoaderOptions, FormatOptions, total=False):
-    """Keywords of a loader for a path: its own and those of `open_dataset`. `pad`, which both
-    have, is the loader's.
-    """
 
 
 @dataclass(frozen=True)
@@ -305,7 +264,7 @@ class DataLoaderConfig:
             given.append("bucket_by_length")
         return given
 
-    def with_(self, **changes: Unpack[LoaderOptions]) -> DataLoaderConfig:
+    def with_(self, **changes: Any) -> DataLoaderConfig:
         """Returns a copy with other values.
 
         Raises:
@@ -314,7 +273,7 @@ class DataLoaderConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def train(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
+    def train(cls, **options: Any) -> DataLoaderConfig:
         """Returns a config for training: shuffled, and without the incomplete last batch, unless
         a given sampler or order decides this.
         """
@@ -325,10 +284,10 @@ class DataLoaderConfig:
         return cls(**options)
 
     @classmethod
-    def eval(cls, **options: Unpack[LoaderOptions]) -> DataLoaderConfig:
+    def eval(cls, **options: Any) -> DataLoaderConfig:
         """Returns a config for evaluation: in order, without dropping or padding samples."""
         for name in ("shuffle", "drop_last", "pad"):
-            options.setdefault(name, False)  # type: ignore[misc]
+            options.setdefault(name, False)
         return cls(**options)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 from headrace.core.dataset import BaseDataset
-from headrace.loader.config import FIELDS, Data, DataLoaderConfig, PathOptions, check_options
+from headrace.loader.config import FIELDS, Data, DataLoaderConfig, check_options
 from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader
 
 
 def create_dataloader(
-    dataset: Data, config: DataLoaderConfig | None = None, **overrides: Unpack[PathOptions]
+    dataset: Data, config: DataLoaderConfig | None = None, **overrides: Any
 ) -> Loader:
     """Creates a `Loader` for a dataset, or for a path, which `open_dataset` opens.
 

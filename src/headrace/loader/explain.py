@@ -1,4 +1,4 @@
-"""Explains what a loader chose, why, and how often storage blocks are decoded or fetched."""
+"""Explains what a loader chose, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from headrace.core.batch import Collating
@@ -15,15 +14,12 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import Images
 from headrace.display import Lines, is_default
-from headrace.errors import BudgetError
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.config import DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import format_size
 from headrace.order import BucketedOrder, RankBatches
-from headrace.order.visits import estimate_readings
-from headrace.sorting import distinct
 
 # options that are shown in any case, in this order; the others where they are not as they are by
 # default
@@ -31,8 +27,6 @@ _ALWAYS = ["batch_size", "shuffle", "seed", "num_workers", "prefetch_factor"]
 _ALWAYS += ["persistent_workers", "multiprocessing_context", "pin_memory", "device", "collate_fn"]
 _ALWAYS += ["drop_last", "pad", "rank", "world_size", "max_memory_usage"]
 _WIDEST = 16  # letters of a value before its reason moves to the right
-_LOOKED_AT = 32  # batches that take from everywhere
-_MANY = 1.2  # times that a block is read
 _ORDERS = {
     False: "as the samples are stored",
     True: "a permutation of all samples, which follows from seed and epoch",
@@ -62,7 +56,7 @@ def explain_loader(
     own = isinstance(dataset, BaseDataset)
     lines = [*_options(config, given, reasons, plan, collating.function), *_epoch(plan)]
     if isinstance(plan, RankBatches) and plan.steps:
-        lines += _blocks(plan, dataset, config.num_workers or 0)
+        lines += _blocks(plan, dataset)
     if own:
         lines.append(f"batches: {Batcher(dataset, collating).explain()}")
     if images.why_on_host is not None:
@@ -175,7 +169,7 @@ def _epoch(plan: Plan) -> Iterator[str]:
     yield f"order: {kind}"
 
 
-def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
+def _blocks(batches: RankBatches, dataset: Any) -> Iterator[str]:
     """About the blocks of a headrace dataset's storage; nothing where it has none, or where they
     don't matter.
     """
@@ -192,39 +186,18 @@ def _blocks(batches: RankBatches, dataset: Any, workers: int) -> Iterator[str]:
     is_laned = order["interleave"] is not None
     if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned):
         return
-    try:
-        sizes = dataset.blocks()
-    except BudgetError:  # too many to be listed, which a full shuffle needs no list of
-        return
-    if sizes is None or not len(sizes):
-        return
-    memory = dataset.block_memory
-    text = f"blocks: {len(sizes):,} of the storage"
+    how = "samples are read one by one"
     if nbytes:
-        yield f"{text}, of {format_size(nbytes)} each when they are decoded"
-    elif memory.prefetches_whole and memory.remote_nbytes(1) > 0:
-        yield f"{text}, each fetched as a whole"
-    else:
-        yield f"{text}; samples are read one by one"
-        return
-    fewer = "shuffle='block' reads each about once"
-    if is_laned or order["shuffle"] is False:
-        count = estimate_readings(batches, workers, sizes)
-    else:
-        edges = np.cumsum(sizes)
-        looked_at = batches.some(range(min(_LOOKED_AT, batches.steps)))
-        drawn = [len(distinct(np.searchsorted(edges, batch, side="right"))) for batch in looked_at]
-        count = round(sum(drawn) / len(drawn) * batches.steps * batches.world_size)
-    if is_laned:
-        fewer = (
-            f"one process reads a block where num_workers divides turns={order['turns']}, and "
-            f"world_size divides interleave={order['interleave']}"
+        how = f"each of {format_size(nbytes)} is decoded as a whole"
+    elif dataset.block_memory.prefetches_whole:
+        how = "each is fetched as a whole"
+    if dataset.block_memory.stays_decoded:
+        how += "; all stay decoded in each process"
+    elif is_laned:
+        how += (
+            f", by one process where num_workers divides turns={order['turns']}, and world_size "
+            f"divides interleave={order['interleave']}"
         )
-    yield (
-        f"  about {count:,} {'decodes' if nbytes else 'fetches'} an epoch over all ranks and "
-        f"workers, {count / len(sizes):.2f} a block, less what is still in memory"
-    )
-    if memory.stays_decoded:
-        yield "  all stay decoded in each process: later epochs decode fewer, and in the end none"
-    elif count > _MANY * len(sizes):
-        yield f"  {fewer}"
+    elif order["shuffle"] is not False:
+        how += ", for nearly every sample; shuffle='block' reads each about once"
+    yield f"blocks of the storage: {how}"

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
@@ -23,7 +23,6 @@ from headrace.loader.build import resolve, start_of
 from headrace.loader.config import (
     DataLoaderConfig,
     Indexable,
-    LoaderOptions,
     Reasons,
     check_options,
 )
@@ -85,7 +84,7 @@ class Loader(DataLoader[B]):
         self,
         dataset: Indexable,
         config: DataLoaderConfig | None = None,
-        **overrides: Unpack[LoaderOptions],
+        **overrides: Any,
     ) -> None:
         door = type(self).__name__
         check_options(door, config, overrides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset, Subset
 
@@ -11,7 +11,7 @@ from headrace.arguments import checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
 from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.config import Data, DataLoaderConfig, PathOptions, check_options
+from headrace.loader.config import Data, DataLoaderConfig, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path, length_of
 from headrace.loader.loader import Loader
@@ -80,7 +80,7 @@ class DataModule:
         val_split: float = 0.0,
         val_transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         config: DataLoaderConfig | None = None,
-        **overrides: Unpack[PathOptions],
+        **overrides: Any,
     ) -> None:
         is_number = isinstance(val_split, (int, float)) and not isinstance(val_split, bool)
         if not is_number or not 0 <= val_split < 1:

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -15,7 +15,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
-from headrace.loader.config import DataLoaderConfig, PathOptions, check_options
+from headrace.loader.config import DataLoaderConfig, check_options
 from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path
 from headrace.loader.loader import Loader
@@ -76,7 +76,7 @@ def suggest_num_workers(
     step: Callable[[Any], Any] | float | None = None,
     seconds: float = 2.0,
     most: int | None = None,
-    **overrides: Unpack[PathOptions],
+    **overrides: Any,
 ) -> SuggestedWorkers:
     """Measures the smallest number of workers that loads at full speed.
 

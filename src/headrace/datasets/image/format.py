@@ -94,7 +94,6 @@ class ImageDecoder(Decoder):
 
     stores_values = False
     always_pairs = True
-    names_warnings = True
 
     color: str
     image_size: tuple[int, int] | None

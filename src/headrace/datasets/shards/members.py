@@ -59,7 +59,6 @@ class TarDecoder(Decoder):
     """
 
     stores_values = False
-    names_warnings = True
 
     def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
         if not isinstance(decode, (bool, Mapping)):

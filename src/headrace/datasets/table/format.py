@@ -89,7 +89,6 @@ class TableDecoder(Decoder):
         self._image = image
         self._spec = next(iter(self.specs.values())) if is_one and image is None else None
         self.stores_values: bool = image is None and dtype is None
-        self.names_warnings: bool = image is not None
 
     def decode(self, record: Any) -> Any:
         if self.dtype is not None:
