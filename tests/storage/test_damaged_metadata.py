@@ -153,9 +153,7 @@ def test_zip_files_whose_directory_or_metadata_are_damaged(tmp_path: Path) -> No
         places = {info.filename: info.header_offset for info in file.infolist()}
     for at, said in (
         (places["x/zarr.json"] + 60, "'x/zarr.json'"),
-        (places["x/zarr.json"] + 30, "differ"),
-        (places["x/c/0/0"] + 50, "x/c/0/0"),
-        (places["x/c/0/0"], "x/c/0/0"),
+        (places["x/c/0/0"] + 50, r"chunk \(0, 0\) of 'x'"),
         (whole.index(b"PK\x01\x02"), r"a\.zip"),
     ):
         path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])

@@ -4,7 +4,7 @@ Write beside each shard what must be known of it before its samples can be read 
 run then begins in a few round trips.
 
 examples:
-  %(prog)s shards/            every .tar, .h5 and .zarr.zip below a folder;
+  %(prog)s shards/            every .tar, .h5 and .arrow file below a folder;
                               upload the .index files with them
   %(prog)s s3://bucket/train  the same in a bucket that may be written to
 """

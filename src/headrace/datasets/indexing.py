@@ -19,18 +19,16 @@ from headrace.io.resolve.resolver import resolve
 from headrace.storage.hdf5.rows import INDEX as HDF5
 from headrace.storage.table.arrow import INDEX as ARROW
 from headrace.storage.tar.index import INDEX as TAR
-from headrace.storage.zarr.zips import INDEX as ZIP
 
 _KINDS: dict[str, IndexKind] = {
     ".tar": TAR,
-    ".zip": ZIP,
     **dict.fromkeys((".arrow", ".feather"), ARROW),
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
 }
 """Indexes by the endings of files."""
 _INDEXED = Kind(
     "files with an index",
-    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather", ".zarr.zip"),
+    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather"),
 )
 """What is looked for in folders."""
 
@@ -45,7 +43,7 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
-            .h5, .h5ad, .arrow, .feather and .zarr.zip.
+            .h5, .h5ad, .arrow and .feather.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:

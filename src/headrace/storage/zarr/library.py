@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,11 +24,11 @@ class LibraryArrays:
     a store may be anything. Picklable.
 
     Attributes:
-        remote: stores by their URL.
+        stores: those that zarr-python reads by our requests, by their path or URL.
     """
 
     def __init__(self) -> None:
-        self.remote: dict[str, Store] = {}
+        self.stores: dict[str, Store] = {}
 
     def __call__(self, key: str) -> Any:
         """The array that a key names: path of the store, a zero, and path of the array in it.
@@ -42,12 +41,10 @@ class LibraryArrays:
 
         path, _, name = key.partition("\0")
         store: Any = path
-        if path in self.remote:
+        if path in self.stores:
             from headrace.storage.zarr.library_store import LibraryStore
 
-            store = LibraryStore(self.remote[path])
-        elif os.path.isfile(path):
-            store = zarr.storage.ZipStore(path, mode="r")
+            store = LibraryStore(self.stores[path])
         try:
             array = zarr.open_array(store, path=name, mode="r")
             if array.metadata.zarr_format == 3:
@@ -111,7 +108,7 @@ class LibraryArray:
             FileChangedError: it was changed after the store was opened.
         """
         self._store.check_version(self._name)
-        key = f"{self._store.path}\0{self._store.library_root}{self._name}"
+        key = f"{self._store.path}\0{self._name}"
         with (
             asking("zarr-python", f"{shown_array(self._store.path, self._name)}{why}"),
             self._opened.reading(key) as array,

@@ -8,15 +8,13 @@ transformations and, after these, of those of the whole image.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.errors import ConfigError, FormatError
 from headrace.io.paths import redact
 from headrace.storage.zarr.store import Store, key_of
 
@@ -47,8 +45,7 @@ class Level(NamedTuple):
     """Where the centre of the first voxel lies."""
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """An image of OME-NGFF."""
 
     group: str
@@ -64,6 +61,11 @@ class Image:
         """Those of the axes."""
         return tuple(axis.name for axis in self.axes)
 
+    @property
+    def spatial_axes(self) -> list[int]:
+        """The numbers of the axes of space."""
+        return [number for number, axis in enumerate(self.axes) if axis.kind == "space"]
+
     def level(self, scale: Scale | None) -> Level:
         """The level whose voxels are nearest in size; None: the first.
 
@@ -77,48 +79,34 @@ class Image:
         """
         if scale is None:
             return self.levels[0]
-        space = [number for number, axis in enumerate(self.axes) if axis.kind == "space"] or [
-            *range(len(self.axes))
-        ]
-        is_one = isinstance(scale, int | float)
-        if isinstance(scale, int | float):
-            wanted = [float(scale)]
-        elif isinstance(scale, Mapping):
+        axes = self.spatial_axes or [*range(len(self.axes))]
+        if isinstance(scale, Mapping):
             if not scale or set(scale) - set(self.names):
                 raise ConfigError(
                     f"scale={dict(scale)} must name some of the axes {', '.join(self.names)} of "
                     f"{self.where}"
                 )
-            space, wanted = (
-                [self.names.index(name) for name in scale],
-                [float(extent) for extent in scale.values()],
-            )
-        else:
-            wanted = [float(extent) for extent in scale]
-            if len(wanted) != len(space):
-                names = ", ".join(self.names[number] for number in space)
-                raise ConfigError(
-                    f"scale={wanted} needs {len(space)} extents, along {names} of {self.where}"
-                )
-        if not all(extent > 0 and math.isfinite(extent) for extent in wanted):
-            raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
-
-        def off(level: Level) -> list[float]:
-            extents = [level.scale[number] for number in space]
-            extents = [min(extents)] if is_one else extents
-            return [abs(math.log(has / asked)) for has, asked in zip(extents, wanted, strict=True)]
-
-        found = min(self.levels, key=lambda level: sum(off(level)))
-        if max(off(found)) > math.log(_FARTHEST) + _TIE:
-            has = "; ".join(
-                f"{level.path!r} {[level.scale[number] for number in space]}"
-                for level in self.levels
-            )
+            axes = [self.names.index(name) for name in scale]
+            scale = [*scale.values()]
+        voxels = np.array([level.scale for level in self.levels])[:, axes]
+        if isinstance(scale, int | float):
+            voxels = voxels.min(axis=1, keepdims=True)
+        wanted = np.array(scale, np.float64).reshape(-1)
+        if len(wanted) != voxels.shape[1]:
+            names = ", ".join(self.names[axis] for axis in axes)
             raise ConfigError(
-                f"scale={scale!r}: no level of {self.where} is within a factor of 2; voxels have, "
-                f"along the same axes: {has}"
+                f"scale={scale} needs {len(axes)} extents, along {names} of {self.where}"
             )
-        return found
+        if not (np.isfinite(wanted).all() and (wanted > 0).all()):
+            raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
+        ratios = np.abs(np.log(voxels / wanted))
+        nearest_level = int(ratios.sum(axis=1).argmin())
+        if ratios[nearest_level].max() > np.log(_FARTHEST) + _TIE:
+            raise ConfigError(
+                f"scale={scale!r}: no level of {self.where} is within a factor of 2; its voxels "
+                f"have {voxels.tolist()}"
+            )
+        return self.levels[nearest_level]
 
 
 def nearest(
@@ -151,42 +139,42 @@ def image_at(store: Store, name: str) -> Image | None:
     if images is None:
         return None
     try:
-        version = str(ome.get("version", images[0].get("version", "")))
+        metadata = images[0]
+        version = str(ome.get("version", metadata.get("version", "")))
         # such as 0.6 and 0.6.dev1
-        if [int(part) for part in version.split(".")[:2] if part.isdecimal()] > [0, 5]:
+        number = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+        axes = metadata.get("axes", [None])
+        if number > [0, 5] or not all(isinstance(axis, dict) for axis in axes):
             raise FormatError(
-                f"{where} is of OME-NGFF {version}, which is not supported yet; 0.4 and 0.5 are: "
-                "pass the path of an array as dataset_name, or convert it"
+                f"{where} is of OME-NGFF {version or '0.3 or older'}, which is not supported; 0.4 "
+                "and 0.5 are: pass the path of an array as dataset_name, or convert it"
             )
-        return _image(images[0], name, where, version)
-    except FormatError:
-        raise
+        return _image(metadata, name, where)
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
+        if isinstance(error, FormatError):
+            raise
         raise FormatError(
             f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-def _image(metadata: dict[str, Any], name: str, where: str, version: str) -> Image:
-    if not all(isinstance(axis, dict) for axis in metadata.get("axes", [None])):
-        remedy = "give the path of an array as dataset_name, or convert it"
-        raise FormatError(
-            f"{where} is of OME-NGFF {version or '0.3 or older'}; 0.4 and 0.5 are read: {remedy}"
-        )
+def _image(metadata: dict[str, Any], name: str, where: str) -> Image:
     axes = tuple(
-        Axis(str(one["name"]), str(one.get("type", "")), str(one.get("unit") or ""))
-        for one in metadata["axes"]
+        Axis(str(axis["name"]), str(axis.get("type", "")), str(axis.get("unit") or ""))
+        for axis in metadata["axes"]
     )
     if len({axis.name for axis in axes}) != len(axes):
         raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
-    after, levels = _transform(metadata, len(axes)), list[Level]()
-    for one in metadata["datasets"]:
-        before = _transform(one, len(axes))
-        scale, translation = after[0] * before[0], after[0] * before[1] + after[1]
-        path = str(one["path"])
+    of_image = _transform(metadata, len(axes))
+    levels: list[Level] = []
+    for dataset in metadata["datasets"]:
+        scale, translation = _transform(dataset, len(axes))
+        translation = of_image[0] * translation + of_image[1]
+        path = str(dataset["path"])
         if ".." in path.split("/"):
             raise ValueError(f"a level at {path!r}, which leads out of the store")
-        levels.append(Level(key_of(name, path), tuple(scale.tolist()), tuple(translation.tolist())))
+        scales = tuple((of_image[0] * scale).tolist())
+        levels.append(Level(key_of(name, path), scales, tuple(translation.tolist())))
     if not levels:
         raise ValueError("it has no levels")
     return Image(name, where, axes, tuple(levels))
@@ -196,24 +184,26 @@ def _transform(
     metadata: dict[str, Any], axes: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Scale and translation that the transformations of an image or level make together."""
-    scale, translation = np.ones(axes), np.zeros(axes)
-    for one in metadata.get("coordinateTransformations", []):
-        kind = one["type"]
+    scale = np.ones(axes)
+    translation = np.zeros(axes)
+    for transformation in metadata.get("coordinateTransformations", []):
+        kind = transformation["type"]
         if kind == "identity":
             continue
         if kind not in ("scale", "translation"):
             raise ValueError(
                 f"a transformation of type {kind!r}, where a scale and a translation may stand"
             )
-        values = np.array(one[kind], np.float64)
+        values = np.array(transformation[kind], np.float64)
         if values.shape != (axes,) or not np.isfinite(values).all():
-            raise ValueError(f"a {kind} of {one[kind]} for {axes} axes")
-        if kind == "scale":
-            if (values <= 0).any():
-                raise ValueError(f"a scale of {one[kind]}, which is not positive")
-            scale, translation = scale * values, translation * values
-        else:
+            raise ValueError(f"a {kind} of {transformation[kind]} for {axes} axes")
+        if kind == "translation":
             translation = translation + values
+            continue
+        if (values <= 0).any():
+            raise ValueError(f"a scale of {transformation[kind]}, which is not positive")
+        scale = scale * values
+        translation = translation * values
     return scale, translation
 
 
@@ -227,12 +217,9 @@ def labels_at(store: Store, group: str, name: str) -> str | None:
     return None
 
 
-def missing_labels(store: Store, group: str, name: str) -> MissingNameError:
-    """What to say when an image has no labels of a name."""
-    said = store.attributes(key_of(group, "labels"))
-    ome = said.get("ome", said)
-    names = ome.get("labels", []) if isinstance(ome, dict) else []
-    has = ", ".join(map(repr, names)) if isinstance(names, list) and names else "none"
-    return MissingNameError(
-        f"{redact(store.path)} has no labels {name!r}; its image {group or '/'!r} lists: {has}"
-    )
+def label_names(store: Store, group: str) -> list[str]:
+    """The names of the labels that an image lists."""
+    attributes = store.attributes(key_of(group, "labels"))
+    ome = attributes.get("ome", attributes)
+    names = ome.get("labels") if isinstance(ome, dict) else None
+    return [*map(str, names)] if isinstance(names, list) else []

@@ -43,7 +43,7 @@ from headrace.storage.zarr.library import (
 )
 from headrace.storage.zarr.shards import ArrayFiles, Shards
 from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.stores import open_store
+from headrace.storage.zarr.stores import ZarrFolder, open_store
 
 
 class OpenZarr(OpenArrays[Any]):
@@ -75,14 +75,14 @@ class OpenZarr(OpenArrays[Any]):
         """
         nodes, known = (
             [name.strip("/") for name in names if name],
-            self._arrays.remote.get(os.fspath(path)),
+            self._arrays.stores.get(os.fspath(path)),
         )
         if known is not None:
             known.fetch_metadata(nodes)
             return known
         store = open_store(path, self.files, nodes)
-        if self.files.is_remote:
-            self._arrays.remote[store.path] = store
+        if not isinstance(store, ZarrFolder):
+            self._arrays.stores[store.path] = store
         return store
 
     def reader(

@@ -41,8 +41,6 @@ class Store(ABC):
     """True if chunks that are files of their own are read by `read_files`, which looks at them
     when they are open: of a local folder.
     """
-    library_root = ""
-    """Where in `path` zarr-python finds the root."""
 
     def __init__(self, path: str, files: Files) -> None:
         self.path, self.files = path, files

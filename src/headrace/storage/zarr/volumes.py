@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import shown_array
 from headrace.storage.arrays.patches import Box, PatchGrid
@@ -17,13 +18,12 @@ from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import axis_number
 from headrace.storage.arrays.volumes import PatchSource, Volume
 from headrace.storage.zarr.ome import (
-    Axis,
     Image,
     Level,
     Scale,
     image_at,
+    label_names,
     labels_at,
-    missing_labels,
     nearest,
 )
 from headrace.storage.zarr.rows import OpenZarr
@@ -50,6 +50,10 @@ class ZarrArray:
     level: Level | None = None
 
     @property
+    def where(self) -> str:
+        return shown_array(self.store.path, self.name)
+
+    @property
     def axis_names(self) -> tuple[str, ...]:
         """The names of the axes; empty ones where the store doesn't say."""
         if self.image is not None:
@@ -61,15 +65,12 @@ class ZarrArray:
         """The axes that a single extent means: those of space, as an image of OME-NGFF says; those
         that are named x, y and z; else the last three.
         """
+        names = self.axis_names
         if self.image is not None:
-            space = [number for number, axis in enumerate(self.image.axes) if axis.kind == "space"]
+            space = self.image.spatial_axes
         else:
-            space = [
-                number
-                for number, name in enumerate(self.axis_names)
-                if name.lower() in ("x", "y", "z")
-            ]
-        return space or [*range(len(self.axis_names))][-3:]
+            space = [axis for axis, name in enumerate(names) if name.lower() in ("x", "y", "z")]
+        return space or [*range(len(names))][-3:]
 
     def axis(self, axis: int | str) -> int:
         """The number of an axis, given by its number or name.
@@ -77,9 +78,7 @@ class ZarrArray:
         Raises:
             ConfigError: there is none.
         """
-        return axis_number(
-            axis, self.metadata["shape"], self.axis_names, shown_array(self.store.path, self.name)
-        )
+        return axis_number(axis, self.metadata["shape"], self.axis_names, self.where)
 
     def reader(self, opened: OpenZarr) -> ArrayReader:
         """A reader of boxes.
@@ -103,16 +102,12 @@ class ZarrArray:
         """
         if self.level is None:
             raise ConfigError(
-                f"{shown_array(self.store.path, self.name)} is no image of OME-NGFF: its voxels "
-                "have an index and no position"
+                f"{self.where} is no image of OME-NGFF: its voxels have an index and no position"
             )
-        scale, translation = (
-            self.level.scale[-len(corner) :],
-            self.level.translation[-len(corner) :],
-        )
-        return tuple(
-            one * at + offset for one, at, offset in zip(scale, corner, translation, strict=True)
-        )
+        scale = self.level.scale[-len(corner) :]
+        translation = self.level.translation[-len(corner) :]
+        lies = zip(scale, corner, translation, strict=True)
+        return tuple(extent * index + first for extent, index, first in lies)
 
 
 def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrArray:
@@ -145,8 +140,7 @@ def check_row_targets(array: ZarrArray, target_name: str) -> None:
     if path is not None and image_at(array.store, path) is not None:
         raise ConfigError(
             f"{redact(array.store.path)}: {target_name!r} are labels of an image, and go with its "
-            "patches: pass patch_shape=64, or "
-            "another size"
+            "patches: pass patch_shape=64, or another size"
         )
 
 
@@ -185,7 +179,7 @@ def patch_source(
     reader = array.reader(opened)
     patch = _extents(array, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
-    names, shape = array.axis_names[before:], reader.shape[before:]
+    names = array.axis_names[before:]
     if stride is None:
         steps = patch
     elif isinstance(stride, int | np.integer):
@@ -195,65 +189,52 @@ def patch_source(
         steps = [stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
     else:
         steps = list(stride)
-    parts = (
-        None
-        if boxes is None
-        else [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in boxes]
-    )
-    grid = PatchGrid(shape, patch, steps, edges, parts)
+    parts: list[Box] | None = None
+    if boxes is not None:
+        parts = [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in boxes]
+    grid = PatchGrid(reader.shape[before:], patch, steps, edges, parts)
     if not len(grid):
-        short = [
-            f"axis {names[axis] or axis!r} has {grid.shape[axis]} of {grid.patch[axis]}"
-            for axis in grid.too_short()
-        ]
-        is_whole = len(grid.boxes) == 1 and grid.boxes[0].stop == grid.shape
+        short = [names[axis] or str(axis) for axis in grid.too_short()]
+        along = f", along {', '.join(short)}" if short else ""
         raise ConfigError(
-            f"{redact(array.store.path)}, {array.name or 'the array'}: no patch of "
-            f"{list(grid.patch)} fits "
-            f"{f'into a volume of {list(grid.shape)}' if is_whole else 'into any of the boxes'}"
-            f"{': ' + ', '.join(short) if short else ''}; use a smaller patch_shape, or "
-            "edges='pad', which fills patches up "
-            "(edges='shift' only moves back patches that fit)"
+            f"{array.where}: no patch of {list(grid.patch)} fits into a volume of "
+            f"{list(grid.shape)}, or into its boxes{along}: use a smaller patch_shape, or "
+            "edges='pad', which fills patches up (edges='shift' only moves back patches that fit)"
         )
-    volumes = [
-        Volume(array.name, reader, pad, reader.chunks.fill, (*[None] * before, *range(len(patch))))
-    ]
+    axes = (*[None] * before, *range(len(patch)))
+    volumes = [Volume(array.name, reader, pad, reader.chunks.fill, axes)]
     if target_name is not None:
         volumes.append(_labels(array, target_name, grid, pad, opened))
     return PatchSource(array.store.path, volumes, grid, opened)
 
 
 def _check_names(what: str, given: Mapping[str, int], names: Sequence[str]) -> None:
-    unknown = sorted(set(given) - set(names))
-    if unknown or not given:
-        has = ", ".join(name for name in names if name) or "no names"
+    if not given or set(given) - set(names):
+        has = ", ".join(filter(None, names)) or "no names"
         raise ConfigError(f"{what}={dict(given)}: the axes have {has}")
 
 
 def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> list[int]:
     """Extents along the last axes, as many as there are; -1 becomes the whole axis."""
+    wanted: list[int] = []
     if isinstance(given, int | np.integer):
         space = array.spatial_axes
-        wanted = (
-            [int(given) if axis in space else -1 for axis in range(min(space), len(shape))]
-            if space
-            else []
-        )
+        if space:
+            wanted = [int(given) if n in space else -1 for n in range(min(space), len(shape))]
     elif isinstance(given, Mapping):
         names = array.axis_names
         _check_names("patch_shape", given, names)
-        wanted = [given.get(name, -1) for name in names[min(names.index(name) for name in given) :]]
+        first = min(names.index(name) for name in given)
+        wanted = [given.get(name, -1) for name in names[first:]]
     else:
         wanted = list(given)
     if not 1 <= len(wanted) <= len(shape):
         raise ConfigError(
-            f"patch_shape={wanted} has {len(wanted)} extents, and "
-            f"{shown_array(array.store.path, array.name)} has shape {list(shape)}"
+            f"patch_shape={wanted} has {len(wanted)} extents, and {array.where} has shape "
+            f"{list(shape)}"
         )
-    return [
-        extent if asked == -1 else asked
-        for asked, extent in zip(wanted, shape[len(shape) - len(wanted) :], strict=True)
-    ]
+    last = shape[len(shape) - len(wanted) :]
+    return [whole if asked == -1 else asked for asked, whole in zip(wanted, last, strict=True)]
 
 
 # -- labels
@@ -263,51 +244,65 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: Open
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it
     lies, with voxels of any size.
     """
-    if array.image is None or array.level is None:
+    image = array.image
+    level = array.level
+    if image is None or level is None:
         return _plain_labels(array, name, grid, pad, opened)
-    path = labels_at(array.store, array.image.group, name)
+    path = labels_at(array.store, image.group, name)
     if path is None:
-        raise missing_labels(array.store, array.image.group, name)
-    image = image_at(array.store, path)
-    if image is None:
+        raise MissingNameError(
+            f"{redact(array.store.path)} has no labels {name!r}; its image {image.group or '/'!r} "
+            f"lists: {listed_names(label_names(array.store, image.group), name, repr)}"
+        )
+    labels = image_at(array.store, path)
+    if labels is None:
         return _plain_labels(array, path, grid, pad, opened)
-    axes = _follow(array.image, image, len(grid.patch))
-    level = _nearest_level(array.image, array.level, image)
-    reader = _level_of(array.store, image, level).reader(opened)
-    before, tables = len(array.image.axes) - len(grid.patch), dict[int, npt.NDArray[np.int64]]()
+    axes = _follow(image, labels, len(grid.patch))
+    before = len(image.axes) - len(grid.patch)
+
+    def difference(other: Level) -> float:
+        """How much voxels differ in size; of levels that differ as much the first is taken."""
+        ratios = [
+            other.scale[number] / level.scale[image.names.index(name)]
+            for number, name in enumerate(labels.names)
+            if name in image.names
+        ]
+        return round(float(np.abs(np.log(ratios)).sum()), 6)
+
+    own = min(labels.levels, key=difference)
+    reader = _level_of(array.store, labels, own).reader(opened)
+    tables: dict[int, npt.NDArray[np.int64]] = {}
     for number, axis in enumerate(axes):
         if axis is None:
             continue
-        size, extent = reader.shape[number], grid.shape[axis]
-        if image.axes[number].kind in ("space", "time"):
-            here = array.level.scale[before + axis], array.level.translation[before + axis]
-            table = nearest(here, extent, (level.scale[number], level.translation[number]), size)
-        elif size == extent:
-            continue
-        elif size == 1:
+        size = reader.shape[number]
+        extent = grid.shape[axis]
+        if labels.axes[number].kind in ("space", "time"):
+            here = (level.scale[before + axis], level.translation[before + axis])
+            table = nearest(here, extent, (own.scale[number], own.translation[number]), size)
+            if size != extent or not np.array_equal(table, np.arange(extent)):
+                tables[axis] = table
+        elif size == 1 != extent:
             axes[number] = None
-            continue
-        else:
+        elif size != extent:
             raise ConfigError(
-                f"{image.where} has {size} along {image.names[number]!r}, and the image {extent}"
+                f"{labels.where} has {size} along {labels.names[number]!r}, and the image {extent}"
             )
-        if not np.array_equal(table, np.arange(extent)) or size != extent:
-            tables[axis] = table
-    return Volume(level.path, reader, pad, 0, tuple(axes), tables)
+    return Volume(own.path, reader, pad, 0, tuple(axes), tables)
 
 
 def _plain_labels(
     array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr
 ) -> Volume:
     label = ZarrArray(array.store, *array.store.array(name))
-    reader, axes = label.reader(opened), len(grid.patch)
-    before = max(0, len(reader.shape) - axes)
+    reader = label.reader(opened)
+    before = max(0, len(reader.shape) - len(grid.patch))
     if reader.shape[before:] != grid.shape:
         raise ConfigError(
             f"{label.name!r} has shape {list(reader.shape)}, which does not end in "
             f"{list(grid.shape)} as {array.name!r} does"
         )
-    return Volume(label.name, reader, pad, 0, (*[None] * before, *range(axes)))
+    return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
 
 
 def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:
@@ -316,7 +311,7 @@ def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:
     Raises:
         ConfigError: an axis of space is missing, axes come in another order, or are in other units.
     """
-    own: Sequence[Axis] = image.axes[len(image.axes) - patch_axes :]
+    own = image.axes[len(image.axes) - patch_axes :]
     names = [axis.name for axis in own]
     missing = [axis.name for axis in own if axis.kind == "space" and axis.name not in labels.names]
     if missing:
@@ -331,34 +326,12 @@ def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:
             f"{labels.where} has its axes in another order, {', '.join(labels.names)}, than the "
             f"image: {', '.join(names)}"
         )
-    for number, axis in enumerate(axes):
-        if (
-            axis is not None
-            and labels.axes[number].unit
-            and own[axis].unit
-            and labels.axes[number].unit != own[axis].unit
-        ):
-            units = (
-                f"{labels.axes[number].unit} along {names[axis]!r}, and the image in "
-                f"{own[axis].unit}"
+    for label, axis in zip(labels.axes, axes, strict=True):
+        if axis is None or not label.unit or not own[axis].unit:
+            continue
+        if label.unit != own[axis].unit:
+            raise ConfigError(
+                f"{labels.where} is measured in {label.unit} along {label.name!r}, and the image "
+                f"in {own[axis].unit}: write both in one unit"
             )
-            raise ConfigError(f"{labels.where} is measured in {units}: write both in one unit")
     return axes
-
-
-def _nearest_level(image: Image, level: Level, labels: Image) -> Level:
-    """The level of labels whose voxels are nearest in size to those of the image's level; of two
-    as near the finer one.
-    """
-    shared = [
-        (image.names.index(name), number)
-        for number, name in enumerate(labels.names)
-        if name in image.names
-    ]
-
-    def off(other: Level) -> float:
-        return float(
-            sum(abs(np.log(other.scale[theirs] / level.scale[ours])) for ours, theirs in shared)
-        )
-
-    return min(labels.levels, key=lambda other: round(off(other), 6))
