@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
