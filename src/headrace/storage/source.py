@@ -212,6 +212,10 @@ class Locatable(Source):
     def describe(self) -> Description:
         stored = self.stored_nbytes
         column = Column("records", self.files.explain(), read=stored // max(1, len(self)))
+        spec = self.array_spec if isinstance(self, RowSource) else None
+        if spec is not None:
+            column.sample = f"{spec.dtype} {list(spec.shape)}"
+            column.nbytes = spec.nbytes
         return Description([column], stored=stored)
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
