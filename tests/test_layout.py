@@ -49,20 +49,20 @@ INSIDE = {
         limits per_process anonymous budget locks lru tree ring store whole
         machine
     """,
-    "monitor": "stats hooks loading memory",
+    "monitor": "stats hooks memory",
     "collate": "normalization fields stack vision pad text registry",
     "loader": """
-        config data stateful state plan budget device worker build
-        agreement sampler explain epoch loader create schedule multi module steps
+        config data state plan budget device worker build agreement sampler explain epoch
+        loader multi module steps
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
         cells image arrays hdf5 episodes zarr sparse table text
-        shards columns indexing unnormalized foreign open memory_efficient
+        shards columns indexing unnormalized open memory_efficient
     """,
     "core": """
-        modes batch decoder threads reader values held ahead options checks construction
-        budgeting views wrapped splitting dataset batcher
+        modes decoder threads reader values held ahead options budgeting views splitting
+        dataset batcher
     """,
     "datasets/image": """
         claims pixels augment masks format matching coco joint

@@ -45,15 +45,13 @@ from headrace.errors import (
 )
 from headrace.io.remote.options import RemoteOptions as RemoteOptions
 from headrace.loader.config import DataLoaderConfig as DataLoaderConfig
-from headrace.loader.create import create_dataloader as create_dataloader
 from headrace.loader.device import move_to_device as move_to_device
-from headrace.loader.loader import Loader as Loader
+from headrace.loader.loader import Loader as Loader, create_dataloader as create_dataloader
 from headrace.loader.module import (
     DataModule as DataModule,
     DataModuleProtocol as DataModuleProtocol,
 )
-from headrace.loader.multi import MultiDataLoader as MultiDataLoader
-from headrace.loader.schedule import split_workers as split_workers
+from headrace.loader.multi import MultiDataLoader as MultiDataLoader, split_workers as split_workers
 from headrace.loader.steps import (
     get_epoch_length as get_epoch_length,
     get_train_dataloader_steps as get_train_dataloader_steps,

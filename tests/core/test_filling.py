@@ -22,8 +22,7 @@ from headrace import (
     TextDataset,
 )
 from headrace.collate import stack_collate
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.dtypes import ArraySpec
 from headrace.memory.store import Rows
 from headrace.order import BatchRequest

@@ -25,8 +25,7 @@ from headrace import (
     pack,
 )
 from headrace.collate import stack_collate
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import same
 from tests.data.sparse import random_matrix, write_anndata

@@ -36,7 +36,7 @@ from headrace import (
     SampleError,
     open_dataset,
 )
-from headrace.datasets.foreign import copy_of
+from headrace.datasets.memory_efficient import copy_of
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.testing import DatasetContract

@@ -13,8 +13,7 @@ from torch.utils.data import ConcatDataset
 
 from headrace import CollateError, ConfigError, TextCollator
 from headrace.collate import stack_collate
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.datasets.sparse import sparse_collate
 from headrace.order.request import BatchRequest
 from headrace.testing.contract import RandomProbe, same

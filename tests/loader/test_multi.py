@@ -25,7 +25,7 @@ from headrace import (
     WorkerError,
     split_workers,
 )
-from headrace.loader.schedule import Schedule, whole_weights
+from headrace.loader.multi import Schedule, whole_weights
 from headrace.order.epoch import pass_epoch
 from tests.loader.datasets import Numbers, Stream
 from tests.testing.test_contract import SquareDataset

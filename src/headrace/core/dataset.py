@@ -20,18 +20,24 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer
-from headrace.core import construction
 from headrace.core.ahead import WINDOW, Ahead
 from headrace.core.budgeting import BlockMemory
-from headrace.core.checks import (
-    as_targets,
-    check_call,
-    check_common,
-    check_source,
-)
 from headrace.core.decoder import Chain, Decoder, JointChain, Overriding, chained
 from headrace.core.held import Held, MachineShare, cached, eager
 from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.options import (
+    as_targets,
+    blank,
+    check_call,
+    check_common,
+    check_source,
+    classes_of,
+    describe_call,
+    describe_held,
+    explained,
+    joined_class,
+    passed_arguments,
+)
 from headrace.core.reader import OnError, SampleReader, nothing_readable
 from headrace.core.splitting import JointTransform, Splittable, Transform
 from headrace.core.threads import WorkerThreads
@@ -109,7 +115,7 @@ class _Constructed(ABCMeta):
                     "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
                     "a dataset that does all by itself is a torch.utils.data.Dataset"
                 )
-            dataset._arguments = construction.passed_arguments(cls, args, kwargs)
+            dataset._arguments = passed_arguments(cls, args, kwargs)
             dataset._settle()
             return dataset
 
@@ -281,9 +287,9 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._chosen = inner._chosen
         self._held_of = inner._chosen
         self.sample_reader = self.sample_reader.another(is_view=inner._chosen is not None)
-        parts = construction.classes_of(type(inner))
+        parts = classes_of(type(inner))
         self._held_as = inner._held_as or (parts[-1], inner._arguments)
-        self.__class__ = construction.joined_class(type(self), *parts)
+        self.__class__ = joined_class(type(self), *parts)
 
     # -- the steps from a record to a sample, which a subclass may override; defaults: as the format
     # does them
@@ -359,7 +365,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             ConfigError: an argument has no value that can be compared with that of another process.
                 Override this method then.
         """
-        return construction.describe_held(*(self._held_as or (type(self), self._arguments)))
+        return describe_held(*(self._held_as or (type(self), self._arguments)))
 
     @property
     def holds_encoded(self) -> bool:
@@ -571,7 +577,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         stats: dict[str, int] = {}
         if self._value_source is not None:
             stats = self._value_source.stats()
-        return construction.explained(self, stats)
+        return explained(self, stats)
 
     def close(self) -> None:
         """Frees what is cached and closes the files that are open in this process. The dataset
@@ -594,8 +600,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     def __repr__(self) -> str:
         view = "" if self._chosen is self._held_of else f".subset(<{len(self):,} indices>)"
         return (
-            f"{construction.describe_call(type(self).__name__, self._arguments)}{view}  # "
-            f"{len(self):,} samples"
+            f"{describe_call(type(self).__name__, self._arguments)}{view}  # {len(self):,} samples"
         )
 
     # -- what loaders use
@@ -1001,13 +1006,13 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         by `isinstance`, and the mode may be known only when the constructor is through.
         """
         if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = construction.joined_class(type(self), IterableDataset)
+            self.__class__ = joined_class(type(self), IterableDataset)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """A dataset travels to a worker with its store, anywhere else without what is held, and
         always as its plain class.
         """
-        return construction.blank, construction.classes_of(type(self)), self.__getstate__()
+        return blank, classes_of(type(self)), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in LEFT_BEHIND}

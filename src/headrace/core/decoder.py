@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from headrace.arguments import check_callable
 from headrace.collate.normalization import Normalization
-from headrace.core.batch import BatchReader, Collating
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, SampleError
 
 if TYPE_CHECKING:
+    from headrace.core.batcher import BatchReader, Collating
     from headrace.core.dataset import BaseDataset
 
 Failed = Callable[[int, str, Exception], SampleError]

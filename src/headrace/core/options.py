@@ -1,15 +1,36 @@
-"""Declares the keywords that every dataset takes; those of the formats are in
-`headrace.datasets.options`.
+"""Arguments of datasets: declared, checked before anything is read, and as they were passed; the
+class of a dataset that streams, and of one that is unpickled.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Literal, TypedDict, cast
 
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from headrace.arguments import check_callable, check_names, described, synonyms
+from headrace.core.decoder import chained
+from headrace.core.held import check_cache_size
+from headrace.core.modes import LoadingMode
 from headrace.core.reader import OnError
+from headrace.display import Lines
+from headrace.errors import ConfigError
+from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
+from headrace.io.resolve.expressions import entries_of
+from headrace.io.resolve.file_set import FileSet
+from headrace.memory.budget import MemoryBudget
+from headrace.storage.source import Source
+from headrace.synonyms import LOADER_OPTIONS
+from headrace.tokenizer import shown_tokenizer
 
 
 class SharedOptions(TypedDict, total=False):
@@ -56,3 +77,269 @@ def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
     """
     keywords = dict(options)
     return RemoteOptions.taken_from(keywords), cast(CommonOptions, keywords)
+
+
+def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, keywords that go through ``**options`` included."""
+    signature = inspect.signature(cls)
+    passed = signature.bind(*args, **kwargs).arguments
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            passed.update(passed.pop(parameter.name, {}))
+    return dict(passed)
+
+
+def classes_of(cls: type) -> tuple[type, ...]:
+    """The classes that users wrote of which headrace made a class; else this one alone."""
+    return getattr(cls, "_parts", ()) or (cls,)
+
+
+@functools.cache
+def joined_class(*parts: type) -> type:
+    """A class with the name of the first part, and what all of them can."""
+    cls = parts[0]
+    bases = [part for part in parts[1:] if not issubclass(cls, part)]
+    if not bases:
+        return cls
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_parts": (*classes_of(cls), *(part for part in bases if part is not IterableDataset)),
+    }
+    made: type = type(cls)(cls.__name__, (cls, *bases), names)
+    return made
+
+
+def blank(*parts: type) -> Any:
+    """A dataset as unpickling begins it: its state follows, and may lead back to it."""
+    return object.__new__(joined_class(*parts))
+
+
+def describe_call(name: str, arguments: dict[str, Any]) -> str:
+    """The constructor's call as text: valid as far as its arguments have one, and without
+    credentials.
+    """
+    shown = [
+        _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value)
+        for argument, value in arguments.items()
+    ]
+    return f"{name}({', '.join(shown)})"
+
+
+def explained(dataset: Any, stats: Mapping[str, int]) -> Lines:
+    """How a dataset's samples are read, what is cached, and where its budget stands."""
+    cached = "records as stored" if dataset.holds_encoded else "decoded samples"
+    what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
+    lines = [
+        f"{type(dataset).__name__}: {len(dataset):,} samples from "
+        f"{type(dataset.sample_source).__name__}",
+        f"loading_mode {dataset.loading_mode}: "
+        f"{what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
+        *(f"{name}: {way}" for name, way in dataset.sample_source.describe().ways.items()),
+    ]
+    if stats:
+        lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))
+    return Lines("\n".join([*lines, dataset.budget.explain()]))
+
+
+def describe_argument(name: str, value: Any) -> str:
+    """A keyword of such a call."""
+    if name == "storage_options":
+        return "storage_options={...}"
+    return f"{name}={shown_tokenizer(value) if name == 'tokenizer' else _shown(value)}"
+
+
+_OF_LOADING = {"data_path", "transform", "loading_mode"} | COMMON | REMOTE
+"""Arguments that don't change what is held of a sample."""
+
+
+def describe_held(cls: type, arguments: dict[str, Any]) -> str:
+    """Class and arguments on which it depends what is held of a sample.
+
+    Raises:
+        ConfigError: an argument can't be compared with that of another process.
+    """
+    compared = {name: value for name, value in sorted(arguments.items()) if name not in _OF_LOADING}
+    for name, value in compared.items():
+        if not _is_plain(value):
+            raise ConfigError(
+                f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} "
+                "has no value that another process could "
+                "compare: override held_as() and say in text what decides the held value"
+            )
+    return f"{cls.__module__}.{cls.__qualname__} {compared!r}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return value is None or isinstance(
+        value, (bool, int, float, str, bytes, os.PathLike, np.generic)
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Enum):
+        return repr(value.value)
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return repr(redact(value))
+    if isinstance(value, (list, tuple)) and any(is_url(v) for v in value):
+        return repr([redact(v) for v in value])
+    return repr(value)
+
+
+OF_LOADERS = dict.fromkeys(LOADER_OPTIONS, "in create_dataloader")
+"""Where to pass what is no option of a dataset."""
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "cache_policy": ("auto", "keep", "lru"),
+    "hold": (None, "encoded", "decoded"),
+    "shared": ("rank", "machine"),
+}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def keywords_of(cls: type) -> frozenset[str]:
+    """The keywords that the constructor of a dataset's class takes, those that it passes on
+    included.
+    """
+    names: set[str] = set()
+    for base in reversed(cls.__mro__):
+        if base is not object and "__init__" in vars(base):
+            # which a class passes on by itself
+            names -= {"source", "targets", "sample_decoder"}
+            signature = inspect.signature(base.__init__)  # type: ignore[misc]
+            names |= {p.name for p in signature.parameters.values() if p.kind in _NAMED}
+    return frozenset(names - {"self"}) | (
+        REMOTE if getattr(cls, "reads_urls", False) else frozenset()
+    )
+
+
+def check_arguments(
+    dataset: object,
+    data_path: Any,
+    options: Mapping[str, Any],
+    name: str = "data_path",
+    **given: Any,
+) -> None:
+    """Raises for what no dataset takes.
+
+    Args:
+        dataset: whose constructor was called: messages name its class.
+        data_path: what is to be read, called `name`.
+        options: the keywords that are passed on to `BaseDataset`.
+        **given: other arguments of `BaseDataset`.
+
+    Raises:
+        ConfigError: the message names the argument.
+        DataNotFoundError: `data_path` is empty.
+    """
+    cls = type(dataset)
+    check_names(cls.__name__, options, keywords_of(cls), OF_LOADERS)
+    if not isinstance(data_path, FileSet):
+        entries_of(data_path, name)
+    check_common({**options, **given})
+
+
+def check_common(options: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for arguments of `BaseDataset` that make no sense; those that are
+    missing have their defaults.
+    """
+    transforms = options.get("transforms")
+    if transforms is not None and not (
+        options.get("transform") is options.get("target_transform") is None
+    ):
+        raise ConfigError(
+            "give either transforms (joint) or transform and target_transform, not both"
+        )
+    chained(options.get("transform"))
+    chained(transforms, "transforms")
+    check_callable("target_transform", options.get("target_transform"))
+    for name, allowed in _CHOICES.items():
+        if name in options and options[name] not in allowed:
+            raise ConfigError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}"
+            )
+    on_error = options.get("on_error", "raise")
+    if not isinstance(on_error, str):
+        check_callable("on_error", on_error)
+    if on_error is None or (isinstance(on_error, str) and on_error not in ("raise", "skip")):
+        raise ConfigError(
+            f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}"
+        )
+    mode = LoadingMode.of(options.get("loading_mode", LoadingMode.LAZY))
+    if options.get("shared") == "machine" and mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
+        raise ConfigError(
+            f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no "
+            "samples"
+        )
+    try:
+        operator.index(options.get("seed", 0))
+    except TypeError:
+        raise ConfigError(f"seed must be an integer, not {described(options['seed'])}") from None
+    MemoryBudget(options.get("max_memory_usage", 0.8))
+    check_cache_size(options.get("cache_size"))
+
+
+def check_source(source: object) -> None:
+    """Raises a ConfigError for what is no `Source`, which is what `BaseDataset` reads."""
+    if isinstance(source, Source):
+        return
+    if isinstance(source, (str, bytes, os.PathLike)):
+        raise ConfigError(
+            f"BaseDataset reads a Source, and {source!r} is a path: use open_dataset(path), which "
+            "finds the format, or ImageDataset, "
+            "TextDataset, HDF5Dataset or ZarrDataset; for a format of your own subclass "
+            "BaseDataset and pass super().__init__ a Source"
+        )
+    raise ConfigError(
+        f"BaseDataset reads a Source, not {described(source)}: subclass Source (__len__, read, "
+        "fingerprint), or give create_dataloader any "
+        "torch dataset as it is"
+    )
+
+
+def as_targets(targets: Any, count: int) -> Any:
+    """One target a sample, as they are kept: a column of a table, and what else has an array to
+    give, becomes that array.
+
+    Raises:
+        ConfigError: it is no sequence, or has another length than there are samples.
+    """
+    if targets is not None and not isinstance(targets, (np.ndarray, list, tuple, torch.Tensor)):
+        targets = array_in(targets)
+    if targets is None:
+        return None
+    if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
+        raise ConfigError(
+            f"targets must be a sequence of one target a sample, not {described(targets)}"
+        )
+    if len(targets) != count:
+        raise ConfigError(
+            f"targets holds {len(targets):,} targets, and there are {count:,} samples: give one "
+            "for each"
+        )
+    return targets
+
+
+def array_in(values: Any) -> Any:
+    """The array that a column of pandas or polars, or any other object with an array's protocol,
+    has to give; else the object itself.
+    """
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def check_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for a keyword that the constructor of a dataset's class does not have;
+    for a class of the user's own, if it is a word of another library.
+    """
+    known = keywords_of(cls)
+    is_ours = cls.__module__.startswith("headrace.")
+    try:
+        inspect.signature(cls).bind(*args, **passed)
+    except TypeError:
+        words = [name for name in passed if is_ours or synonyms(name, known)]
+        check_names(cls.__name__, words, known, OF_LOADERS)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from headrace.core.batch import NotTogetherError
 from headrace.core.decoder import Decoder
 from headrace.core.threads import WorkerThreads
 from headrace.errors import (
@@ -23,6 +22,18 @@ from headrace.io.library_errors import is_of_machine
 from headrace.storage.source import Source, is_prefetched
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
+
+
+class NotTogetherError(Exception):
+    """The samples of a batch could not be read together, for its cause; they are read one by one
+    then, which names the one at fault.
+    """
+
+    @property
+    def cause(self) -> Exception | None:
+        """The cause without its frames, which hold the batch's memory."""
+        found = self.__cause__
+        return found.with_traceback(None) if isinstance(found, Exception) else None
 
 
 class SampleReader:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from headrace.arguments import checks_keywords
 from headrace.core.decoder import Decoder
-from headrace.core.views import TargetSequence, targets_of_view
-from headrace.core.wrapped import parts_of
+from headrace.core.views import TargetSequence, parts_of, targets_of_view
 from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.nearest_names import listed_names
 from headrace.order.seeding import random_names

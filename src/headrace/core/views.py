@@ -1,14 +1,15 @@
-"""Indices, targets, fingerprints and blocks of views."""
+"""Indices, targets, fingerprints and blocks of views; and datasets inside of torch's wrappers."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Subset
 
 from headrace.core.decoder import plain_target
 from headrace.dtypes import IntArray
@@ -130,3 +131,30 @@ def fingerprint_of_view(whole: str, chosen: IntArray) -> str:
     return hashlib.blake2b(
         whole.encode() + chosen.astype("<i8").tobytes(), digest_size=16
     ).hexdigest()
+
+
+def parts_of(dataset: Any, opaque: type | tuple[type, ...] = ()) -> Iterator[Any]:
+    """A dataset and, each once, those that it holds as `dataset` or `datasets`, and so on; not
+    those inside of an `opaque` one.
+    """
+    waiting, seen = [dataset], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        if not isinstance(part, opaque):
+            for name in ("dataset", "datasets"):
+                inner = getattr(part, "__dict__", {}).get(name)
+                if inner is not None:
+                    waiting.extend(inner if isinstance(inner, (list, tuple)) else [inner])
+
+
+def answers_batches(dataset: Any) -> bool:
+    """True if it has a ``__getitems__`` that counts. A torch Subset always has one: it hands a
+    batch on, or makes it sample by sample.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")

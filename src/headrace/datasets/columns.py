@@ -8,10 +8,9 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.shards.members import DECODERS
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact

@@ -18,14 +18,12 @@ from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_
 from headrace.collate.fields import FieldPath
 from headrace.collate.pad import Padding, to_rows
 from headrace.collate.stack import USUAL, stack_inside, stack_tree
-from headrace.core.batch import BatchReader, Collating
-from headrace.core.batcher import ColumnReader
-from headrace.core.checks import check_arguments
+from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.held import Held
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
 from headrace.dtypes import ArraySpec, IntArray

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
-from headrace.core.checks import check_arguments
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import (
     ArrayDataset,
     checked_names,

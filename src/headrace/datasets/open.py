@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.arguments import check_names, synonyms
-from headrace.core.checks import OF_LOADERS, keywords_of
 from headrace.core.dataset import BaseDataset
+from headrace.core.options import OF_LOADERS, keywords_of
 from headrace.datasets.columns import ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.hdf5 import HDF5Dataset

@@ -16,12 +16,11 @@ import torch
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.collate.fields import FieldPath, at_path
 from headrace.collate.stack import USUAL, stack_tree
-from headrace.core.batch import BatchReader, Collating, MadeBatch, with_targets
-from headrace.core.checks import check_arguments
+from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, plain_target
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.io.resolve.expressions import DataPath

@@ -13,11 +13,10 @@ import torch
 
 from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.normalization import Normalization
-from headrace.core.batch import Collating, MadeBatch
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Unnormalized
-from headrace.core.wrapped import parts_of
+from headrace.core.views import parts_of
 from headrace.memory.tree import map_tensors
 from headrace.order.request import BatchRequest
 

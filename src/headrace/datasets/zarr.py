@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import DTypeArgument, cast, dtype_named
-from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import (
     ArrayDataset,
     ArrayDecoder,

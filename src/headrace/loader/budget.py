@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.ahead import Ahead
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.core.budgeting import CHUNK_BYTES
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held

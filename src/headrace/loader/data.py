@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import described
-from headrace.core.batch import Collating
+from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
-from headrace.core.wrapped import parts_of
+from headrace.core.views import parts_of
 from headrace.datasets.unnormalized import Images, look_at_images
 from headrace.errors import ConfigError
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import Images

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
-from headrace.core.batch import Collating
+from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
 from headrace.display import short_call
@@ -21,25 +21,33 @@ from headrace.loader.agreement import Agreement
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import resolve, start_of
 from headrace.loader.config import (
+    FIELDS,
+    Data,
     DataLoaderConfig,
     Indexable,
     Reasons,
     check_options,
 )
-from headrace.loader.data import check_dataset, images_until, inner_datasets, length_of, source_of
-from headrace.loader.epoch import EpochIterator
+from headrace.loader.data import (
+    check_dataset,
+    images_until,
+    inner_datasets,
+    is_path,
+    length_of,
+    source_of,
+)
+from headrace.loader.epoch import EpochIterator, LoaderState, Position
 from headrace.loader.explain import explain_loader
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
 from headrace.loader.sampler import EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import (
     VERSION,
-    LoaderState,
-    Position,
+    States,
     check_data,
     check_order,
     check_samples,
+    is_stateful,
 )
-from headrace.loader.stateful import States, is_stateful
 from headrace.loader.worker.failures import is_of_workers
 from headrace.loader.worker.fetch import Fetch, FetchIterable
 from headrace.loader.worker.pool import WorkerPool
@@ -215,7 +223,7 @@ class Loader(DataLoader[B]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in
-        `loader/state.py`.
+        `loader/epoch.py`.
         """
         self._state.set_epoch(epoch)
 
@@ -380,7 +388,7 @@ class Loader(DataLoader[B]):
         received.
 
         It includes the states of the user's sampler, dataset and iterator, if they have any (NOTE [
-        states of datasets ] in `loader/stateful.py`).
+        states of datasets ] in `loader/state.py`).
 
         Raises:
             StateError: the `state_dict` of the user's dataset raised an error, or returned
@@ -593,3 +601,56 @@ def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, A
     loader: Loader = cls(dataset, config)
     loader.load_state_dict(state, strict=False)
     return loader
+
+
+def create_dataloader(
+    dataset: Data, config: DataLoaderConfig | None = None, **overrides: Any
+) -> Loader:
+    """Creates a `Loader` for a dataset, or for a path, which `open_dataset` opens.
+
+    Samples are shuffled by default, unlike in torch. Pass ``shuffle=False`` or
+    ``config=DataLoaderConfig.eval()`` for validation and test data.
+
+    Args:
+        dataset: any torch dataset, or a path. With a path, keywords that are not fields of
+            `DataLoaderConfig` are passed to `open_dataset`, as are `seed` and `max_memory_usage`.
+        config: the options. None: the defaults.
+        **overrides: fields of `DataLoaderConfig`, which replace those of `config`; see there.
+
+    Raises:
+        ConfigError: an option is invalid, and the message names it; or other ranks create a
+            different loader (`loader/agreement.py`).
+        BudgetError: not even one batch fits the memory budget.
+    """
+    options: dict[str, Any] = {**overrides}
+    opened: Any = dataset
+    if is_path(dataset):
+        opened, options = open_path("create_dataloader", dataset, config, options)
+    check_options("create_dataloader", config, options)
+    config = (config or DataLoaderConfig()).with_(**options)
+    check_dataset("create_dataloader", "dataset", opened, config.has_sampler)
+    return Loader(opened, config)
+
+
+def open_path(
+    door: str,
+    path: Any,
+    config: DataLoaderConfig | None,
+    options: Mapping[str, Any],
+    arguments: frozenset[str] = frozenset(),
+) -> tuple[BaseDataset, dict[str, Any]]:
+    """The dataset of a path, and those of the options that are a loader's; the others, and what
+    both know, are the dataset's. `door` is what the user called, and `arguments` are the names of
+    its other arguments.
+    """
+    from headrace.datasets.open import known_keywords, open_dataset  # which imports all formats
+
+    check_options(door, config, options, known_keywords() | arguments)
+    own = {name: value for name, value in options.items() if name not in FIELDS}
+    rest = {name: value for name, value in options.items() if name in FIELDS}
+    shared = (config or DataLoaderConfig()).with_(**rest)
+    for name in ("seed", "max_memory_usage"):  # of both
+        value = getattr(shared, name)
+        if value != getattr(DataLoaderConfig, name):
+            own[name] = value
+    return open_dataset(path, **own), rest

@@ -12,9 +12,8 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import Data, DataLoaderConfig, check_options
-from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path, length_of
-from headrace.loader.loader import Loader
+from headrace.loader.loader import Loader, open_path
 from headrace.order import detect_world
 from headrace.order.splits import split_parts
 

@@ -19,7 +19,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
-from headrace.loader.stateful import is_stateful
+from headrace.loader.state import is_stateful
 from headrace.order import (
     BalancedOrder,
     BatchRequest,

@@ -1,31 +1,38 @@
-"""Epochs and positions of a loader, and the checks of a saved state.
+"""Saved states: checks of a loader's, and those of the user's datasets and iterators.
 
-NOTE [ epochs and positions ]
+NOTE [ states of datasets ]
 
-* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after
-  the last one.
-* The position is the number of batches of the current epoch that the user received. `state_dict()`
-  contains both. Between `set_epoch` and the next iterator it contains the new epoch and 0.
-* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded
-  epoch keeps the position (also at the end of the epoch: nothing is left then); with another epoch
-  it drops the position. A state saved at the end of an epoch, without `set_epoch`, continues with
-  the next epoch.
-* If an iterator can't be made, the next attempt begins at the same position.
-* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the
-  next epoch.
-* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but
-  before that continues with what is left, which is nothing: a loop over the rest of the epoch ends
-  at once. torchdata behaves the same.
+* A dataset with `state_dict` and `load_state_dict`, and an iterator of an iterable dataset with
+  both, is asked for its state right after each batch, in the process that made the batch. The state
+  is pickled at once, so that it can't change, and travels with the batch. So a loader's state
+  belongs to the batches that the user received, however far workers have prefetched. Objects
+  without these methods are not asked, and cost nothing.
+* Before the first batch nothing has been asked yet. Without workers the dataset of this process is
+  asked then: one that is its own iterator may be at its end when the state is loaded.
+* On resume, each worker gets its own state back with its first request: the dataset first, then its
+  iterator is created, then the iterator gets its state. The first batch is made by the worker whose
+  turn it was. Workers before it get an idle request, which makes no batch.
+* A new epoch has a new iterator, which starts at the beginning. If the previous epoch was
+  abandoned, the state of its iterator is not restored, nor that of an iterable dataset whose
+  iterator has no state (it must then contain the position). Other states of datasets are restored,
+  except if workers live for one epoch only: then each epoch starts with the dataset as it is in the
+  main process.
+* When an iterator ends, the dataset is asked once more ("at_end"), since it may count epochs. It
+  gets this state back before the next epoch's iterator is created. If that iterator is at its end
+  at once, the state contained the position, and the next one is used.
+* The random numbers of such an iterator depend on (seed, epoch, step), not on what was drawn
+  before.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
 
-from headrace.arguments import check_integer
 from headrace.errors import StateError, warn
+from headrace.order import BatchRequest
 
 VERSION = 1
 _NONE = type(None)
@@ -44,94 +51,6 @@ _OTHERS: dict[str, tuple[type, ...]] = {
     "skipped_samples": (list, _NONE),
     "ended": (bool, _NONE),
 }
-
-
-class Position(NamedTuple):
-    """The position of one loader."""
-
-    epoch: int
-    batches: int
-
-
-P = TypeVar("P", bound=Any)  # a position, which has an epoch
-
-
-class LoaderState(Generic[P]):
-    """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions
-    ].
-
-    Args:
-        begin: makes the position at the beginning of an epoch.
-
-    Attributes:
-        at: the position of the current iterator, or of the last one.
-        next_epoch: the epoch of the next iterator.
-        loaded: the position that the next iterator goes on at, if a state was loaded.
-        end: where an epoch has ended.
-    """
-
-    def __init__(self, begin: Callable[[int], P]) -> None:
-        self._begin = begin
-        self.at: P = begin(0)
-        self.next_epoch: int = 0
-        self.loaded: P | None = None
-        self.end: P | None = None
-        self._is_named = False
-        self._running: weakref.ref[Any] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator."""
-        self.next_epoch = check_integer("epoch", epoch)
-        self._is_named = True
-        if self.loaded is not None and self.loaded.epoch != self.next_epoch:
-            self.loaded = None
-
-    @property
-    def goes_on(self) -> bool:
-        """True if the next iterator goes on where a state was loaded."""
-        return self.loaded is not None and self.loaded.epoch == self.next_epoch
-
-    def start(self) -> P:
-        """Moves to the position of an iterator that begins now, which it returns."""
-        loaded = self.loaded if self.goes_on else None
-        self.at = self._begin(self.next_epoch) if loaded is None else loaded
-        self.loaded = None
-        self.next_epoch = self.at.epoch + 1
-        self._is_named = False
-        return self.at
-
-    def load(self, position: P, has_ended: bool) -> None:
-        """Goes on at a saved position; with the next epoch where that one has ended."""
-        self.loaded = self.at = position
-        self.end = position if has_ended else None
-        self.next_epoch = position.epoch + has_ended
-        self._is_named = False
-
-    @property
-    def is_at_next(self) -> bool:
-        """True if the state is that of the next epoch, which was named, and no longer that of
-        the last one.
-        """
-        if self.loaded is not None or not self._is_named:
-            return False
-        return self.next_epoch != self.at.epoch or self.running is None
-
-    @property
-    def position(self) -> P:
-        """The position that a state saved now holds."""
-        if self.loaded is not None:
-            return self.loaded
-        return self._begin(self.next_epoch) if self.is_at_next else self.at
-
-    @property
-    def running(self) -> Any:
-        """The iterator that is under way; None without one."""
-        running = None if self._running is None else self._running()
-        return None if running is None or running.is_done else running
-
-    @running.setter
-    def running(self, iterator: Any) -> None:
-        self._running = None if iterator is None else weakref.ref(iterator)
 
 
 def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -> None:
@@ -244,3 +163,255 @@ def check_samples(state: dict[str, Any], samples: int | None) -> None:
             f"state was saved, this loader would go on after {samples}: with pad=False the last "
             "batches of an epoch depend on the number of ranks; resume with the saved one"
         )
+
+
+def is_stateful(part: Any) -> bool:
+    """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:
+    """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where
+    neither has one.
+
+    An error is not raised: who never asks the loader for its state has nothing to do with it. At
+    the end of an iterator its own state is of no use any more.
+    """
+    try:
+        parts: dict[str, Any] = {}
+        if iterator is not dataset and is_stateful(dataset):
+            parts["dataset"] = dataset.state_dict()
+        if is_stateful(iterator) and (iterator is dataset or not at_end):
+            parts["iterator"] = iterator.state_dict()
+        if not parts:
+            return None
+        if at_end:
+            parts["at_end"] = True
+        return pickle.dumps(parts)
+    except Exception as error:
+        return (
+            f"the state of {type(dataset).__name__} can't be saved: {type(error).__name__}: {error}"
+        )
+
+
+def give_back(given: bytes, dataset: Any) -> None:
+    """A dataset gets its state."""
+    parts = pickle.loads(given)
+    if "dataset" in parts:
+        _load(dataset, parts["dataset"], dataset)
+
+
+def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
+    """A new iterator, where it stood when `asked` pickled these parts of its state; of the next
+    epoch, if that was at its end.
+    """
+    at_end = "at_end" in parts
+    # One that is its own iterator may keep its state when its iterator is made, until the next one
+    # is, or begin anew there.
+    is_own = "dataset" not in parts and "iterator" in parts and (at_end or is_stateful(dataset))
+    if is_own:
+        try:
+            _load(dataset, parts["iterator"], dataset)
+        except StateError:
+            raise
+        except Exception:  # it may make in `iter` what it loads its state into, as torchdata allows
+            iter(dataset)
+            _load(dataset, parts["iterator"], dataset)
+            if not at_end:
+                return dataset  # type: ignore[no-any-return]
+    elif "dataset" in parts:
+        _load(dataset, parts["dataset"], dataset)
+    iterator: Iterator[Any] = iter(dataset)
+    if "iterator" not in parts or at_end:
+        return iterator
+    if not (is_own and pickle.dumps(dataset.state_dict()) == pickle.dumps(parts["iterator"])):
+        _load(iterator, parts["iterator"], dataset)
+    return iterator
+
+
+def _load(part: Any, state: Any, dataset: Any) -> None:
+    if not is_stateful(part):
+        what = "" if part is dataset else "the iterator of "
+        raise StateError(
+            f"load_state_dict: the state holds one of {what}{type(dataset).__name__}, which has no "
+            "load_state_dict now: build the dataset as it was"
+        )
+    part.load_state_dict(state)
+
+
+class States:
+    """What each worker of a loader reported last of its dataset and iterator, within an epoch.
+
+    Args:
+        workers, world_size, rank: of the job; a state fits no other one.
+        is_stream: True for a foreign iterable dataset.
+
+    Attributes:
+        step: requests of a stream that have come back, with a batch or without.
+    """
+
+    def __init__(self, workers: int, world_size: int, rank: int, is_stream: bool) -> None:
+        self._workers = max(1, workers)
+        self._job = {"workers": self._workers, "world_size": world_size, "rank": rank}
+        self._is_stream = is_stream
+        self._reported: list[bytes | str | None] = [None] * self._workers
+        self._ended = [False] * self._workers
+        self._turn = 0
+        self.step: int = 0
+        self._pending: set[int] = set()  # workers that have not got back what they reported
+
+    def __bool__(self) -> bool:
+        """True if any worker has reported a state."""
+        return any(state is not None for state in self._reported)
+
+    def _begun(self, workers: int) -> States:
+        """Nothing reported yet, of the same rank and dataset."""
+        return States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
+
+    def note(self, report: dict[str, Any]) -> None:
+        """The user gets a batch, or a worker has no further ones: what it says of its dataset."""
+        worker = report["worker"]
+        self._turn = (worker + 1) % self._workers
+        self._ended[worker] = bool(report.get("is_through"))
+        if self._is_stream:
+            self.step = report["step"] + 1
+        state = report.get("state")
+        if state is not None:
+            self._reported[worker] = state
+
+    def of_next_epoch(self, workers: int, lives_on: bool) -> States:
+        """What of it counts in another epoch, which has so many workers; `lives_on`: True if
+        workers outlive an epoch.
+        """
+        other = self._begun(workers)
+        if lives_on and other._workers == self._workers:
+            for worker, state in enumerate(self._reported):
+                other._reported[worker] = self._without_position(state)
+                if worker in self._pending and other._reported[worker] is not None:
+                    other._pending.add(worker)
+        return other
+
+    def _without_position(self, state: bytes | str | None) -> bytes | str | None:
+        if not isinstance(state, bytes) or not self._is_stream:
+            return state
+        parts = pickle.loads(state)
+        if "at_end" in parts:
+            return state
+        if len(parts) < 2:
+            return None
+        return pickle.dumps({"dataset": parts["dataset"], "at_end": True})
+
+    def before_first_batch(self, dataset: Any) -> States:
+        """The same, without workers, of a dataset that nothing was reported of, as it is now."""
+        other = self._begun(self._workers)
+        state = asked(dataset)
+        # else it may make in `iter` what its state is of, and then begins anew by itself
+        if isinstance(state, bytes):
+            other._reported = [state]
+        return other
+
+    def to_new_processes(self) -> None:
+        """What workers said is not known to those that come after them."""
+        for worker, state in enumerate(self._reported):
+            if state is not None or self._ended[worker]:
+                self._pending.add(worker)
+
+    def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """The requests of an epoch, of which the first one of each worker carries what it gets
+        back.
+        """
+        return self._given(requests) if self._pending else requests
+
+    def _given(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        first = next(requests, None)
+        if first is None:
+            return
+        rest = itertools.chain([first], requests)
+        idle = self._turn
+        for worker in range(self._workers):
+            request: BatchRequest | None
+            if worker < idle:
+                request = BatchRequest(first, first.seed, first.epoch, first.step, is_idle=True)
+            else:
+                request = next(rest, None)
+            if request is None:
+                return
+            if worker in self._pending:
+                self._pending.discard(worker)
+                state = self._reported[worker]
+                given = state if isinstance(state, bytes) else None
+                if self._ended[worker]:
+                    parts = {} if given is None else pickle.loads(given)
+                    given = pickle.dumps({**(parts if "at_end" in parts else {}), "ended": True})
+                request.given = given
+            yield request
+        yield from rest
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a loader's state says of it.
+
+        Raises:
+            StateError: a `state_dict` of the user's has raised, or what it gave can't be pickled.
+        """
+        states: list[Any] = []
+        for worker, state in enumerate(self._reported):
+            if isinstance(state, str):
+                raise StateError(
+                    f"state_dict: {state} (asked in worker {worker} after its last batch that was "
+                    "received)"
+                )
+            states.append(None if state is None else pickle.loads(state))
+        turn = {"turn": self._turn, "step": self.step, "ended": list(self._ended)}
+        return {**self._job, **turn, "states": states}
+
+    def loaded(self, state: Any, strict: bool) -> States:
+        """The same of a state that was saved; nothing, where it does not fit and `strict` is False.
+
+        Raises:
+            StateError: it is damaged; or of another number of workers or ranks, or of another rank.
+        """
+        other = self._begun(self._workers)
+        if state is None:
+            return other
+        if not _is_right(state):
+            raise StateError(
+                "load_state_dict: the state is damaged: what it says of the dataset is not what a "
+                "loader saved"
+            )
+        differing = [
+            f"{name} was {state[name]}, is {own}"
+            for name, own in self._job.items()
+            if state[name] != own
+        ]
+        if differing:
+            text = (
+                "load_state_dict: the state holds states of the dataset, one a worker and rank, "
+                f"and {', '.join(differing)}"
+            )
+            if strict:
+                raise StateError(
+                    f"{text}: use the same, and the state of this rank; or pass strict=False to "
+                    "go on without them"
+                )
+            warn(f"{text}; strict=False: the dataset begins without its state")
+            return other
+        for worker, parts in enumerate(state["states"]):
+            other._reported[worker] = None if parts is None else pickle.dumps(parts)
+        other._ended = list(state["ended"])
+        other._turn = state["turn"]
+        other.step = state["step"]
+        other.to_new_processes()
+        return other
+
+
+def _is_right(state: Any) -> bool:
+    """True if it is what `States.as_dict` gave."""
+    try:
+        numbers = [state[name] for name in ("workers", "world_size", "rank", "turn", "step")]
+        return (
+            all(type(number) is int and number >= 0 for number in numbers)
+            and state["turn"] < state["workers"] == len(state["states"]) == len(state["ended"])
+            and all(parts is None or isinstance(parts, dict) for parts in state["states"])
+        )
+    except (TypeError, KeyError):
+        return False

@@ -13,7 +13,7 @@ import torch
 
 from headrace.arguments import described
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.foreign import ALONE
+from headrace.datasets.memory_efficient import ALONE
 from headrace.dtypes import BFLOAT16
 from headrace.errors import BudgetError, ConfigError
 from headrace.memory.budget import MemoryBudget, format_size

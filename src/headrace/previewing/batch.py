@@ -15,8 +15,8 @@ from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import CollateError, ConfigError
-from headrace.loader.create import create_dataloader
 from headrace.loader.data import length_of
+from headrace.loader.loader import create_dataloader
 
 _LONGEST = 40  # characters of a value in a caption
 _IDS = 32  # tokens that are listed, where no tokenizer decodes them

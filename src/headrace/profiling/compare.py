@@ -17,8 +17,7 @@ from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import BudgetError, ConfigError
 from headrace.io.paths import is_url
-from headrace.loader.create import create_dataloader
-from headrace.loader.loader import Loader
+from headrace.loader.loader import Loader, create_dataloader
 from headrace.memory.tree import map_tensors
 from headrace.profiling.running import samples_of
 

@@ -16,9 +16,8 @@ from headrace.core.modes import LoadingMode
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader.config import DataLoaderConfig, check_options
-from headrace.loader.create import open_path
 from headrace.loader.data import check_dataset, is_path
-from headrace.loader.loader import Loader
+from headrace.loader.loader import Loader, open_path
 from headrace.memory.per_process import is_daemonic
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.running import Running, copy_of, cores_of_rank, drawn_from, in_mode

@@ -38,8 +38,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.errors import CollateError, SampleError, StateError
-from headrace.loader.create import create_dataloader
-from headrace.loader.loader import Loader
+from headrace.loader.loader import Loader, create_dataloader
 from headrace.memory.tree import SPARSE, sparse_parts
 from headrace.order import RankBatches
 

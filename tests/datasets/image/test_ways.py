@@ -13,8 +13,7 @@ from PIL import Image
 
 from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
 from headrace.collate import DetectionCollator, list_collate, stack_collate
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.order.request import BatchRequest
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same

@@ -18,8 +18,7 @@ from headrace import (
     TextDataset,
     create_dataloader,
 )
-from headrace.core.batch import Collating
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating
 from headrace.order import BatchRequest
 from headrace.testing.contract import same
 

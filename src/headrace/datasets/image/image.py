@@ -14,10 +14,9 @@ import numpy as np
 from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
-from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.format import (

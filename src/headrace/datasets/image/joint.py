@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.collate import DetectionCollator
-from headrace.core.batch import Collating
+from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.claims import Left

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
-from headrace.core.checks import array_in
+from headrace.core.options import array_in
 from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
 from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from headrace.arguments import check_integer
-from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.shards.members import Decoders, LineDecoder, TarDecoder

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.casting import cast
-from headrace.core.batch import BatchReader, Collating
+from headrace.core.batcher import BatchReader, Collating
 from headrace.core.decoder import Decoder, Unnormalized
 from headrace.datasets.arrays import as_input
 from headrace.datasets.image.augment import Drawn

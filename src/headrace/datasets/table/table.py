@@ -9,11 +9,10 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from headrace.casting import DTypeArgument, dtype_named
-from headrace.core.checks import check_arguments
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, chained
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, split_options
+from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.format import DEFAULT_SIZE, UNSET, ImageDecoder, check_image_options

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.casting import cast_into
-from headrace.core.batch import Collating
-from headrace.core.batcher import ColumnReader, is_known
+from headrace.core.batcher import Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
 from headrace.storage.table.source import TableSource

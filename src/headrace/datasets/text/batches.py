@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.batch import BatchReader, Collating, MadeBatch
-from headrace.core.batcher import ColumnReader
+from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
 from headrace.order.request import BatchRequest

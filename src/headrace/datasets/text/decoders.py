@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.core.batch import BatchReader, Collating
+from headrace.core.batcher import BatchReader, Collating
 from headrace.core.decoder import Decoder, Failed
 from headrace.core.reader import SampleReader
 from headrace.datasets.text.batches import reader_of_blocks, reader_of_ids, unmark

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.core.construction import describe_argument
 from headrace.core.dataset import BaseDataset
+from headrace.core.options import describe_argument
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.decoders import Blocks, Chats, TextDecoder, Texts, Windows, has_template

@@ -9,11 +9,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.checks import check_arguments
-from headrace.core.construction import describe_held
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import REMOTE, PathOptions, split_options
+from headrace.core.options import REMOTE, PathOptions, check_arguments, describe_held, split_options
 from headrace.core.reader import SampleReader
 from headrace.core.threads import WorkerThreads
 from headrace.core.values import Access, Decoded, Records

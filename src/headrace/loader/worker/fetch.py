@@ -20,14 +20,13 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from headrace.collate.stack import gathered
-from headrace.core.batch import Collating, MadeBatch, named
-from headrace.core.batcher import Batcher
+from headrace.core.batcher import Batcher, Collating, MadeBatch, named
 from headrace.core.dataset import BaseDataset
-from headrace.core.wrapped import answers_batches
+from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import PixelBatches, numbers_of
 from headrace.errors import EmptyBatchError
 from headrace.loader.data import inner_datasets, length_of
-from headrace.loader.stateful import asked, give_back, is_stateful, iterator_of
+from headrace.loader.state import asked, give_back, is_stateful, iterator_of
 from headrace.loader.worker.failures import pickled, worker_number
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags

@@ -54,7 +54,7 @@ _SHOWN = 60  # characters of the names of threads
 _MOST_SECONDS = 0.1
 _MOST_BYTES = 16 << 20
 _SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
-_PRELOADED = ["headrace.datasets.open", "headrace.loader.create"]
+_PRELOADED = ["headrace.datasets.open", "headrace.loader.loader"]
 """What the fork server imports once, for all workers that are forked from it."""
 # bytes; the address, with "/pymp-12345678/listener-12345678", may have 103 on macOS, 107 on Linux
 _LONGEST_TMPDIR = 71
