@@ -111,6 +111,8 @@ class ChunkIndex(ABC):
     turn out to be missing.
     """
 
+    nbytes: int | None = None
+    """Bytes of all chunks as they are stored; None: nobody knows."""
     reads_files: bool = False
     """True if each chunk is a local file of its own, and is read by `read_files`, without being
     located first.
@@ -148,11 +150,6 @@ class ChunkIndex(ABC):
         """[n] masks: bit i is set where codec i was not used; None: all were used for all
         chunks.
         """
-        return None
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes of all chunks as they are stored; None: nobody knows."""
         return None
 
     def check(self, number: int) -> None:  # noqa: B027

@@ -48,11 +48,9 @@ from headrace.storage.hdf5.filters import check_filters, codecs_of
 from headrace.storage.hdf5.links import Versions
 from headrace.storage.hdf5.probe import doubt_of, is_as_stored, place_of
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 KEPT_FROM = 20_000
 """Chunks from which on a table is kept in the cache folder: fewer are counted in some 40 ms."""
-
-_SPARSE = 4  # times as many chunks as were written, from which on those are listed alone
 
 
 class HDF5Array:
@@ -115,8 +113,8 @@ class ChunkTable(ChunkIndex):
 
     Args:
         path, files: of the file which they lie in, and by which it is read.
-        table: [3, chunks] int64 of offsets, bytes (0: never written) and skipped filters.
-        numbers: of the chunks in `table`, sorted, where most were never written; None: it has all.
+        table: [3, written chunks] int64 of offsets, bytes and skipped filters.
+        numbers: of the chunks in `table`, sorted; None: it has all.
     """
 
     def __init__(
@@ -126,12 +124,14 @@ class ChunkTable(ChunkIndex):
         table: npt.NDArray[np.int64],
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._path, self._files = path, files
+        self._path = path
+        self._files = files
         offsets, sizes, masks = table
-        self._starts = SharedArray(np.where(sizes > 0, offsets, -1))
-        self._stops = SharedArray(np.where(sizes > 0, offsets + sizes, -1))
+        self._starts = SharedArray(offsets)
+        self._stops = SharedArray(offsets + sizes)
         self._masks = SharedArray(masks) if masks.any() else None
         self._numbers = None if numbers is None else SharedArray(numbers)
+        self.nbytes: int = int(sizes.sum())
 
     def _of(self, numbers: IntArray, column: SharedArray, missing: int) -> IntArray:
         if self._numbers is None:
@@ -144,27 +144,18 @@ class ChunkTable(ChunkIndex):
         return np.where(known[places] == numbers, column.array[places], missing)
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        return ByteRanges.in_file(
-            self._path, self._of(numbers, self._starts, -1), self._of(numbers, self._stops, -1)
-        )
+        starts = self._of(numbers, self._starts, -1)
+        return ByteRanges.in_file(self._path, starts, self._of(numbers, self._stops, -1))
 
     def unused_codecs(self, numbers: IntArray) -> IntArray | None:
         return None if self._masks is None else self._of(numbers, self._masks, 0)
-
-    @property
-    def nbytes(self) -> int:
-        return int((self._stops.array - self._starts.array).sum())
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
 
     def written(self) -> npt.NDArray[np.int64]:
         """The numbers of the chunks that were written."""
-        return (
-            np.flatnonzero(self._starts.array >= 0)
-            if self._numbers is None
-            else self._numbers.array
-        )
+        return np.arange(len(self._starts.array)) if self._numbers is None else self._numbers.array
 
 
 def rows_of(
@@ -338,43 +329,38 @@ def _table(
 ) -> ChunkTable | None:
     """Where the chunks lie; None: HDF5 may find others than those that it lists."""
     _, name, grid = names
-    number, version, shown = math.prod(grid.counts), versions.known, redact(versions.path)
+    version = versions.known
     assert version is not None
-    about = {
-        "of": hdf5.files.identity(versions.path),
-        "name": name,
-        "grid": [grid.shape, grid.chunks],
-    }
-    if versions.is_linked:  # the name is none of that file
-        about["header"] = h5py.h5o.get_info(dataset.id).addr
-    folder = cache_folder(cache_dir)
-    is_kept = number >= KEPT_FROM and version.tag is not None
-    kept = (
-        ArrayFile(os.fspath(folder), "chunks", about, TABLE_VERSION, ["<i8"]) if is_kept else None
-    )
-    table, numbers = None, None
-    arrays = None if kept is None else kept.loaded()
-    if arrays is not None and arrays[0].size == 3 * number:
-        table = arrays[0].reshape(3, number)
-    if table is None:
-        if (written := _counted(dataset, grid, shown)) is None:
+    shown = redact(versions.path)
+    folder = os.fspath(cache_folder(cache_dir))
+    kept: ArrayFile | None = None
+    arrays: Any = None
+    if math.prod(grid.counts) >= KEPT_FROM and version.tag is not None:
+        about = {
+            "of": hdf5.files.identity(versions.path),
+            "header": h5py.h5o.get_info(dataset.id).addr,
+            "grid": [grid.shape, grid.chunks],
+        }
+        kept = ArrayFile(folder, "chunks", about, TABLE_VERSION, ["<i8", "<i8"])
+        arrays = kept.loaded()
+    if arrays is None:
+        arrays = _counted(dataset, grid, shown)
+        if arrays is None:
             return None
-        numbers, table = written
-        if number <= max(KEPT_FROM, _SPARSE * len(numbers)):
-            whole = np.zeros((3, number), np.int64)
-            whole[:, numbers] = table
-            numbers, table = None, whole
-            if kept is not None:
-                with Unkept(str(folder), "tables of chunks are", "every start counts them anew"):
-                    kept.write([table.reshape(-1)])
+        if kept is not None:
+            with Unkept(folder, "tables of chunks are", "every start counts them anew"):
+                kept.write([arrays[0], arrays[1].reshape(-1)])
+    numbers = arrays[0]
+    table = arrays[1].reshape(3, len(numbers))
     outside = (table[0] < 0) | (table[1] < 0) | (table[0] > version.size - table[1])
     if outside.any():
-        at = np.flatnonzero(outside)[0]
-        place = grid.place(int(at if numbers is None else numbers[at]))
+        place = grid.place(int(numbers[np.flatnonzero(outside)[0]]))
         raise FormatError(
             f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} "
             "bytes"
         )
+    if len(numbers) == math.prod(grid.counts):
+        numbers = None
     return ChunkTable(versions.path, hdf5.files, table, numbers)
 
 

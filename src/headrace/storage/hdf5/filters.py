@@ -12,32 +12,6 @@ from headrace.errors import ConfigError, FormatError
 from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Lz4, Unshuffle, Zstd
 from headrace.storage.arrays.compressors import LEVELS, codec_versions, shuffles
 
-_NAMES = {
-    1: "deflate",
-    2: "shuffle",
-    3: "fletcher32",
-    4: "szip",
-    5: "nbit",
-    6: "scaleoffset",
-    305: "lzo",
-    32000: "lzf",
-}
-_OF_HDF5PLUGIN = {
-    307: "bzip2",
-    32001: "blosc",
-    32004: "lz4",
-    32008: "bitshuffle",
-    32013: "zfp",
-    32015: "zstd",
-    32017: "sz",
-}
-_OF_HDF5PLUGIN |= {
-    32018: "fcidecomp",
-    32024: "sz3",
-    32026: "blosc2",
-    32028: "sperr",
-    32033: "htj2k",
-}
 _CODECS: dict[int, Callable[[], Codec]] = {
     1: Inflate,
     3: Fletcher32,
@@ -48,9 +22,9 @@ _CODECS: dict[int, Callable[[], Codec]] = {
 _OF_COMPRESSIONS = {"lz4": (32004, ()), "zstd": (32015, (LEVELS["zstd"],))}
 
 
-def name_of(code: int) -> str:
-    """A filter's name, or its number."""
-    return _NAMES.get(code) or _OF_HDF5PLUGIN.get(code) or f"filter {code}"
+def name_of(filter_: tuple[int, int, tuple[int, ...], bytes]) -> str:
+    """The name of a filter, as the file says it, or its number."""
+    return filter_[3].decode("utf-8", "replace") or f"filter {filter_[0]}"
 
 
 def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
@@ -59,15 +33,17 @@ def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
     Raises:
         ValueError: there is one that we have not.
     """
-    plist, codecs = dataset.id.get_create_plist(), list[Codec]()
+    plist = dataset.id.get_create_plist()
+    codecs: list[Codec] = []
     for number in range(plist.get_nfilters()):
-        code, _, values, _ = plist.get_filter(number)
+        filter_ = plist.get_filter(number)
+        code, _, values, _ = filter_
         if code == 2:
             codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
         elif code in _CODECS:
             codecs.append(_CODECS[code]())
         else:
-            raise ValueError(f"filter {name_of(code)}")
+            raise ValueError(f"filter {name_of(filter_)}")
     return codecs
 
 
@@ -117,17 +93,11 @@ def check_filters(dataset: h5py.Dataset, where: str) -> None:
         FormatError: it lacks one; the message says where that is to be had.
     """
     plist = dataset.id.get_create_plist()
-    codes = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
-    missing = [code for code in codes if not h5py.h5z.filter_avail(code)]
-    if not missing:
-        return
-    if all(code in _OF_HDF5PLUGIN for code in missing):
-        remedy = "pip install hdf5plugin, and import it"
-    else:
-        remedy = (
-            "hdf5plugin has not all of them either: register the filter with HDF5 "
+    filters = [plist.get_filter(number) for number in range(plist.get_nfilters())]
+    missing = [one for one in filters if not h5py.h5z.filter_avail(one[0])]
+    if missing:
+        raise FormatError(
+            f"{where} is packed with {', '.join(map(name_of, missing))}, which h5py lacks: pip "
+            "install hdf5plugin, and import it; or register the filter with HDF5 "
             "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
         )
-    raise FormatError(
-        f"{where} is packed with {', '.join(map(name_of, missing))}, which h5py lacks: {remedy}"
-    )

@@ -61,15 +61,12 @@ class _OneRange(ChunkIndex):
 
     def __init__(self, path: str, files: Files, begin: int, end: int) -> None:
         self._path, self._files, self._begin, self._end = path, files, begin, end
+        self.nbytes = end - begin
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
         return ByteRanges.in_file(
             self._path, np.full(len(numbers), self._begin), np.full(len(numbers), self._end)
         )
-
-    @property
-    def nbytes(self) -> int | None:
-        return self._end - self._begin
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
