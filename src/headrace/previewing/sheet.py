@@ -113,7 +113,7 @@ def _fonts() -> list[Any]:
 @functools.lru_cache(maxsize=4096)
 def _has(font: Any, letter: str) -> bool:
     """True if a font has a letter: for those that it lacks it draws one and the same box."""
-    if " " <= letter <= "~":
+    if letter <= "~":  # a line break alone can't be drawn
         return True
     drawn = font.getmask(letter)
     box = font.getmask("\U0010ffff")
