@@ -29,7 +29,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.storage.text import records
 from headrace.storage.text.chats import ASSISTANT, Chat, are_messages, chat_field, chat_of
-from headrace.storage.text.plain import decoded
+from headrace.storage.text.plain import undecodable
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import identity_of, token_arrays
 
@@ -138,7 +138,10 @@ class Texts(TextDecoder):
         if value is None:
             raise FormatError(f"column {column!r} has no value (null) there")
         if isinstance(value, bytes):
-            return decoded(value, self.options.encoding, self.options.errors, lambda: 0)
+            try:
+                return value.decode(self.options.encoding, self.options.errors)
+            except UnicodeDecodeError as error:
+                raise undecodable(error, 0) from None
         return record if self.name == CHAT else value
 
     def text_and_target(self, index: int, record: Any) -> tuple[Any, Any]:
@@ -147,9 +150,9 @@ class Texts(TextDecoder):
         Raises:
             FormatError: there is no text, or no target.
         """
-        row = self.row(index, record)
         if self.options.column is not None:
-            return _text_or_ids(row, self.options.column), None
+            return _text_or_ids(self.row(index, record), self.options.column), None
+        row = self.source.row(index, record)
         if self.name != "record":
             return row, None
         try:

@@ -19,7 +19,7 @@ from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.storage.files import FilesSource
 from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
-from headrace.storage.text.plain import Room, decoded, decompressed, pieces_of
+from headrace.storage.text.plain import Room, decompressed, pieces_of, undecodable
 
 _MARK = "\ufeff"
 
@@ -143,8 +143,10 @@ class TextFilesSource(FilesSource):
         Raises:
             FormatError: it is damaged, or too large, or no text of the encoding.
         """
-        text = decoded(self._content(index, record), *self._codec, lambda: 0)
-        return text.removeprefix(_MARK)
+        try:
+            return self._content(index, record).decode(*self._codec).removeprefix(_MARK)
+        except UnicodeDecodeError as error:
+            raise undecodable(error, 0) from None
 
     def _content(self, index: int, record: bytes) -> bytes:
         return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)

@@ -161,21 +161,28 @@ class Places:
             AccessError: the file is gone, or another one.
         """
         groups = numbers // GROUP
-        begins = self._edges.take(groups)
         widths = self._widths.take(groups)
-        blocks = numbers // BLOCK % (GROUP // BLOCK)
-        steps = numbers % BLOCK
-        starts = self.arrays.rows("<i8", 1, begins // 8 + blocks)[:, 0].astype(np.int64)
-        ends = np.empty_like(starts)
+        if not widths.size or (widths == widths[0]).all():  # the usual case
+            return self._reach(numbers, groups, int(widths[0]) if widths.size else 1)
+        starts = np.empty(len(numbers), np.int64)
+        ends = np.empty(len(numbers), np.int64)
         for width in distinct(widths).tolist():
-            chosen = np.flatnonzero(widths == width)
-            # groups begin at multiples of 512 bytes
-            rows = (begins[chosen] + _NOTED) // (width * BLOCK) + blocks[chosen]
-            distances = self.arrays.rows(_DTYPES[width], BLOCK, rows)
-            before = _BEFORE.take(steps[chosen], axis=0)
-            starts[chosen] += (distances * before).sum(axis=1, dtype=np.int64)
-            ends[chosen] = starts[chosen] + distances[np.arange(len(chosen)), steps[chosen]]
+            chosen = widths == width
+            starts[chosen], ends[chosen] = self._reach(numbers[chosen], groups[chosen], width)
         return starts, ends
+
+    def _reach(self, numbers: IntArray, groups: IntArray, width: int) -> tuple[IntArray, IntArray]:
+        """Those of groups of one width."""
+        begins = self._edges.take(groups)
+        blocks = (numbers // BLOCK) & (GROUP // BLOCK - 1)
+        steps = numbers & (BLOCK - 1)
+        starts = self.arrays.rows("<i8", 1, begins // 8 + blocks)[:, 0]
+        # groups begin at multiples of 512 bytes
+        rows = (begins + _NOTED) // (width * BLOCK) + blocks
+        distances = self.arrays.rows(_DTYPES[width], BLOCK, rows)
+        own = distances.reshape(-1).take(steps + np.arange(0, distances.size, BLOCK))
+        places = starts + (distances * _BEFORE.take(steps, axis=0)).sum(axis=1, dtype=np.int64)
+        return places, places + own
 
     def distances(self, count: int) -> IntArray:
         """From each of the first so many places to the next ([count] int64)."""

@@ -284,20 +284,13 @@ def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterat
         raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
 
 
-def decoded(data: bytes, encoding: str, errors: str, begins: Callable[[], int]) -> str:
-    """The text of some bytes. (`begins`: the offset of the first in its file.)
-
-    Raises:
-        FormatError: they are not of the encoding; the message names the offset.
-    """
-    try:
-        return data.decode(encoding, errors)
-    except UnicodeDecodeError as error:
-        offset = begins() + error.start
-        remedy = "pass encoding= or errors="
-        if offset == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            remedy = "it begins as UTF-16 does: pass encoding='utf-16'"
-        raise FormatError(
-            f"byte 0x{data[error.start]:02x} at offset {offset:,} is no {encoding} "
-            f"({error.reason}); {remedy}"
-        ) from None
+def undecodable(error: UnicodeDecodeError, begin: int) -> FormatError:
+    """The error of bytes that are no text, of which the first stands at `begin` in its file."""
+    offset = begin + error.start
+    remedy = "pass encoding= or errors="
+    if offset == 0 and error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+        remedy = "it begins as UTF-16 does: pass encoding='utf-16'"
+    return FormatError(
+        f"byte 0x{error.object[error.start]:02x} at offset {offset:,} is no {error.encoding} "
+        f"({error.reason}); {remedy}"
+    )

@@ -35,7 +35,7 @@ from headrace.storage.text import records
 from headrace.storage.text.files import Texts
 from headrace.storage.text.line_index import Arrays, HeldArrays, Places, PlacesEncoder
 from headrace.storage.text.lines import Newline, strip_end
-from headrace.storage.text.plain import Room, decoded, is_compressed, plain_copy, shows_lines
+from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines, undecodable
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
 
 KEPT_FROM = 64 << 20
@@ -364,7 +364,10 @@ class LinesSource(Locatable):
         Raises:
             FormatError: it is no text of the encoding, or no such record.
         """
-        text = decoded(record, *self.codec, lambda: self.offset_of(index))
+        try:
+            text = record.decode(*self.codec)
+        except UnicodeDecodeError as error:
+            raise undecodable(error, self.offset_of(index)) from None
         if not self.has_records:
             return text
         number = self.file_of(index)
