@@ -98,7 +98,7 @@ INSIDE = {
     """,
     "storage/text": "lines plain records chats line_index scan files source",
     "storage/table": """
-        library messages encrypted columns in_place files parquet arrow source arrays
+        library columns in_place files parquet arrow source arrays
     """,
     "storage/tar": "index source",
     "storage/tokens": "source packed joined",

@@ -34,6 +34,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.class_folders import folder_targets
+from headrace.storage.table import library
 from tests.io.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
@@ -460,6 +461,7 @@ class TestTables:
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(FormatError, match=r"labels\.parquet"):
             given_targets(str(path), files)
+        library.pyarrow.cache_clear()
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(ConfigError, match=r"pip install 'headrace\[arrow\]'"):
             given_targets(str(path), files)

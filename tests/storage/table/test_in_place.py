@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_shapes_that_datasets_notes(tmp_path: Path) -> None:
     table = table.replace_schema_metadata({b"huggingface": note})
     with (
         TableDataset(write(tmp_path / "b.arrow", table), "image") as dataset,
-        pytest.raises(FormatError, match="12"),
+        pytest.raises(FormatError, match=r"\[3, 4\]"),
     ):
         dataset.sample_source.read([N - 1])
 
@@ -150,10 +149,3 @@ def test_damaged_bytes_are_errors_or_other_values(tmp_path: Path) -> None:
         except HeadraceError:
             errors += 1
     assert 0 < errors < 60
-
-
-def test_other_byte_orders_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.arrow", pa.table({"x": range(N)}))
-    monkeypatch.setattr(sys, "byteorder", "big")
-    with TableDataset(path, "x") as dataset:
-        assert "record batch at a time" in dataset.explain() and int(dataset[7]) == 7

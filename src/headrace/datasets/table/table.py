@@ -27,9 +27,8 @@ from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.table.arrays import open_arrays
 from headrace.storage.table.columns import (
     holds_images,
-    is_bytes,
     is_categorical,
-    is_text,
+    what_is,
 )
 from headrace.storage.table.files import TABLES, classes_in, hold_arrays
 from headrace.storage.table.source import TableSource, open_tables
@@ -49,7 +48,7 @@ class TableDataset(BaseDataset):
     Numbers are tensors of their dtype, lists of numbers 1-D tensors, texts str, and bytes bytes;
     lists and structs of these are lists and dicts. Row groups of Parquet files and record batches
     of Arrow files are the blocks of ``shuffle="block"``; each is decoded once for all rows of a
-    batch. Record batches of local, uncompressed Arrow files are memory-mapped. A table that
+    batch. Of local, uncompressed Arrow files only the rows are read. A table that
     HuggingFace's `datasets` saved is opened in place.
 
     In NumPy files the rows of each array are samples: tensors for .npy, dicts of the arrays for
@@ -188,7 +187,7 @@ class TableDataset(BaseDataset):
             if is_one and image is not None:
                 rows = image.format
             else:
-                lists = [name for name, kind in kinds.items() if is_text(kind) or is_bytes(kind)]
+                lists = [name for name, kind in kinds.items() if what_is(kind) in ("text", "bytes")]
                 rows = TableDecoder(source.specs, lists, is_one, image, cast_to)
         super().__init__(
             source,
@@ -248,8 +247,6 @@ def _names_of(columns: Any, image_column: str | None) -> tuple[tuple[str, ...] |
 
 def _targets(source: TableSource, name: str) -> tuple[Any, list[str]]:
     """The targets, and the names of their classes."""
-    for table in source.tables:
-        table.check([name])
     values = source.column(name)
     if isinstance(values, list):
         for row, value in enumerate(values):

@@ -1,11 +1,16 @@
 """Arrow files and streams: of record batches that lie on this machine as they are in memory only
 the rows are read, others are read as a whole and decoded by pyarrow.
+
+An Arrow file ends with a footer that says where its record batches lie; a stream, as HuggingFace's
+`datasets` writes it under the same ending, is a chain of messages, each of which says how long it
+is. pyarrow reads the messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,46 +26,192 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
-from headrace.storage.table.columns import Column
-from headrace.storage.table.files import Block, TableFile, unknown
-from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits
-from headrace.storage.table.library import pyarrow, read_batch
-from headrace.storage.table.messages import CONTINUED, Layout, Message, layout_of
+from headrace.storage.table.files import CONTINUED, MAGIC, Block, TableFile
+from headrace.storage.table.in_place import Batch, StoredRows, batch_of, fits, read_batch
+from headrace.storage.table.library import opened, pyarrow, zeros
 
 # bytes of a stream that are read at once to look for its messages
-_LOCAL, _REMOTE = 4 << 10, 1 << 20
+_LOCAL = 4 << 10
+_REMOTE = 1 << 20
+_TAIL = 64 << 10  # bytes at the end of a file that are read first
+_LONGEST = 256 << 20  # bytes of the metadata of a message
+_MOST_ROWS = 1 << 40  # of a record batch
+_BLOCK = np.dtype([("start", "<i8"), ("metadata", "<i4"), ("pad", "<i4"), ("body", "<i8")])
+"""Where a message lies, as the footer of a file has it."""
 
 
-def _layout(files: Files, path: str, window: int) -> Layout:
-    def read(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return files.read_each(ByteRanges.of([(path, start, stop) for start, stop in ranges]))
+class _Layout(NamedTuple):
+    """Where the parts of an Arrow file lie: first byte and end of the messages with the schema and
+    with dictionaries ([n, 2]), and of the record batches, with their rows ([n, 3]).
+    """
 
-    return layout_of(read, files.version(path).size, window)
+    heads: IntArray
+    batches: IntArray
+
+
+class _Scan:
+    """Finds the messages of an Arrow file or stream.
+
+    Args:
+        files: by which it is read.
+        path: of the file.
+        window: bytes that are read at once to look for messages of a stream.
+    """
+
+    def __init__(self, files: Files, path: str, window: int) -> None:
+        self._files = files
+        self._path = path
+        self._window = window
+        self.size = files.version(path).size
+
+    def layout(self) -> _Layout:
+        """Where the parts lie.
+
+        Raises:
+            FormatError: the file is no Arrow file, or a damaged one; the message does not name it.
+        """
+        try:
+            if self._read([(0, min(self.size, 8))])[0].startswith(MAGIC):
+                return self._of_file()
+            return self._of_stream()
+        except (struct.error, pyarrow().ArrowException, OSError, ValueError) as error:
+            raise FormatError(f"its messages can't be read ({error})") from error
+
+    def _read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._files.read_each(
+            ByteRanges.of([(self._path, start, stop) for start, stop in ranges])
+        )
+
+    def _of_file(self) -> _Layout:
+        size = self.size
+        tail = self._read([(max(0, size - _TAIL), size)])[0]
+        if not tail.endswith(MAGIC) or size < 20:
+            raise FormatError("it does not end as Arrow files do: it is cut short")
+        length = int.from_bytes(tail[-10:-6], "little", signed=True)
+        if not 0 < length <= size - 18:
+            raise FormatError(f"its footer would have {length:,} bytes")
+        if length + 10 > len(tail):
+            tail = self._read([(size - 10 - length, size)])[0]
+        footer = tail[-10 - length : -10]
+        others = _blocks(footer, 2)
+        blocks = _blocks(footer, 3)
+        for block in np.concatenate([others, blocks]).tolist():
+            start, metadata, _, body = block
+            stop = start + metadata + body
+            if not (start >= 8 and 8 <= metadata <= _LONGEST and body >= 0 and stop <= size):
+                raise FormatError(
+                    f"its footer names bytes {start:,} to {stop:,}, and it has {size:,}"
+                )
+        schema = next(self._messages(8), None)
+        if schema is None:
+            raise FormatError("there is no message behind its first bytes")
+        heads = [(block["start"], block["start"] + block["metadata"]) for block in blocks]
+        batches = []
+        for block, data in zip(blocks.tolist(), self._read(heads), strict=True):
+            start, metadata, _, body = block
+            message = self._message(data, start)
+            if message.type != "record batch" or message.body.size > body:
+                raise FormatError(f"there is no record batch at byte {start:,}")
+            batches.append((start, start + metadata + body, _rows(message, start)))
+        ends = [(one["start"], one["start"] + one["metadata"] + one["body"]) for one in others]
+        return _layout_of([schema[:2], *ends], batches)
+
+    def _of_stream(self) -> _Layout:
+        heads = list[tuple[int, int]]()
+        batches = []
+        for start, stop, message in self._messages(0):
+            if message.type == ("dictionary" if heads else "schema"):
+                heads.append((start, stop))
+            elif message.type == "record batch" and heads:
+                batches.append((start, stop, _rows(message, start)))
+            else:
+                raise FormatError(f"there is no message that belongs there at byte {start:,}")
+        if not heads:
+            raise FormatError("it is empty")
+        return _layout_of(heads, batches)
+
+    def _messages(self, start: int) -> Iterator[tuple[int, int, Any]]:
+        """First byte, end and message of each; a stream ends with its file, or with a message of
+        no bytes.
+        """
+        data = b""
+        begin = 0
+        while start < self.size:
+            if not begin <= start <= start + 8 <= begin + len(data):
+                data = self._read([(start, min(self.size, start + self._window))])[0]
+                begin = start
+            head = message_head(data[start - begin :])
+            if head == 0:
+                return
+            if not 0 < head <= min(_LONGEST, self.size - start):
+                raise FormatError(
+                    f"a message at byte {start:,} would have {head:,} bytes: it is cut short, or "
+                    "no Arrow file"
+                )
+            if start + head > begin + len(data):
+                stop = min(self.size, start + max(self._window, head))
+                data = self._read([(start, stop)])[0]
+                begin = start
+            message = self._message(data[start - begin : start - begin + head], start)
+            stop = start + head + message.body.size
+            yield start, stop, message
+            start = stop
+
+    def _message(self, head: bytes, start: int) -> Any:
+        """A message of its metadata, with a body that is all zeros."""
+        left = self.size - start - len(head)
+        return pyarrow().ipc.read_message(opened([memoryview(head)], left, zeros))
+
+
+def message_head(data: bytes) -> int:
+    """Bytes of a message before its body, by its first eight bytes; 0: it is the end mark."""
+    at = 8 if data.startswith(CONTINUED) else 4  # before Arrow 0.15
+    length: int = struct.unpack_from("<i", data, at - 4)[0]
+    return length and at + length
+
+
+def _rows(message: Any, start: int) -> int:
+    pa = pyarrow()
+    rows: int = pa.ipc.read_record_batch(message, pa.schema([])).num_rows
+    if not 0 <= rows <= _MOST_ROWS:
+        raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
+    return rows
+
+
+def _blocks(footer: bytes, field: int) -> npt.NDArray[Any]:
+    """A vector of the footer, which is a FlatBuffer (https://flatbuffers.dev/internals): pyarrow
+    does not say where messages lie.
+    """
+    root = struct.unpack_from("<I", footer)[0]
+    vtable = root - struct.unpack_from("<i", footer, root)[0]
+    if 4 + 2 * field >= struct.unpack_from("<H", footer, vtable)[0]:
+        return np.zeros(0, _BLOCK)
+    offset = struct.unpack_from("<H", footer, vtable + 4 + 2 * field)[0]
+    if not offset:
+        return np.zeros(0, _BLOCK)
+    at = root + offset + struct.unpack_from("<I", footer, root + offset)[0]
+    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, at)[0], at + 4)
+
+
+def _layout_of(heads: Sequence[Any], batches: Sequence[Any]) -> _Layout:
+    return _Layout(
+        np.array(heads, np.int64).reshape(-1, 2), np.array(batches, np.int64).reshape(-1, 3)
+    )
+
+
+def _head(files: Files, path: str, layout: _Layout) -> bytes:
+    """The schema and all dictionaries: with these each record batch is a stream of its own."""
+    return files.read_joined(ByteRanges.in_file(path, *layout.heads.T))
 
 
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    layout = _layout(files, url, _REMOTE)
-    messages = [layout.schema, *layout.dictionaries, *layout.batches]
+    layout = _Scan(files, url, _REMOTE).layout()
     head = np.frombuffer(_head(files, url, layout), np.uint8)
-    return [
-        np.array([len(layout.dictionaries)], np.int64),
-        np.array(messages, np.int64).reshape(-1),
-        head,
-    ]
+    return [layout.batches.reshape(-1), head]
 
 
-def _head(files: Files, path: str, layout: Layout) -> bytes:
-    """The schema and all dictionaries: with these each record batch is a stream of its own."""
-    heads = [
-        (path, message.start, message.stop) for message in (layout.schema, *layout.dictionaries)
-    ]
-    return b"".join(files.read_each(ByteRanges.of(heads)))
-
-
-INDEX = IndexKind("arrow", 1, ("<i8", "<i8", "u1"), _make_index)
-"""How many dictionaries there are; and of the schema, these and all record batches where they lie,
-their rows, and whether they are compressed; and the bytes of schema and dictionaries.
-"""
+INDEX = IndexKind("arrow", 2, ("<i8", "u1"), _make_index)
+"""Where the record batches lie, and their rows; and the bytes of schema and dictionaries."""
 
 
 class _Known(NamedTuple):
@@ -95,25 +246,18 @@ class ArrowTable(TableFile):
         self._files = files
         try:
             if files.is_remote:
-                count, table, head = index_of(cast(RemoteFiles, files), path, INDEX)
+                table, head = index_of(cast(RemoteFiles, files), path, INDEX)
                 self._head = head.tobytes()
-                messages = [
-                    Message(row[0], row[1], row[2], bool(row[3]))
-                    for row in table.reshape(-1, 4).tolist()
-                ]
-                layout = Layout(
-                    messages[0], messages[1 : 1 + int(count[0])], messages[1 + int(count[0]) :]
-                )
+                places = table.reshape(-1, 3)
             else:
-                layout = _layout(files, path, _LOCAL)
+                layout = _Scan(files, path, _LOCAL).layout()
                 self._head = _head(files, path, layout)
+                places = layout.batches
         except FormatError as error:
-            raise unknown(shown, "Arrow", error) from error
-        places = np.array([batch[:3] for batch in layout.batches], np.int64).reshape(-1, 3)
+            raise FormatError(f"{shown} is no Arrow file, or a damaged one: {error}") from error
         self._known: _Known | None = None
-        self._starts, self._stops = SharedArray(places[:, 0]), SharedArray(places[:, 1])
-        self.is_packed: bool = any(batch.is_packed for batch in (layout.schema, *layout.batches))
-        """True if buffers are compressed, or of another byte order."""
+        self._starts = SharedArray(places[:, 0])
+        self._stops = SharedArray(places[:, 1])
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema
             names = schema.names
@@ -126,28 +270,33 @@ class ArrowTable(TableFile):
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
         self._known = None
-        is_plain = not self._files.is_remote and not self.is_packed
-        self.is_in_place = is_plain and all(fits(self.schema.field(name).type) for name in names)
+        self.is_in_place = False
+        types = [self.schema.field(name).type for name in names]
+        if self._files.is_remote or not self.rows.any() or not all(map(fits, types)):
+            return
+        # zeros can't be decompressed
+        with asking("pyarrow", self.shown), contextlib.suppress(OSError):
+            self.is_in_place = self._batch(int((self.rows > 0).argmax())) is not None
 
     @property
     def nbytes(self) -> IntArray:
         # of compressed ones more, and nobody says how much
         stored: IntArray = self._stops.array - self._starts.array
-        return np.maximum(stored, self.rows * self.fixed_nbytes) if self.is_packed else stored
+        return np.maximum(stored, self.rows * self.fixed_nbytes)
 
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
         if self.is_in_place:
             return [ByteRanges.of([])] * len(blocks)
-        numbers = np.asarray(blocks, np.int64)
-        starts, stops = self._starts.array[numbers], self._stops.array[numbers]
+        numbers = np.asarray(blocks, np.int64)[:, None]
+        starts = self._starts.array[numbers]
+        stops = self._stops.array[numbers]
         return [
-            ByteRanges.in_file(self.path, starts[at : at + 1], stops[at : at + 1])
-            for at in range(len(numbers))
+            ByteRanges.in_file(self.path, start, stop)
+            for start, stop in zip(starts, stops, strict=True)
         ]
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        """As in `TableFile`: columns lie in what is held, where they are not compressed."""
-        return read_batch([memoryview(self._head), held[0][1]], self.schema, self.chosen.names)
+        return read_batch([memoryview(self._head), held[0][1]], self.schema, self.names)
 
     def take(self, blocks: IntArray, rows: IntArray) -> Block:
         """Rows of record batches that lie as they are in memory.
@@ -164,34 +313,38 @@ class ArrowTable(TableFile):
             known = self._learn(blocks)
             starts, stops = known.places[:, blocks]
             stored = StoredRows(self._files, self.path, rows, starts.T, stops.T)
-            columns = dict[str, Column]()
-            for name, array in zip(self.chosen.names, known.arrays, strict=True):
-                columns[name] = stored.column(name, array, self.chosen.shapes.get(name))
-            return Block(columns, len(rows), 0)
+            return self.block(list(map(stored.column, known.arrays)), len(rows), 0)
 
     def _learn(self, blocks: IntArray) -> _Known:
         """What is known of record batches, these among them."""
         known = self._known
         if known is None:
-            first = self._batch(int(blocks[0]))
+            first = self._plain_batch(int(blocks[0]))
             places = np.empty((2, len(self.rows), len(first.starts)), np.int64)
             known = _Known(first.arrays, places, np.zeros(len(self.rows), bool))
             self._known = known  # of threads that come here together each goes on with its own
         for number in distinct(blocks[~known.is_known[blocks]]).tolist():
-            batch = self._batch(number)
+            batch = self._plain_batch(number)
             known.places[:, number] = batch.starts, batch.stops
             known.is_known[number] = True
         return known
 
-    def _batch(self, number: int) -> Batch:
-        start, stop = int(self._starts.array[number]), int(self._stops.array[number])
-        begin = self._read(start, min(stop, start + _LOCAL))
-        at = 8 if begin.startswith(CONTINUED) else 4  # before Arrow 0.15
-        body = start + at + struct.unpack_from("<i", begin, at - 4)[0]
-        metadata = begin[: body - start]
-        if body - start > len(begin):
-            metadata = self._read(start, body)
-        return batch_of(self._head, metadata, body, stop, self.schema, self.chosen.names)
+    def _plain_batch(self, number: int) -> Batch:
+        batch = self._batch(number)
+        if batch is None:
+            raise FormatError(
+                f"{self.where(number)} is compressed, and others are not: write the file again"
+            )
+        return batch
+
+    def _batch(self, number: int) -> Batch | None:
+        start = int(self._starts.array[number])
+        stop = int(self._stops.array[number])
+        data = self._read(start, min(stop, start + _LOCAL))
+        head = message_head(data)
+        if head > len(data):
+            data = self._read(start, start + head)
+        return batch_of(self._head, data[:head], start + head, stop, self.schema, self.names)
 
     def _read(self, start: int, stop: int) -> bytes:
         return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))

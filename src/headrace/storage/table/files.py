@@ -5,13 +5,11 @@ of rows that are decoded together.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +22,14 @@ from headrace.io.paths import is_url, named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.resolve.contents import BOOKKEEPING, READERS
 from headrace.io.resolve.file_set import FileSet, Kind
-from headrace.storage.table.columns import Column, Shapes, column_of, refused, spec_of, whole_array
-from headrace.storage.table.messages import CONTINUED, MAGIC
+from headrace.storage.table.columns import Column, column_of, refused, spec_of
 
-PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUMPY"
+PARQUET_MAGIC = b"PAR1"
+NPY_MAGIC = b"\x93NUMPY"
+MAGIC = b"ARROW1"
+"""What an Arrow file begins and ends with."""
+CONTINUED = b"\xff\xff\xff\xff"
+"""What each message of a stream begins with, and so the stream."""
 _ARRAYS = (".npy", ".npz")
 _SPLIT = re.compile(
     r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
@@ -124,9 +126,8 @@ def _is_array(path: str) -> bool:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
 
-@dataclass(slots=True)
-class Block:
-    """The decoded columns of a row group or a record batch.
+class Block(NamedTuple):
+    """The columns of a row group or a record batch, or of some rows.
 
     Attributes:
         columns: by name.
@@ -142,19 +143,6 @@ class Block:
         return self.rows
 
 
-@dataclass(slots=True)
-class Chosen:
-    """The columns that are read.
-
-    Attributes:
-        names: of the columns.
-        shapes: see `headrace.storage.table.columns.Shapes`.
-    """
-
-    names: tuple[str, ...]
-    shapes: Shapes = field(default_factory=dict)
-
-
 class TableFile(ABC):
     """A file of a table. Travels to workers.
 
@@ -165,7 +153,7 @@ class TableFile(ABC):
         rows: [blocks] int64, of each block.
 
     Attributes:
-        chosen: the columns that are read: see `choose`.
+        names: of the columns that are read: see `choose`.
     """
 
     kind: str
@@ -176,10 +164,14 @@ class TableFile(ABC):
     """What several are called."""
     is_in_place = False
     """True if of a block only the bytes of rows are read: see `take`."""
-    chosen: Chosen
+    names: tuple[str, ...] = ()
 
     def __init__(self, path: str, shown: str, schema: Any, rows: IntArray) -> None:
-        self.path, self.shown, self.schema, self.rows = path, shown, schema, rows
+        self.path = path
+        self.shown = shown
+        self.schema = schema
+        self.rows = rows
+        self._shapes = shapes_in(schema)
 
     def choose(self, names: Sequence[str]) -> None:
         """Says which columns are read.
@@ -188,48 +180,35 @@ class TableFile(ABC):
             MissingNameError: one is not there; the message lists those that are.
             FormatError: no sample can hold one.
         """
-        self.check(names)
-        shapes = shapes_in(self.schema)
-        self.chosen = Chosen(tuple(names), {name: shapes[name] for name in names if name in shapes})
-
-    def check(self, names: Sequence[str]) -> None:
-        """Raises the errors of `choose`."""
+        self.names = tuple(names)
         for name in names:
-            if (count := self.schema.names.count(name)) != 1:
+            count = self.schema.names.count(name)
+            if count != 1:
                 what = f"has no column {name!r}" if not count else f"has {count} columns {name!r}"
                 raise MissingNameError(
                     f"{self.shown} {what}; it has: {listed_names(set(self.schema.names), name)}"
                 )
-            if (kind := refused(self.schema.field(name).type)) is not None:
+            kind = refused(self.schema.field(name).type)
+            if kind is not None:
                 raise FormatError(
                     f"{self.shown}: column {name!r} is of type {kind}, which no tensor can hold: "
-                    "leave it out with columns=[...], or write "
-                    "it as a number or a text"
+                    "leave it out with columns=[...], or write it as a number or a text"
                 )
 
     @property
     def kinds(self) -> dict[str, str]:
         """The types of the columns that are read, in words."""
-        return {name: str(self.schema.field(name).type) for name in self.chosen.names}
+        return {name: str(self.schema.field(name).type) for name in self.names}
 
     def spec(self, name: str) -> ArraySpec | None:
-        """Shape and dtype of the values of a column that is read, if they are alike; else None."""
-        return spec_of(self.schema.field(name).type, self.chosen.shapes.get(name))
+        """Shape and dtype of the values of a column, if they are alike; else None."""
+        return spec_of(self.schema.field(name).type, self._shapes.get(name))
 
     @property
     def fixed_nbytes(self) -> int:
-        """Bytes that a row takes of the columns whose values are alike."""
-        specs = [spec for name in self.chosen.names if (spec := self.spec(name)) is not None]
-        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
-
-    @property
-    def mask_nbytes(self) -> int:
-        """Bytes of the bits that say which numbers of a row are there, of the same columns."""
-        return sum(
-            -(-math.prod(spec.shape) // 8)
-            for name in self.chosen.names
-            if (spec := self.spec(name)) is not None
-        )
+        """Bytes that a row takes of the columns that are read whose values are alike."""
+        specs = [self.spec(name) for name in self.names]
+        return sum(spec.nbytes for spec in specs if spec is not None)
 
     @abstractmethod
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
@@ -260,15 +239,15 @@ class TableFile(ABC):
                     f"{self.where(block)} has {table.num_rows:,} rows, not {self.rows[block]:,}: "
                     "the file is damaged"
                 )
-            shapes = self.chosen.shapes
-            columns = dict[str, Column]()
-            for name in self.chosen.names:
-                array = whole_array(table.column(name))
-                array.validate()  # that buffers are as long as so many rows need
-                columns[name] = column_of(name, array, shapes.get(name))
-            for column in columns.values():
-                column.settle()
-            return Block(columns, table.num_rows, table.nbytes)
+            arrays = [table.column(name) for name in self.names]
+            return self.block(arrays, table.num_rows, table.nbytes)
+
+    def block(self, arrays: Sequence[Any], rows: int, nbytes: int) -> Block:
+        """A block of arrays of pyarrow's, one for each column that is read."""
+        columns = {}
+        for name, array in zip(self.names, arrays, strict=True):
+            columns[name] = column_of(name, array, self._shapes.get(name))
+        return Block(columns, rows, nbytes)
 
     def take(self, blocks: IntArray, rows: IntArray) -> Block:
         """Rows of blocks, [n] each; only where `is_in_place`."""
@@ -288,16 +267,12 @@ def shapes_in(schema: Any) -> dict[str, tuple[int, ...]]:
     """The shapes that HuggingFace's `datasets` notes of columns that are lists of lists in the
     file (`Array2D` and so on).
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for name, feature in features_in(schema).items():
-        shape = (
-            feature.get("shape")
-            if isinstance(feature, dict) and str(feature.get("_type", "")).startswith("Array")
-            else None
-        )
-        if isinstance(shape, list) and all(
-            isinstance(extent, int) and extent >= 0 for extent in shape
-        ):
+    found = {}
+    for name in schema.names:
+        shape = None
+        if str(feature_in(schema, name).get("_type")).startswith("Array"):
+            shape = feature_in(schema, name).get("shape")
+        if isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape):
             found[name] = tuple(shape)
     return found
 
@@ -306,25 +281,16 @@ def classes_in(schema: Any, name: str) -> list[str]:
     """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers
     (`ClassLabel`); else [].
     """
-    feature = features_in(schema).get(name)
-    names = (
-        feature.get("names")
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        else None
-    )
-    return [str(one) for one in names] if isinstance(names, list) else []
+    feature = feature_in(schema, name)
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return list(map(str, names)) if isinstance(names, list) else []
 
 
-def features_in(schema: Any) -> dict[str, Any]:
-    """What HuggingFace's `datasets` notes of the columns, by name."""
+def feature_in(schema: Any, name: str) -> dict[str, Any]:
+    """What HuggingFace's `datasets` notes of a column."""
     try:
         noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = noted["info"]["features"]
+        feature = noted["info"]["features"][name]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return features if isinstance(features, dict) else {}
-
-
-def unknown(path: str, kind: str, error: object) -> FormatError:
-    """The error of a file that is not what it should be."""
-    return FormatError(f"{redact(path)} is no {kind} file, or a damaged one: {error}")
+    return feature if isinstance(feature, dict) else {}

@@ -16,10 +16,9 @@ from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.storage.table.encrypted import encrypted_leaves
-from headrace.storage.table.files import PARQUET_MAGIC, TableFile, unknown
+from headrace.storage.table.columns import inner_types
+from headrace.storage.table.files import PARQUET_MAGIC, TableFile
 from headrace.storage.table.library import HeldBytes, pyarrow
 
 TAIL = 64 << 10
@@ -27,6 +26,7 @@ TAIL = 64 << 10
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _PAGE_HEADS = 4 << 10  # bytes of the headers and statistics of a few data pages
 _ENCRYPTED_MAGIC = b"PARE"
+_IS_ENCRYPTED = "is encrypted, or some of its columns are, which is not supported: decrypt it"
 _SIGNATURE = 28  # bytes after the footer, in files with encrypted columns
 
 
@@ -47,97 +47,57 @@ class ParquetTable(TableFile):
     def __init__(self, path: str, shown: str, files: Files, tail: bytes) -> None:
         self.files = files
         self._size = files.version(path).size
-        if tail.endswith(_ENCRYPTED_MAGIC):
-            raise FormatError(
-                f"{redact(shown)} is a Parquet file with an encrypted footer, which is not "
-                "supported: write it again without encryption"
-            )
-        if len(tail) < 12 or not tail.endswith(PARQUET_MAGIC):
-            raise unknown(
-                shown,
-                "Parquet",
-                "it does not end as one does, and is cut short, or was never closed",
-            )
         length = int.from_bytes(tail[-8:-4], "little")
-        if length + 12 > self._size:
-            raise unknown(
-                shown,
-                "Parquet",
-                f"its footer would have {length:,} bytes, and it has {self._size:,} in all",
+        if tail.endswith(_ENCRYPTED_MAGIC):
+            raise FormatError(f"{shown} {_IS_ENCRYPTED}")
+        if len(tail) < 12 or not tail.endswith(PARQUET_MAGIC) or length + 12 > self._size:
+            raise FormatError(
+                f"{shown} is no Parquet file, or a damaged one: it does not end as one does, or "
+                "is cut short"
             )
         self._end = self._size - length - 8  # of the row groups
         if length + 8 > len(tail):
-            tail = files.read_joined(ByteRanges.of([(path, self._size - length - 8, self._size)]))
+            tail = files.read_joined(ByteRanges.of([(path, self._end, self._size)]))
         held = HeldBytes(self._size, [(self._size - len(tail), memoryview(tail))], self._read)
         with asking("pyarrow", shown):
             self._metadata = pyarrow().parquet.read_metadata(held)
             schema = self._metadata.schema.to_arrow_schema()
-            rows = [
-                self._metadata.row_group(number).num_rows
-                for number in range(self._metadata.num_row_groups)
-            ]
-            self._encrypted: frozenset[int] = frozenset()
             if length - self._metadata.serialized_size == _SIGNATURE:
-                self._encrypted = encrypted_leaves(bytes(tail[-8 - length : -8]))
+                raise FormatError(f"{shown} {_IS_ENCRYPTED}")
+            groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+            rows = [group.num_rows for group in groups]
         super().__init__(path, shown, schema, np.array(rows, np.int64))
-
-    def _leaves_of_columns(self) -> dict[str, range]:
-        """The columns of the file that each column of the schema consists of."""
-        leaves, at = dict[str, range](), 0
-        for field in self.schema:
-            count = _leaves(field.type)
-            leaves[field.name], at = range(at, at + count), at + count
-        if at != self._metadata.num_columns:
-            raise FormatError(
-                f"{self.shown}: its schema has {at} columns, and its row groups have "
-                f"{self._metadata.num_columns}"
-            )
-        return leaves
-
-    @property
-    def encrypted(self) -> list[str]:
-        """The names of the encrypted columns."""
-        leaves = self._leaves_of_columns()
-        return [name for name in leaves if not self._encrypted.isdisjoint(leaves[name])]
-
-    def check(self, names: Sequence[str]) -> None:
-        super().check(names)
-        encrypted = self.encrypted if self._encrypted else []
-        for name in names:
-            if name in encrypted:
-                raise FormatError(
-                    f"{self.shown}: column {name!r} is encrypted, which is not supported: leave "
-                    "it out with "
-                    "columns=[...], or write the file again without encryption"
-                )
 
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
-        leaves = self._leaves_of_columns()
-        wanted = [leaf for name in names for leaf in leaves[name]]
-        ends = np.cumsum([0, *(len(leaves[name]) for name in names)]).tolist()
-        self._leaves = {
-            name: slice(*edges) for name, edges in zip(names, itertools.pairwise(ends), strict=True)
-        }
+        counts = [_leaves(field.type) for field in self.schema]
+        if sum(counts) != self._metadata.num_columns:
+            raise FormatError(
+                f"{self.shown}: its schema has {sum(counts)} columns, and its row groups have "
+                f"{self._metadata.num_columns}"
+            )
+        ends = np.cumsum([0, *counts]).tolist()
+        leaves = dict(zip(self.schema.names, itertools.pairwise(ends), strict=True))
+        wanted = [leaf for name in names for leaf in range(*leaves[name])]
         places = np.zeros((3, len(self.rows), len(wanted)), np.int64)
+        coded = set()
         with asking("pyarrow", self.shown):
             widths = [self._width(leaf) for leaf in wanted]
-            coded = np.zeros(len(wanted), bool)
             for number in range(len(self.rows)):
                 group = self._metadata.row_group(number)
                 for at, leaf in enumerate(wanted):
                     chunk = group.column(leaf)
-                    start, first = chunk.data_page_offset, chunk.dictionary_page_offset
-                    start = start if first is None or not 0 < first < start else first
+                    start = chunk.data_page_offset
+                    first = chunk.dictionary_page_offset
+                    if first is not None and 0 < first < start:
+                        start = first
                     nbytes = chunk.total_uncompressed_size
                     if _is_coded(chunk):
-                        coded[at] = True
+                        coded.add(self._metadata.schema.column(leaf).path)
                         nbytes += 4 * chunk.num_values
                     nbytes = max(nbytes, widths[at] * chunk.num_values)
                     places[:, number, at] = start, start + chunk.total_compressed_size, nbytes
-            self._coded = [
-                self._metadata.schema.column(wanted[at]).path for at in np.flatnonzero(coded)
-            ]
+        self._coded = sorted(coded)
         places[:, self.rows == 0] = 4  # of no rows nothing is read, wherever it is said to lie
         self._starts, self._stops, sizes = places
         wrong = (self._starts < 4) | (self._stops < self._starts) | (self._stops > self._end)
@@ -145,8 +105,8 @@ class ParquetTable(TableFile):
             number, at = (int(one[0]) for one in np.nonzero(wrong))
             raise FormatError(
                 f"{self.where(number)} would lie at bytes {self._starts[number, at]:,} to "
-                f"{self._stops[number, at]:,}, and the row "
-                f"groups of the file end at byte {self._end:,}: it is cut short"
+                f"{self._stops[number, at]:,}, and the row groups of the file end at byte "
+                f"{self._end:,}: it is cut short"
             )
         self._nbytes: IntArray = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
 
@@ -160,15 +120,6 @@ class ParquetTable(TableFile):
     @property
     def nbytes(self) -> IntArray:
         return self._nbytes
-
-    @property
-    def compression(self) -> list[str]:
-        """The codecs of the first row group's columns."""
-        group = self._metadata.row_group(0) if len(self.rows) else None
-        if group is None:
-            return []
-        readable = set(range(self._metadata.num_columns)) - self._encrypted
-        return sorted({group.column(number).compression for number in readable})
 
     def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
         return [
@@ -185,7 +136,7 @@ class ParquetTable(TableFile):
             read_dictionary=self._coded,
             page_checksum_verification=True,
         )
-        return file.read_row_group(block, columns=list(self.chosen.names), use_threads=False)
+        return file.read_row_group(block, columns=list(self.names), use_threads=False)
 
     def _read(self, start: int, stop: int) -> memoryview:
         """What is asked for besides the ranges of a row group."""
@@ -213,12 +164,11 @@ def _is_coded(chunk: Any) -> bool:
 def _leaves(kind: Any) -> int:
     """Columns of the file that a column of the schema consists of."""
     pa = pyarrow()
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaves(kind.storage_type)
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if pa.types.is_map(kind):
         return _leaves(kind.key_type) + _leaves(kind.item_type)
-    if pa.types.is_struct(kind):
-        return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _leaves(kind.value_type)
-    return 1
+    if pa.types.is_dictionary(kind):
+        return 1
+    inner = inner_types(kind)
+    return sum(map(_leaves, inner)) if inner or pa.types.is_struct(kind) else 1

@@ -22,7 +22,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -38,7 +38,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.io.resolve.file_set import FileSet
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
-from headrace.storage.arrays.reader import ChunkCache, Decoded
+from headrace.storage.arrays.reader import ChunkCache
 from headrace.storage.describe import Column, Description
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable
@@ -55,8 +55,6 @@ _FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
 """Where the values of a column go: the rows of an array, or a list."""
-_Row = tuple[Block, int, int]
-"""A block, the number of a row in it, and its place in what is read."""
 
 
 def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
@@ -72,9 +70,9 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
         ConfigError: pyarrow is not installed.
     """
     pyarrow()
-    server, numbers = files.server, table_paths(files, shown)
+    server = files.server
     reader: Files = server or LocalFiles()
-    paths = [files.url(number) for number in numbers]
+    paths = [files.url(number) for number in table_paths(files, shown)]
     if server is not None:
         learn_indexed(server, [path for path in paths if not _ends_as_parquet(path)], INDEX)
         server.learn(paths)
@@ -83,20 +81,17 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
     are_parquet = [_is_parquet(path, reader) for path in paths]
-    of_parquet = [
-        (path, max(0, size - TAIL), size)
-        for path, size, fits in zip(paths, sizes, are_parquet, strict=True)
-        if fits
-    ]
-    tails = iter(reader.read_each(ByteRanges.of(of_parquet)))
+    tails = []
+    for path, size, is_parquet in zip(paths, sizes, are_parquet, strict=True):
+        if is_parquet:
+            tails.append((path, max(0, size - TAIL), size))
+    each = iter(reader.read_each(ByteRanges.of(tails)))
     opened: list[TableFile] = []
     for path, is_parquet in zip(paths, are_parquet, strict=True):
-        shown_path = redact(path)
-        opened.append(
-            ParquetTable(path, shown_path, reader, next(tails))
-            if is_parquet
-            else ArrowTable(path, shown_path, reader)
-        )
+        if is_parquet:
+            opened.append(ParquetTable(path, redact(path), reader, next(each)))
+        else:
+            opened.append(ArrowTable(path, redact(path), reader))
     if server is None:
         reader.close()  # each process opens what it reads
     return opened, reader
@@ -132,35 +127,36 @@ class TableSource(RowSource, Locatable):
     def __init__(
         self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool
     ) -> None:
-        self.tables, self.files, self.names, self.is_one = list(tables), files, tuple(names), is_one
-        first = self.first = next(
-            (table for table in self.tables if table.rows.any()), self.tables[0]
-        )
+        self.tables = list(tables)
+        self.files = files
+        self.names = tuple(names)
+        self.is_one = is_one
+        filled = [table for table in self.tables if table.rows.any()]
+        first = self.first = (filled or self.tables)[0]
         """The first one with rows: of a table without any the types may be anything."""
         for table in self.tables:
             table.choose(self.names)
-            for name in self.names if table.rows.any() and table.kinds != first.kinds else ():
-                if table.kinds[name] != first.kinds[name]:
+            for name in self.names:
+                if table in filled and table.kinds[name] != first.kinds[name]:
                     raise FormatError(
                         f"{table.shown} and {first.shown} can't be one table: column {name!r} is "
-                        f"{table.kinds[name]} here, and "
-                        f"{first.kinds[name]} there"
+                        f"{table.kinds[name]} here, and {first.kinds[name]} there"
                     )
-        rows = [table.rows for table in self.tables]
-        filled = np.concatenate(rows) > 0
-        self._starts = SharedArray(
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(rows)[filled])])
-        )
-        self._table_of = SharedArray(np.repeat(np.arange(len(rows)), list(map(len, rows)))[filled])
-        self._number_of = SharedArray(np.concatenate([np.arange(len(one)) for one in rows])[filled])
-        self._firsts = np.cumsum([0, *(int(one.sum()) for one in rows)])
-        nbytes = np.concatenate([table.nbytes for table in self.tables])[filled]
-        self._nbytes = SharedArray(nbytes.astype(np.int64))
-        self.is_in_place: bool = all(table.is_in_place for table in self.tables)
+        rows = np.concatenate([table.rows for table in self.tables])
+        counts = [len(table.rows) for table in self.tables]
+        self._firsts = np.cumsum([0, *(int(table.rows.sum()) for table in self.tables)])
+        numbers = np.concatenate([np.arange(count) for count in counts])
+        nbytes = np.concatenate([table.nbytes for table in self.tables]).astype(np.int64)
+        # of each block with rows: its first one, its file, its number there, and its bytes
+        self._starts = SharedArray(np.cumsum([0, *rows[rows > 0]]))
+        self._table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[rows > 0])
+        self._number_of = SharedArray(numbers[rows > 0])
+        self._nbytes = SharedArray(nbytes[rows > 0])
+        in_place = np.array([table.is_in_place for table in filled], bool)
+        self.is_in_place: bool = bool(in_place.all())
         """True if nothing is decoded, for the files lie on this machine, and not compressed."""
-        in_place = np.array([table.is_in_place for table in self.tables], bool)
-        self._in_place = in_place[self._table_of.array]
-        self.layout_nbytes: int = int(nbytes.max(initial=0))
+        self._in_place = np.array([table.is_in_place for table in self.tables], bool)
+        self.layout_nbytes: int = int(nbytes[rows > 0].max(initial=0))
         """Bytes of the largest block when it is decoded, wherever it lies."""
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
@@ -183,10 +179,13 @@ class TableSource(RowSource, Locatable):
 
     @property
     def decoded_nbytes(self) -> int:
-        masks = sum(
-            int(table.rows.sum()) * table.mask_nbytes for table in self.tables
-        )  # no part of `block_nbytes`, which lanes follow from
-        return 0 if self.is_in_place else int(self._nbytes.array.sum()) + masks
+        if self.is_in_place:
+            return 0
+        # the bits that say which values are there are no part of `block_nbytes`, from which lanes
+        # follow
+        specs = [spec for spec in self.specs.values() if spec is not None]
+        masks = sum(-(-math.prod(spec.shape) // 8) for spec in specs)
+        return int(self._nbytes.array.sum()) + len(self) * masks
 
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
@@ -199,20 +198,18 @@ class TableSource(RowSource, Locatable):
 
     def fingerprint(self) -> str:
         """A hash of names and types of the columns, and of the rows of each block."""
-        said = [
-            list(self.first.kinds.items()),
-            self.is_one,
-            [table.rows.tolist() for table in self.tables],
-        ]
-        return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+        rows = [table.rows.tolist() for table in self.tables]
+        layout = [list(self.first.kinds.items()), self.is_one, rows]
+        return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
         """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
         start.
         """
-        of = [self.files.identity(table.path) for table in self.tables]
-        yield None if any(tag is None for *_, tag in of) else of
+        identities = [self.files.identity(table.path) for table in self.tables]
+        is_known = all(identity[-1] is not None for identity in identities)
+        yield identities if is_known else None
 
     def location(self, index: int) -> str:
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
@@ -253,14 +250,10 @@ class TableSource(RowSource, Locatable):
         return self.specs[self.names[0]] if self.is_one else None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        name = self.names[0]
         if isinstance(rows, np.ndarray):
-            self.read_columns(indices, {name: rows})
-            return
-        values: list[Any] = [None] * len(rows)
-        self.read_columns(indices, {name: values})
-        for row, value in zip(rows, values, strict=True):
-            row[...] = value
+            self.read_columns(indices, {self.names[0]: rows})
+        else:
+            super().read_into(indices, rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         columns: dict[str, Out] = {name: [None] * len(indices) for name in self.names}
@@ -286,98 +279,77 @@ class TableSource(RowSource, Locatable):
             OSError: a file can't be read.
         """
         rows = np.asarray(indices, np.int64)
-        if not len(rows):
-            return
         starts = self._starts.array
         numbers = np.searchsorted(starts, rows, side="right") - 1
-        order = numbers.argsort(kind="stable")
-        numbers = numbers[order]
-        inner = rows[order] - starts[numbers]
-        in_place = self._in_place[numbers]
-        if in_place.any():
-            self._take(numbers[in_place], inner[in_place], order[in_place], outs)
-            numbers, inner, order = numbers[~in_place], inner[~in_place], order[~in_place]
-        if not len(numbers):
-            return
-        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        of = numbers[edges[:-1]].tolist()
-        self._check({int(table) for table in self._table_of.array[of].tolist()})
-        missing, few, many = list[int](), list[_Row](), list[tuple[Block, int, int]]()
-        each, places = inner.tolist(), order.tolist()
-        cached = self._decoded.get_many("", of)
-        for at, (number, kept, first, last) in enumerate(
-            zip(of, cached, edges, edges[1:], strict=False)
-        ):
+        places = numbers.argsort(kind="stable")
+        numbers = numbers[places]
+        inner = rows[places] - starts[numbers]
+        tables = self._table_of.array[numbers]
+        for first, last in _runs(tables):
+            number = int(tables[first])
+            table = self.tables[number]
+            some = slice(first, last)
+            if table.is_in_place:
+                blocks = self._number_of.array[numbers[some]]
+                _write(table.take(blocks, inner[some]), None, places[some], outs)
+            else:
+                self._visit(table, numbers[some], inner[some], places[some], outs)
+
+    def _visit(
+        self,
+        table: TableFile,
+        numbers: IntArray,
+        rows: IntArray,
+        places: IntArray,
+        outs: Mapping[str, Out],
+    ) -> None:
+        """Writes rows of blocks that are decoded, sorted by block."""
+        if not self.files.is_remote:  # a server is not asked
+            self.files.check(table.path)
+        runs = _runs(numbers)
+        blocks = [int(numbers[first]) for first, _ in runs]
+        missing = []
+        few = list[tuple[Block, int, int]]()
+        row_of = rows.tolist()
+        place_of = places.tolist()
+        for at, kept in enumerate(self._decoded.get_many("", blocks)):
             if kept is None:
                 missing.append(at)
                 continue
-            block = self._used(number, kept, last - first)
+            first, last = runs[at]
+            if self._drops_used:
+                kept.left -= last - first
+                if kept.left <= 0:
+                    self._decoded.drop(("", blocks[at]))
             if last - first < _FEW:
-                few += [(block, each[one], places[one]) for one in range(first, last)]
+                few += [(kept.chunk, row_of[one], place_of[one]) for one in range(first, last)]
             else:
-                many.append((block, first, last))
+                _write(kept.chunk, rows[first:last], places[first:last], outs)
         _write_rows(few, outs)
-        _write_blocks(many, inner, order, outs)
-        self._counts["chunk_hits"] += len(of) - len(missing)
+        self._counts["chunk_hits"] += len(runs) - len(missing)
         self._counts["chunks_decoded"] += len(missing)
-        for some in self._in_groups(missing, of):
-            held = self._read_blocks([of[at] for at in some])
+        for group in self._groups(missing, blocks):
+            held: list[Any] = self._read_blocks([blocks[at] for at in group])
 
-            def work(at: int, some: list[int] = some, held: list[Any] = held) -> None:
-                place, stored, held[at] = some[at], held[at], None
-                number, first, last = of[place], edges[place], edges[place + 1]
-                block = self._table(number).decode(int(self._number_of.array[number]), stored)
-                _write_blocks([(block, first, last)], inner, order, outs)
-                self._decoded.used(("", number), block, last - first if self._drops_used else 0)
+            def work(number: int, group: list[int] = group, held: list[Any] = held) -> None:
+                stored = held[number]
+                held[number] = None
+                first, last = runs[group[number]]
+                which = blocks[group[number]]
+                block = table.decode(int(self._number_of.array[which]), stored)
+                _write(block, rows[first:last], places[first:last], outs)
+                used = last - first if self._drops_used else 0
+                self._decoded.used(("", which), block, used)
 
-            self.run(work, len(some))
+            self.run(work, len(group))
 
-    def _take(
-        self, numbers: IntArray, inner: IntArray, order: IntArray, outs: Mapping[str, Out]
-    ) -> None:
-        """Reads rows of blocks of which only their bytes are read, sorted by block."""
-        tables = self._table_of.array[numbers]
-        edges = [0, *(np.flatnonzero(np.diff(tables)) + 1).tolist(), len(tables)]
-        rows = np.arange(len(tables))
-        taken = list[tuple[Block, int, int]]()
-        for first, last in itertools.pairwise(edges):
-            of = self._number_of.array[numbers[first:last]]
-            block = self.tables[int(tables[first])].take(of, inner[first:last])
-            taken.append((block, first, last))
-            rows[first:last] -= first
-        _write_blocks(taken, rows, order, outs)
-
-    def _check(self, tables: set[int]) -> None:
-        """Compares local files with what they were when they were opened; a FileChangedError, if
-        they are others. A server is not asked.
-        """
-        if not self.files.is_remote:
-            for number in tables:
-                self.files.check(self.tables[number].path)
-
-    def _table(self, number: int) -> TableFile:
-        return self.tables[int(self._table_of.array[number])]
-
-    def _used(self, number: int, held: Decoded, rows: int) -> Block:
-        """A decoded block, of which so many rows are taken: it stays in the cache, if others are
-        left.
-        """
-        if self._drops_used:
-            held.left -= rows
-            if held.left <= 0:
-                self._decoded.drop(("", number))
-        block: Block = held.chunk
-        return block
-
-    def _in_groups(self, missing: list[int], of: list[int]) -> list[list[int]]:
-        """Places of blocks that are read together."""
-        groups, nbytes, most = (
-            list[list[int]](),
-            math.inf,
-            _GROUP if self.files.is_remote else _LOCAL_GROUP,
-        )
+    def _groups(self, missing: list[int], blocks: list[int]) -> list[list[int]]:
+        """Those of some blocks that are missing, as they are read together."""
+        groups = list[list[int]]()
+        most = _GROUP if self.files.is_remote else _LOCAL_GROUP
+        nbytes = most
         for at in missing:
-            size = int(self._nbytes.array[of[at]])
+            size = int(self._nbytes.array[blocks[at]])
             if nbytes + size > most:
                 groups.append([])
                 nbytes = 0
@@ -386,23 +358,21 @@ class TableSource(RowSource, Locatable):
         return groups
 
     def _ranges(self, numbers: Sequence[int]) -> list[ByteRanges]:
-        return [
-            self._table(number).ranges([int(self._number_of.array[number])])[0]
-            for number in numbers
-        ]
+        ranges = []
+        for number in numbers:
+            table = self.tables[int(self._table_of.array[number])]
+            ranges += table.ranges([int(self._number_of.array[number])])
+        return ranges
 
     def _read_blocks(self, numbers: Sequence[int]) -> list[list[tuple[int, memoryview]]]:
         """First byte and bytes of the ranges of blocks."""
-        each = self._ranges(numbers)
-        views = iter(self.files.read(ByteRanges.joined(each)))
-        return [
-            [
-                (start, view)
-                for start, view in zip(one.start.tolist(), views, strict=False)
-                if view is not None
-            ]
-            for one in each
-        ]
+        ranges = self._ranges(numbers)
+        views = iter(self.files.read(ByteRanges.joined(ranges)))
+        held = []
+        for one in ranges:
+            pairs = zip(one.start.tolist(), views, strict=False)
+            held.append([(start, view) for start, view in pairs if view is not None])
+        return held
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         if not len(indices):
@@ -420,84 +390,57 @@ class TableSource(RowSource, Locatable):
             FormatError: a number is missing; the message says in which row.
         """
         alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
+        spec = alone.array_spec
 
-        def read(rows: range) -> Out:
-            spec = alone.array_spec
-            out: Out = (
-                [None] * len(rows)
-                if spec is None
-                else np.empty((len(rows), *spec.shape), spec.dtype)
-            )
-            alone.read_columns(rows, {name: out})
+        def read(first: int, end: int) -> Out:
+            out: Out = [None] * (end - first)
+            if spec is not None:
+                out = np.empty((end - first, *spec.shape), spec.dtype)
+            alone.read_columns(range(first, end), {name: out})
             return out
 
         try:
-            return read(range(len(alone)))
+            return read(0, len(alone))
         except FormatError as error:
-            raise FormatError(
-                f"{alone.location(_first_failing(read, len(alone)))}: {error}"
-            ) from error
+            first = 0
+            end = len(alone)
+            while end - first > 1:  # the first row that can't be read
+                middle = (first + end) // 2
+                try:
+                    read(first, middle)
+                    first = middle
+                except FormatError:
+                    end = middle
+            raise FormatError(f"{alone.location(first)}: {error}") from error
 
 
-def _first_failing(read: Callable[[range], object], count: int) -> int:
-    """The first of so many rows that raises a FormatError where it is read; one does."""
-    first, end = 0, count
-    while end - first > 1:
-        middle = (first + end) // 2
-        try:
-            read(range(first, middle))
-        except FormatError:
-            end = middle
-        else:
-            first = middle
-    return first
+def _runs(numbers: IntArray) -> list[tuple[int, int]]:
+    """Where runs of equal numbers begin and end."""
+    if not len(numbers):
+        return []
+    edges = np.flatnonzero(np.diff(numbers)) + 1
+    return list(itertools.pairwise([0, *edges.tolist(), len(numbers)]))
 
 
-def _write_blocks(
-    parts: Sequence[tuple[Block, int, int]],
-    rows: IntArray,
-    places: IntArray,
-    outs: Mapping[str, Out],
-) -> None:
-    """Copies rows of several blocks to their places: of each block the rows from a first number
-    to an end, among all `rows`.
-    """
-    if not parts:
-        return
-    those = (
-        places[parts[0][1] : parts[0][2]]
-        if len(parts) == 1
-        else np.concatenate([places[first:last] for _, first, last in parts])
-    )
+def _write(block: Block, rows: IntArray | None, places: IntArray, outs: Mapping[str, Out]) -> None:
+    """Copies rows of a block, or all, to their places."""
     for name, out in outs.items():
-        if not isinstance(out, np.ndarray):
-            values = [
-                value
-                for block, first, last in parts
-                for value in block.columns[name].values(rows[first:last])
-            ]
-            for place, value in zip(those.tolist(), values, strict=True):
+        column = block.columns[name]
+        if not isinstance(column, Numbers):
+            values = column.span(0, len(block)) if rows is None else column.values(rows)
+            for place, value in zip(places.tolist(), values, strict=True):
                 out[place] = value
             continue
-        numbers = [
-            (cast(Numbers, block.columns[name]), first, last) for block, first, last in parts
-        ]
-        if out[:1].nbytes < _WIDE:
-            taken, at = np.empty((len(those), *out.shape[1:]), out.dtype), 0
-            for column, first, last in numbers:
-                column.take(rows[first:last], taken[at : (at := at + last - first)])
-            out[those] = taken
-            continue
-        for column, first, last in numbers:
-            # each is copied once
-            for row, place in zip(
-                rows[first:last].tolist(), places[first:last].tolist(), strict=True
-            ):
-                out[place] = column.view(row)
+        chosen = np.arange(len(block)) if rows is None else rows
+        if isinstance(out, list) or out[:1].nbytes >= _WIDE:
+            for row, place in zip(chosen.tolist(), places.tolist(), strict=True):
+                out[place] = column.value(row) if isinstance(out, list) else column.view(row)
+        else:
+            out[places] = column.take(chosen)
 
 
-def _write_rows(rows: Sequence[_Row], outs: Mapping[str, Out]) -> None:
-    """Copies rows of several blocks to their places."""
+def _write_rows(rows: Sequence[tuple[Block, int, int]], outs: Mapping[str, Out]) -> None:
+    """Copies rows of several blocks, given by block, number and place."""
     for name, out in outs.items():
         if isinstance(out, np.ndarray):
             for block, row, place in rows:
