@@ -220,7 +220,10 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
             return [(index, source.location(index), str(error))]
 
     # a compressed chunk is decoded once
-    together = int(source.blocks()[0]) if source.block_nbytes and len(source) else 1
+    blocks = source.blocks()
+    together = 1
+    if source.block_nbytes and blocks is not None and len(blocks):
+        together = int(blocks[0])
     groups = groups_of(source.sizes(), together=together)
     with with_progress(task, groups, workers, progress, len(source), "verifying") as results:
         bad = [damage for _, found in results for damage in found]

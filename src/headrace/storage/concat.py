@@ -7,33 +7,27 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
-from headrace.storage.blocks import block_length
 from headrace.storage.describe import Description, joined
-from headrace.storage.source import ArraySource, Rows, fingerprint_of_files
+from headrace.storage.source import ArraySource, Rows, fingerprint_of_files, row_at
 
 S = TypeVar("S", bound=ArraySource)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part(Generic[S]):
-    """Samples of one source."""
+class Part(NamedTuple, Generic[S]):
+    """Samples of one source: their indices in it, and their places among all that are wanted."""
 
-    number: int
     source: S
     indices: list[int]
-    """In the source."""
     places: list[int]
-    """Of these samples, among all that are wanted."""
 
 
 class ConcatSource(ArraySource, Generic[S]):
@@ -59,58 +53,73 @@ class ConcatSource(ArraySource, Generic[S]):
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
-    def _parts(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[_Part[S]]:
+    def parts_of(self, indices: Sequence[int] | IntArray) -> list[Part[S]]:
+        """The samples of each source."""
         wanted = np.asarray(indices, np.int64)
         if not wanted.size:
             return []
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
-        inner, places = (wanted[order] - self._starts[numbers]).tolist(), order.tolist()
+        inner = (wanted[order] - self._starts[numbers]).tolist()
+        places = order.tolist()
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
-        of = numbers[edges[:-1]].tolist()
+        each = zip(numbers[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True)
         return [
-            _Part(n, self.sources[n], inner[a:b], places[a:b])
-            for n, (a, b) in zip(of, itertools.pairwise(edges), strict=True)
+            Part(self.sources[number], inner[first:end], places[first:end])
+            for number, (first, end) in each
         ]
 
+    @contextlib.contextmanager
+    def reading(self, parts: list[Part[S]], *, prefetches: bool = True) -> Iterator[None]:
+        """Parts are read inside. Those of several sources are asked for at once: by a server
+        together, and not file by file; of local files a slow disk is told.
+        """
+        if prefetches and len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
+            with contextlib.suppress(OSError):  # raised again where they are read
+                ranges = [
+                    part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts
+                ]
+                self.files.prefetch(ranges, True)
+        try:
+            yield
+        finally:  # at the end: what is counted meanwhile is not left behind
+            self._to_count.update(id(part.source) for part in parts)
+
     def read(self, indices: Sequence[int]) -> list[Any]:
-        parts = self._parts(indices)
-        self._prefetch(parts)
-        return self._gathered(len(indices), parts, lambda source, some: source.read(some))
+        return self._gathered(indices, lambda source, some: source.read(some))
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        return self._gathered(
-            len(indices), self._parts(indices), lambda source, some: source.read_afresh(some)
-        )
+        return self._gathered(indices, lambda source, some: source.read_afresh(some), False)
 
     def _gathered(
-        self, count: int, parts: list[_Part[S]], read: Callable[[S, list[int]], list[Any]]
+        self,
+        indices: Sequence[int],
+        read: Callable[[S, list[int]], list[Any]],
+        prefetches: bool = True,
     ) -> list[Any]:
-        records: list[Any] = [None] * count
-        with self._counting(parts):
+        records: list[Any] = [None] * len(indices)
+        parts = self.parts_of(indices)
+        with self.reading(parts, prefetches=prefetches):
             for part in parts:
                 for place, record in zip(part.places, read(part.source, part.indices), strict=True):
                     records[place] = record
         return records
 
-    def _prefetch(self, parts: list[_Part[S]]) -> None:
-        """Of several sources at once: by a server together, and not file by file; of local files
-        a slow disk is told.
-        """
-        if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
-            with contextlib.suppress(OSError):  # raised again where they are read
-                self.files.prefetch(
-                    [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts],
-                    True,
-                )
-
-    @contextlib.contextmanager
-    def _counting(self, parts: list[_Part[S]]) -> Iterator[None]:
-        try:
-            yield
-        finally:  # at the end: what is counted meanwhile is not left behind
-            self._to_count.update(part.number for part in parts)
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        parts = self.parts_of(indices)
+        ranges = [part.source.row_ranges(part.indices) for part in parts] if self.is_remote else []
+        known = [one for one in ranges if one is not None]
+        if known and len(known) == len(parts):  # by one request for all files
+            with self.reading(parts, prefetches=False):
+                buffers = [bytes_of(row_at(rows, at)) for part in parts for at in part.places]
+                self.files.read_into(ByteRanges.joined(known), buffers)
+                for part in parts:
+                    part.source.check(part.indices, [rows[place] for place in part.places])
+            return
+        with self.reading(parts):
+            for part in parts:
+                part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
 
     @functools.cached_property
     def is_remote(self) -> bool:
@@ -118,11 +127,9 @@ class ConcatSource(ArraySource, Generic[S]):
         return all(source.is_remote and source.files is self.files for source in self.sources)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        parts = self.parts_of(indices)
         return ByteRanges.joined(
-            [
-                part.source.byte_ranges(np.asarray(part.indices, np.int64))
-                for part in self._parts(indices)
-            ]
+            [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts]
         )
 
     @property
@@ -138,33 +145,6 @@ class ConcatSource(ArraySource, Generic[S]):
         spec = self.sources[0].array_spec
         return spec if all(source.array_spec == spec for source in self.sources) else None
 
-    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        parts = self._parts(indices)
-        with self._counting(parts):
-            if self._are_read_together(parts, rows):
-                return
-            self._prefetch(parts)
-            for part in parts:
-                part.source.read_into(part.indices, [rows[place] for place in part.places])
-
-    def _are_read_together(self, parts: list[_Part[S]], rows: Rows) -> bool:
-        """Reads rows by one call for all files, if they are remote and lie there as they are."""
-        if not self.is_remote:
-            return False
-        ranges: list[ByteRanges] = []
-        for part in parts:
-            found = part.source.row_ranges(part.indices)
-            if found is None:
-                return False
-            ranges.append(found)
-        self.files.read_into(
-            ByteRanges.joined(ranges),
-            [bytes_of(rows[place]) for part in parts for place in part.places],
-        )
-        for part in parts:
-            part.source.check(part.indices, [rows[place] for place in part.places])
-        return True
-
     def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
         for source in self.sources:
             source.use_threads(run)
@@ -179,9 +159,11 @@ class ConcatSource(ArraySource, Generic[S]):
 
     def take_counts(self) -> Counter[str]:
         counts: Counter[str] = self.files.take_counts()
-        for number in list(self._to_count):
-            self._to_count.discard(number)
-            counts.update(self.sources[number].take_counts())
+        numbers = self._to_count
+        self._to_count = set()
+        for source in self.sources:
+            if id(source) in numbers:
+                counts.update(source.take_counts())
         return counts
 
     def describe(self) -> Description:
@@ -191,14 +173,10 @@ class ConcatSource(ArraySource, Generic[S]):
     def cut_nbytes(self) -> int:
         return sum(source.cut_nbytes for source in self.sources)
 
-    def blocks(self) -> npt.NDArray[np.int64] | None:
-        return self.blocks_of(block_length(self.cut_nbytes))
-
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
         found = [source.blocks_of(nbytes) for source in self.sources]
-        if any(sizes is None for sizes in found):
-            return None
-        return np.concatenate([sizes for sizes in found if sizes is not None]).astype(np.int64)
+        known = [sizes for sizes in found if sizes is not None]
+        return np.concatenate(known).astype(np.int64) if len(known) == len(found) else None
 
     def fingerprint(self) -> str:
         each = [source.fingerprint() for source in self.sources]

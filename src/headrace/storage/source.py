@@ -21,6 +21,7 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
+from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
@@ -80,19 +81,6 @@ class Source(ABC):
         None: each sample is stored by itself.
         """
         return None
-
-    @property
-    def cut_nbytes(self) -> int:
-        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are
-        fixed by the storage.
-        """
-        return 0
-
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
-        """Like `blocks`, with blocks of about `nbytes` stored bytes if blocks may be cut
-        anywhere.
-        """
-        return self.blocks()
 
     run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
     """Calls a function for 0 to count - 1: work that may run in threads."""
@@ -198,6 +186,20 @@ class Locatable(Source):
     @abstractmethod
     def stored_nbytes(self) -> int:
         """Approximate bytes of all records as stored."""
+
+    @property
+    def cut_nbytes(self) -> int:
+        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are
+        fixed by the storage.
+        """
+        return 0
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+        """The `blocks`, of about `nbytes` stored bytes each if they may be cut anywhere."""
+        return None
 
     @property
     def locating_needs_io(self) -> bool:

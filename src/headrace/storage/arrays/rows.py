@@ -21,7 +21,6 @@ from headrace.memory.limits import memory_limits, tightest
 from headrace.storage.arrays.chunks import COUNTABLE, shown_array
 from headrace.storage.arrays.packed import PackedInfo
 from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
-from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 from headrace.storage.source import ArraySource, Rows
 
@@ -305,9 +304,6 @@ class ArraysSource(ReadersSource):
             if any(reader.caches_chunks for reader in self._readers)
             else int(self.shape[0]) * self._row_bytes
         )
-
-    def blocks(self) -> npt.NDArray[np.int64]:
-        return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         rows, height = len(self), self._rows_a_block(nbytes)

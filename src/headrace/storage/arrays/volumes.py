@@ -208,11 +208,11 @@ class PatchSource(ReadersSource):
     @property
     def stored_nbytes(self) -> int:
         """As if nothing were compressed; chunks count for each line of patches that they are in."""
-        return len(self.blocks()) * sum(self._line_nbytes(volume) for volume in self.volumes)
+        return len(self.blocks_of(0)) * sum(self._line_nbytes(volume) for volume in self.volumes)
 
     # -- the rest
 
-    def blocks(self) -> npt.NDArray[np.int64]:
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Patches along the last axis."""
         lines = [
             np.full(math.prod(counts[:-1]), counts[-1], np.int64)

@@ -33,7 +33,6 @@ from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
 from headrace.storage.arrays.rows import LibraryRows
-from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 from headrace.storage.episodes.windows import WindowOptions, Windows
 from headrace.storage.source import Locatable, one_after_the_other
@@ -444,9 +443,6 @@ class EpisodeSource(Locatable):
         if self.windows.options.window is None or self._tallest() > 1:
             return 0
         return int(self.windows.lengths.sum()) * self.step_bytes
-
-    def blocks(self) -> IntArray | None:
-        return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> IntArray | None:
         """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole

@@ -195,9 +195,6 @@ class SparseSource(ArraySource):
             self._indices.dtype.itemsize + self._data.dtype.itemsize
         )
 
-    def blocks(self) -> npt.NDArray[np.int64]:
-        return self.blocks_of(blocks.block_length(self.cut_nbytes))
-
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Rows whose first values lie in the same chunks, or the same `nbytes`."""
         return np.unique(self._indptr.array[:-1] // self._block_values(nbytes), return_counts=True)[
@@ -265,9 +262,8 @@ class JoinedRows(ConcatSource[SparseSource]):
 
     def read_rows(self, indices: IntArray, room: Room | None = None) -> CSRRows:
         """As `SparseSource.read_rows`; `room` is used where all rows are of one matrix."""
-        parts = self._parts(indices)
-        self._prefetch(parts)
-        with self._counting(parts):
+        parts = self.parts_of(indices)
+        with self.reading(parts):
             room = room if len(parts) == 1 else None
             found = [
                 part.source.read_rows(np.asarray(part.indices, np.int64), room) for part in parts

@@ -25,7 +25,6 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 from headrace.storage.files import fingerprint_names
 from headrace.storage.source import Locatable
@@ -233,9 +232,6 @@ class TarSource(Locatable):
     @property
     def cut_nbytes(self) -> int:
         return self.stored_nbytes
-
-    def blocks(self) -> npt.NDArray[np.int64]:
-        return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Number of samples that start in each range of `nbytes` of a shard."""

@@ -236,9 +236,6 @@ class LinesSource(Locatable):
     def cut_nbytes(self) -> int:
         return int(self._nbytes.sum())
 
-    def blocks(self) -> IntArray:
-        return self.blocks_of(block_length(self.cut_nbytes))
-
     def blocks_of(self, nbytes: int) -> IntArray:
         """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file
         begins a block.
@@ -333,7 +330,7 @@ class LinesSource(Locatable):
         Yields:
             What is to be called before some are read, with their numbers.
         """
-        edges = [0, *np.cumsum(self.blocks()).tolist()]
+        edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
         at = 0
 
         def expect(some: range) -> None:

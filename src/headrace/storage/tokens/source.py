@@ -22,7 +22,6 @@ from headrace.io.paths import redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
-from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 from headrace.storage.source import Locatable
 from headrace.storage.text.line_index import Arrays
@@ -161,9 +160,6 @@ class TokensSource(Locatable):
     @property
     def cut_nbytes(self) -> int:
         return self.stored_nbytes
-
-    def blocks(self) -> IntArray:
-        return self.blocks_of(block_length(self.cut_nbytes))
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
