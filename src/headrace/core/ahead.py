@@ -26,7 +26,7 @@ import numpy as np
 from headrace.core.values import Coming, Records
 from headrace.dtypes import IntArray
 from headrace.io.ranges import ByteRanges, with_between
-from headrace.io.remote.concurrency import FIRST
+from headrace.io.remote.concurrency import MOST
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 from headrace.storage.source import Locatable, Source, is_prefetched
@@ -201,7 +201,7 @@ class _Scan:
             return parts[1:]
         ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
         is_fetched, pieces = (
-            with_between(ranges, np.arange(ranges.size) < parts[0].size, FIRST),
+            with_between(ranges, np.arange(ranges.size) < parts[0].size, MOST // 2),
             list[ByteRanges](),
         )
         for segment, first, stop in zip(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(not hints._CAN_TELL, reason="the system can't be told"),
     pytest.mark.slow,
 ]
-WAITED: hints.Began = 0.0, -1
 ROWS = np.random.default_rng(0).integers(0, 256, (60, 40, 50), np.uint8)
 
 
@@ -47,48 +45,26 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(os, "posix_fadvise", telling)
     monkeypatch.setattr(hints, "_CALM", -1e9)  # anything is slow
-    waits = itertools.count()
-    monkeypatch.setattr(hints, "_waits", lambda: next(waits))
-    HINTS._left = HINTS._watched = 1
+    HINTS._left = 1
     return found
 
 
-class TestWhen:
-    def test_for_a_while_after_slow_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        times = iter([64 * 9e-6, 64 * 9e-6 + 0.0009, 0.001, *[0.0] * 100])
-        monkeypatch.setattr(hints.time, "perf_counter", lambda: next(times))
-        watch = hints.Hints()
-        watch.note(WAITED, 0, 0)  # nothing is learnt of nothing
-        watch.note(WAITED, 64, 0)
-        watch.note(WAITED, 64, 1_000_000)  # many bytes take their time
-        assert not watch.are_wanted
-        watch.note(WAITED, 64, 6400)
-        for _ in range(hints._LONG):
-            assert watch.are_wanted
-            watch.note(WAITED, 64, 6400)
-        assert not watch.are_wanted
-
-    def test_waits_are_counted_at_first_and_after_slow_reads(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A read that did not wait is none of a slow disk: another process had the core."""
-        seconds = 0.0
-        monkeypatch.setattr(hints.time, "perf_counter", lambda: seconds)
-        monkeypatch.setattr(hints, "_waits", lambda: 7)
-        watch = hints.Hints()
-        for _ in range(hints._LONG):
-            assert watch.begin() == (0.0, 7)
-            watch.note((0.0, 7), 64, 6400)
-        assert watch.begin() == (0.0, None)  # all is fast, and nobody asks
-        seconds = 1.0
-        watch.note((0.0, None), 64, 6400)
-        for _ in range(hints._SHORT):  # believed
-            assert watch.are_wanted
-            assert watch.begin() == (1.0, 7)
-            watch.note((0.0, 7), 64, 6400)  # as slow, and did not wait
-        assert not watch.are_wanted
-        watch.note((0.0, 6), 64, 6400)
+def test_for_a_while_after_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(hints.time, "perf_counter", lambda: now)
+    watch = hints.Hints()
+    watch.note(-1.0, 0, 0)
+    watch.note(-64 * 9e-6, 64, 0)
+    watch.note(-64 * 9e-6 - 0.0009, 64, 1_000_000)  # many bytes take their time
+    assert not watch.are_wanted
+    now = 0.001
+    watch.note(0.0, 64, 6400)
+    for _ in range(hints._BATCHES):
         assert watch.are_wanted
+        watch.note(now, 64, 6400)  # fast, by the hints
+    assert not watch.are_wanted, "a batch without them shows whether they are needed"
+    watch.note(0.0, 64, 6400)
+    assert watch.are_wanted
 
 
 def write_rows(folder: Path, **how: Any) -> None:

@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -155,7 +156,7 @@ class LocalFiles(Files):
         return file.read()
 
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
-        began = HINTS.begin()
+        began = time.perf_counter()
         found = (
             self._read_told(paths)
             if HINTS.are_wanted and len(paths) > 1
@@ -179,7 +180,9 @@ class LocalFiles(Files):
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
-            path, start, began = ranges.paths[ranges.file[0]], int(ranges.start[0]), HINTS.begin()
+            path = ranges.paths[ranges.file[0]]
+            start = int(ranges.start[0])
+            began = time.perf_counter()
             with self.opened(path) as fd:
                 if os.preadv(fd, buffers, start) != len(buffers[0]):
                     fill(fd, [buffers[0]], start, path)
@@ -227,7 +230,7 @@ class LocalFiles(Files):
                 if HINTS.are_wanted and requests.size > 1:
                     for fd, first, end in zip(fds, edges[at:], edges[at + 1 :], strict=False):
                         _tell(fd, requests, first, end)
-                began = HINTS.begin()
+                began = time.perf_counter()
                 for number, fd in enumerate(fds, at):
                     self.check_open(paths[number], fd)
                     yield paths[number], fd, edges[number], edges[number + 1]
@@ -259,7 +262,7 @@ class LocalFiles(Files):
             with self.opened(path) as fd:
                 if HINTS.are_wanted:
                     HINTS.give(fd, zip(starts[first:last], some, strict=True))
-                began = HINTS.begin()
+                began = time.perf_counter()
                 read = list(map(os.pread, itertools.repeat(fd), some, starts[first:last]))
                 HINTS.note(began, len(some), sum(some))
                 if list(map(len, read)) != some:  # one call to the system stops at 2 GiB
@@ -290,7 +293,7 @@ class LocalFiles(Files):
 
     def _read_span(self, path: str, first: int, stop: int, ranges: ByteRanges) -> bytes:
         """Ranges that lie close together, by one call."""
-        began = HINTS.begin()
+        began = time.perf_counter()
         with self.opened(path) as fd:
             span = os.pread(fd, stop - first, first)
             if len(span) < stop - first:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace.io.handles import WorkerFiles
@@ -92,7 +93,7 @@ class FolderReader:
                 yield from self._together(folder, names[start : start + _TOGETHER])
 
     def _together(self, folder: int, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        began, total, opened = HINTS.begin(), 0, list[int]()
+        began, total, opened = time.perf_counter(), 0, list[int]()
         try:
             for name in names:
                 try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -126,7 +127,7 @@ class _Scratch:
     def gathered(self, stretches: list[memoryview], total: int) -> bytes | None:
         """Their bytes; None, where some of them are not there."""
         with self._lock:
-            done, began = 0, HINTS.begin()
+            done, began = 0, time.perf_counter()
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
                     done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)

@@ -17,7 +17,6 @@ from headrace.io.paths import redact
 from headrace.io.remote.http import EncodedError, NoRangesError, WrongLengthError
 
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
-_OVERLOADED = frozenset({429, 503})
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # botocore's
 _OF_PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -28,8 +27,6 @@ class Passing(NamedTuple):
     cause: str
     wait: float | None
     """Seconds that the server wants to be left alone, if it says so."""
-    is_bad: bool
-    """Does it ask for fewer requests at once?"""
     is_absent: bool = False
     """True if nobody answers under that address: an unknown host, or a refused connection."""
 
@@ -78,7 +75,7 @@ def judged(error: BaseException, where: str) -> Passing:
             of_server=True,
         ) from None
     if isinstance(error, WrongLengthError):
-        return Passing(text, None, False)
+        return Passing(text, None)
     untrusted = next(
         (one for one in _chain(error) if isinstance(one, ssl.SSLCertVerificationError)), None
     )
@@ -93,12 +90,10 @@ def judged(error: BaseException, where: str) -> Passing:
     if full is not None:  # where fsspec, or headrace, caches on disk
         raise full
     if isinstance(error, TimeoutError):
-        return Passing("nothing came in time", None, True)
+        return Passing("nothing came in time", None)
     if status in _PASSING or is_of_way:
         said = f"the server says {status}" if status else named
-        return Passing(
-            said, retry_after(headers), status in _OVERLOADED, status is None and is_absent(error)
-        )
+        return Passing(said, retry_after(headers), status is None and is_absent(error))
     # aiohttp's and botocore's words for what they don't take
     is_option = isinstance(error, TypeError) or "Invalid endpoint" in text
     remedy = ": look at storage_options" if is_option else ""
