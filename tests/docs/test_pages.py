@@ -36,7 +36,7 @@ PAGES = (
     *("moving", "multinode"),
 )
 ELSEWHERE = {
-    *("architecture", "episodes", "labels", "misuses", "monitoring", "profiling", "sparse"),
+    *("architecture", "episodes", "labels", "misuses", "profiling", "sparse"),
     *("tables", "trainers"),
 }
 """Pages whose code is run by a test of their room."""

@@ -1,5 +1,5 @@
 """Hooks tell what each batch took, and what was slow in it; monitors of other loops and
-docs/monitoring.md.
+docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from headrace.monitor.hooks import Hooks
 from headrace.monitor.stats import STAGES
 from tests.testing.test_contract import SquareDataset
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = Path(__file__).parents[2] / "docs" / "profiling.md"
+MONITORING = PAGE.read_text(encoding="utf-8").partition("\n## Monitoring\n")[2]
 WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 SLOW = 17
 """The sample that takes long."""
@@ -207,8 +208,8 @@ def test_the_page_runs(
     (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, "docs/monitoring.md", "exec"), names)
+    for block in re.findall(r"```python\n(.*?)```", MONITORING, re.DOTALL):
+        exec(compile(block, "docs/profiling.md", "exec"), names)
     assert "batch 0: waited" in capsys.readouterr().out
     lines = names["text"].splitlines()
     assert {'headrace_batches{job="train"} 6.0', 'headrace_batches{job="train"} 2.0'} & {*lines}

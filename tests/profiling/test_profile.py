@@ -518,7 +518,7 @@ def test_the_docs_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[2] / "docs" / "profiling.md"
-    [block] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    block = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
     names: dict[str, Any] = {}
     exec(compile(block, "docs/profiling.md", "exec"), names)
     assert (tmp_path / "profile.html").exists() and isinstance(names["profile"], Profile)
