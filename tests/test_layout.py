@@ -74,13 +74,9 @@ INSIDE = {
     "datasets/table": "ways format table",
     "datasets/shards": "members streaming",
     "packing": """
-        part options beside plan values destination own_source samples parts status
-        verify formats jpeg texts run jobs dry_run api
+        part options stream columns images plan values texts hdf5 destination own_source
+        parts status verify file jobs dry_run api
     """,
-    "packing/beside": "targets pairs",
-    "packing/formats": "layout versions hdf5",
-    "packing/jobs": "planning job running",
-    "packing/dry_run": "plan",
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",
     "io/resolve": "contents expressions folders file_set local remote packs resolver",

@@ -22,7 +22,7 @@ import headrace
 from headrace import HDF5Dataset, ImageDataset, TextDataset
 from headrace.cli import pack
 from headrace.cli.main import main
-from headrace.packing.formats.hdf5 import PackedWriter
+from headrace.packing.hdf5 import PackedWriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -37,7 +37,6 @@ from headrace.errors import (
     TargetExistsError,
 )
 from headrace.packing import pack_status
-from headrace.packing.run import pack_dataset
 from headrace.storage.hdf5.packed import packed_info
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
@@ -335,11 +334,7 @@ def test_unreadable_texts(shard_size: int | None, texts: Path, tmp_path: Path) -
     with pytest.warns(HeadraceWarning), pytest.raises(SampleError, match=r"3\.txt"):
         pack(made_up, tmp_path / "bad.h5")
     with pytest.warns(HeadraceWarning, match="1 .*left out"):
-        if shard_size is None:
-            result = pack_dataset(skipping, tmp_path / "out")
-            assert result.samples == COUNT - 1 and "3.txt" in result.left_out[0]
-        else:
-            pack(skipping, tmp_path / "out", shard_size=shard_size)
+        pack(skipping, tmp_path / "out", shard_size=shard_size)
     with TextDataset(tmp_path / "out") as packed, opened(texts) as source:
         assert packed.fingerprint != source.fingerprint
         kept = [source[index] for index in range(COUNT) if "3.txt" not in source.source_of(index)]

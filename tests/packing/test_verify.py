@@ -25,6 +25,7 @@ from headrace.errors import (
     SampleError,
 )
 from headrace.packing import VerifyResult, pack, pack_status, verify
+from headrace.packing.status import Sidecar, sidecar_text
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.cases import CASES, make_case
 from tests.packing.shared import contents, flip, replace_array
@@ -176,7 +177,7 @@ def test_processes_verify_parts(parts: Path) -> None:
 def test_web_servers_list_no_sizes(parts: Path) -> None:
     with plain_server(parts.parent) as url:
         for asks in (verify, pack_status):
-            with pytest.raises(ConfigError, match="HTTP does not list the sizes"):
+            with pytest.raises(ConfigError, match="HTTP neither writes files nor lists"):
                 asks(f"{url}/parts")
 
 
@@ -198,9 +199,8 @@ def test_a_part_of_another_run_is_not_that_of_the_manifest(
     out = pack(tiny_photos, tmp_path / "packed", shard_size="1GB")
     sidecar = out / "part-00000-of-00001.json"
     said = json.loads(sidecar.read_text())
-    said["crc32"] ^= 1
     del said["check"]
-    sidecar.write_text(json.dumps(said))
+    sidecar.write_bytes(sidecar_text(Sidecar(**{**said, "crc32": said["crc32"] ^ 1})))
     assert [index for index, _, _ in verify(out).bad] == [-1]
 
 

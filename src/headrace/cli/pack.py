@@ -29,24 +29,73 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.data import add_data_options, data_options, open_data, text_options
 from headrace.cli.flags import count
-from headrace.cli.output import Output, fields_of
+from headrace.cli.output import Output
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.core.dataset import BaseDataset
-    from headrace.packing.options import StoreOptions
-    from headrace.packing.run import PackResult
+    from headrace.packing.file import PackResult
 
-COMPRESSIONS = ("gzip", "lz4", "zstd")
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "store": {
+        "choices": ("encoded", "jpeg", "decoded"),
+        "help": "encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; "
+        "decoded: the pixels at --size (default: as SRC has them, so encoded for a folder)",
+    },
+    "max_size": {
+        "type": count,
+        "help": "with --store jpeg: pixels of the longer side at most (default: any)",
+    },
+    "quality": {
+        "type": count,
+        "default": 90,
+        "help": "with --store jpeg: 1 to 100 (default: 90)",
+    },
+    "check": {
+        "choices": ("decode", "header"),
+        "default": "decode",
+        "help": "of encoded images: decode each once, or look at its header alone, which is ten "
+        "times as fast (default: decode)",
+    },
+    "compression": {
+        "choices": ("gzip", "lz4", "zstd"),
+        "help": "of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: "
+        "none)",
+    },
+    "chunks": {
+        "type": count,
+        "help": "of those: samples a chunk (default: contiguous; compressed, below 1 MiB)",
+    },
+    "end_token": {"type": int, "help": "of texts: an id that is put behind each document"},
+    "workers": {
+        "type": count,
+        "help": "threads that read and decode (default: one for each core)",
+    },
+    "shard_size": {
+        "help": "of a part, such as 1GB; DST is a folder then (default: one file)",
+    },
+    "part": {"help": "i/N: pack each N-th part from i on (0 to N - 1): one of N jobs"},
+    "parts": {"help": "a:b: pack the parts a to b - 1"},
+    "processes": {
+        "type": count,
+        "default": 1,
+        "help": "that pack parts at the same time (default: 1)",
+    },
+    "overwrite": {
+        "action": "store_true",
+        "help": "replace DST if it is there; of several parts the plan",
+    },
+}
+"""The keywords of `headrace.pack` that are flags."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,35 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DST",
         help="HDF5 file to write, or with --shard-size a folder; what it is in must be there",
     )
-    parser.add_argument(
-        "--store",
-        choices=("encoded", "jpeg", "decoded"),
-        help="encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; "
-        "decoded: the pixels at --size "
-        "(default: as SRC has them, so encoded for a folder)",
-    )
-    parser.add_argument(
-        "--max-size",
-        type=int,
-        metavar="N",
-        help="with --store jpeg: pixels of the longer side at most (default: any)",
-    )
-    parser.add_argument(
-        "--quality",
-        type=int,
-        default=90,
-        metavar="N",
-        help="with --store jpeg: 1 to 100 (default: 90)",
-    )
-    parser.add_argument(
-        "--check",
-        choices=("decode", "header"),
-        default="decode",
-        help=(
-            "of encoded images: decode each once, or look at its header alone, which is ten times "
-            "as fast (default: decode)"
-        ),
-    )
+    for name, kind in _OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **kind)
     parser.add_argument(
         "--size",
         type=_size,
@@ -99,178 +121,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)"
     )
     parser.add_argument(
-        "--compression",
-        choices=COMPRESSIONS,
-        help=(
-            "of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: none)"
-        ),
-    )
-    parser.add_argument(
-        "--chunks",
-        type=count,
-        metavar="N",
-        help="of those: samples a chunk (default: contiguous; compressed, below 1 MiB)",
-    )
-    add_data_options(parser)
-    parser.add_argument(
-        "--end-token",
-        type=int,
-        metavar="ID",
-        help="of texts: an id that is put behind each document",
-    )
-    parser.add_argument(
-        "--workers",
-        type=count,
-        metavar="N",
-        help="threads that read and decode (default: one for each core)",
-    )
-    parts = parser.add_argument_group("several parts")
-    parts.add_argument(
-        "--shard-size",
-        metavar="SIZE",
-        help="of a part, such as 1GB; DST is a folder then (default: one file)",
-    )
-    parts.add_argument(
-        "--part", metavar="i/N", help="pack each N-th part from i on (0 to N - 1): one of N jobs"
-    )
-    parts.add_argument("--parts", metavar="a:b", help="pack the parts a to b - 1")
-    parts.add_argument(
-        "--processes",
-        type=count,
-        default=1,
-        metavar="N",
-        help="that pack parts at the same time (default: 1)",
-    )
-    parts.add_argument(
         "--dask",
         metavar="ADDRESS",
         help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786",
     )
     parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="plan, write nothing, and print the parts and the room needed",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace DST if it is there; of several parts the plan",
+        "--dry-run", action="store_true", help="plan, write nothing, and print the parts"
     )
     parser.add_argument(
         "--no-progress",
         action="store_true",
         help="no progress bars (never shown but on a terminal)",
     )
+    add_data_options(parser)
     parser.set_defaults(program=parser.prog)
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
     """Packs, and prints what was written and how it is opened."""
+    from headrace.io.paths import redact
+    from headrace.packing.api import run_pack
+    from headrace.packing.file import PackResult, open_source
+    from headrace.packing.options import PackOptions
     from headrace.packing.part import PartFile
-    from headrace.packing.run import left_out_message, pack_dataset
+    from headrace.packing.status import PackStatus, manifest_of
 
+    options: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
+    if given.no_progress:
+        options["progress"] = False
+    if given.dask is not None and given.shard_size is None:
+        raise ConfigError("--dask needs --shard-size, such as 1GB")
     try:
-        if given.dry_run:
-            return _plan(given, output)
-        if given.shard_size is not None:
-            return _pack_parts(given, output)
-        if (
-            given.part is not None
-            or given.parts is not None
-            or given.processes != 1
-            or given.dask is not None
+        asked = PackOptions(**options)
+        if given.shard_size is None:
+            # says at once what can't be written, before SRC is searched through
+            PartFile(given.dst, given.overwrite)
+        start = time.perf_counter()
+        are_texts = given.end_token is not None
+        with (
+            open_data(given.src, _data_options(given), open_source, are_texts) as dataset,
+            _executor(given.dask) as executor,
         ):
-            raise ConfigError(
-                "--part, --parts, --processes and --dask need --shard-size, such as 1GB"
-            )
-        # says at once what can't be written, before SRC is searched through
-        PartFile(given.dst, given.overwrite)
-        with _open(given.src, _options(given), given.end_token is not None) as dataset:
-            result = pack_dataset(
-                dataset,
-                given.dst,
-                options=_store_options(given),
-                workers=given.workers,
-                overwrite=given.overwrite,
-                progress=False if given.no_progress else None,
-            )
+            if executor is not None:
+                asked = PackOptions(**options, executor=executor)
+            result = run_pack(dataset, given.dst, asked, given.dry_run)
     except KeyboardInterrupt:
         kept = "nothing was written"
         if given.shard_size is not None:
             kept = "finished parts are kept"
         print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
-    if result.left_out:
-        print(f"{given.program}: warning: {left_out_message(result)}", file=sys.stderr)
-    output.show(result, [_summary(result), f"open it: {_how_to_open(result)}"])
-    return 0
-
-
-def _plan(given: argparse.Namespace, output: Output) -> int:
-    """Prints what would be packed."""
-    from headrace.packing import pack
-
-    with _open(given.src, _options(given), given.end_token is not None) as dataset:
-        plan = pack(
-            dataset,
-            given.dst,
-            **fields_of(_store_options(given)),
-            shard_size=given.shard_size,
-            part=given.part,
-            parts=given.parts,
-            workers=given.workers,
-            processes=given.processes,
-            overwrite=given.overwrite,
-            progress=False if given.no_progress else None,
-            dry_run=True,
-        )
-    output.show(plan, [str(plan)])
-    return 0
-
-
-def _store_options(given: argparse.Namespace) -> StoreOptions:
-    from headrace.packing.options import StoreOptions
-
-    return StoreOptions(
-        given.store,
-        given.max_size,
-        given.quality,
-        given.check,
-        given.end_token,
-        given.compression,
-        given.chunks,
-    )
-
-
-def _pack_parts(given: argparse.Namespace, output: Output) -> int:
-    from headrace.io.paths import redact
-    from headrace.packing.api import pack_folder
-    from headrace.packing.status import manifest_of
-
-    with (
-        _open(given.src, _options(given), given.end_token is not None) as dataset,
-        _executor(given.dask) as executor,
-    ):
-        status = pack_folder(
-            dataset,
-            given.dst,
-            options=_store_options(given),
-            shard_size=given.shard_size,
-            part=given.part,
-            parts=given.parts,
-            workers=given.workers,
-            processes=given.processes,
-            executor=executor,
-            storage_options=None,
-            overwrite=given.overwrite,
-            progress=False if given.no_progress else None,
-        )
-    opened = (
-        [f"open it: headrace.open_dataset({redact(manifest_of(status.folder))!r})"]
-        if status.joined
-        else []
-    )
-    output.show(status, [str(status), *opened])
+    lines = [str(result)]
+    if isinstance(result, PackResult):
+        lines = _summary(result, time.perf_counter() - start)
+    elif isinstance(result, PackStatus) and result.joined:
+        path = redact(manifest_of(result.folder))
+        lines.append(f"open it: headrace.open_dataset({path!r})")
+    output.show(result, lines)
     return 0
 
 
@@ -301,7 +208,7 @@ def _size(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[-1])
 
 
-def _options(given: argparse.Namespace) -> dict[str, Any]:
+def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     """What `open_source` gets, beside the path.
 
     Raises:
@@ -313,66 +220,45 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
     options = data_options(given)
     texts = text_options(options)
-    images = {
-        name: value
-        for name, value in (("image_size", given.size), ("color", given.color))
-        if value is not None
-    }
-    is_of_images = bool(images) or not {
-        "targets",
-        "target_name",
-        "unused_targets",
-        "masks",
-    }.isdisjoint(options)
-    if given.store != "decoded" and images:
+    pixels = {"image_size": given.size, "color": given.color}
+    pixels = {name: value for name, value in pixels.items() if value is not None}
+    of_images = {"targets", "unused_targets", "masks"} & options.keys() | pixels.keys()
+    if given.store != "decoded" and pixels:
         raise ConfigError(
             "--size and --color change the pixels, and need --store decoded (encoded images stay "
             "as they are)"
         )
-    if (texts or given.end_token is not None) and (is_of_images or given.store is not None):
+    is_for_images = of_images or "target_name" in options
+    if (texts or given.end_token is not None) and (is_for_images or given.store is not None):
         raise ConfigError(
             "--store, --size, --color, --targets, --target-name and --masks are for images, and "
             "what else is said is for texts"
         )
-    if (is_of_images or texts) and is_hdf5(given.src):
+    if (is_for_images or texts) and is_hdf5(given.src):
         info = packed_info(given.src)
         if texts:
             raise ConfigError(
                 f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts"
             )
-        is_more = bool(images) or not {"targets", "unused_targets", "masks"}.isdisjoint(options)
-        if (info is None or info.kind != "image") and is_more:
+        if of_images and (info is None or info.kind != "image"):
             raise ConfigError(
                 f"--size, --color, --targets and --masks are for images, and {redact(given.src)} "
                 "holds arrays"
             )
-    return {**options, **images}
+    return {**options, **pixels}
 
 
-def _open(src: str, options: dict[str, Any], are_texts: bool) -> BaseDataset:
-    from headrace.packing.run import open_source
-
-    return open_data(src, options, open_source, are_texts)
-
-
-def _summary(result: PackResult) -> str:
+def _summary(result: PackResult, seconds: float) -> list[str]:
     from headrace.io.paths import redact
     from headrace.memory.budget import format_size
 
+    path = redact(result.path)
     classes = f" in {result.classes:,} classes" if result.classes else ""
     left_out = f", {len(result.left_out):,} left out" if result.left_out else ""
-    rate = result.nbytes / 1e6 / max(result.seconds, 1e-9)
-    return (
-        f"{redact(result.path)}: {result.samples:,} samples{classes}{left_out}, "
-        f"{format_size(result.nbytes)} in "
-        f"{result.seconds:.1f} s ({rate:.1f} MB/s), store {result.store}"
-    )
-
-
-def _how_to_open(result: PackResult) -> str:
-    from headrace.io.paths import redact
-    from headrace.storage.hdf5.packed import packed_info
-
-    info = packed_info(result.path)
-    name = _OPENED_BY.get(info.kind if info is not None else "", "HDF5Dataset")
-    return f"headrace.{name}({redact(result.path)!r})"
+    rate = result.nbytes / 1e6 / max(seconds, 1e-9)
+    name = _OPENED_BY.get(result.kind, "HDF5Dataset")
+    return [
+        f"{path}: {result.samples:,} samples{classes}{left_out}, {format_size(result.nbytes)} in "
+        f"{seconds:.1f} s ({rate:.1f} MB/s), store {result.store}",
+        f"open it: headrace.{name}({path!r})",
+    ]

@@ -1,7 +1,7 @@
-"""Packs datasets into HDF5 files and Zarr groups, and verifies them."""
+"""Packs datasets into HDF5 files, and verifies them."""
 
 from headrace.packing.api import pack
-from headrace.packing.dry_run.plan import PackPlan
+from headrace.packing.dry_run import PackPlan
 from headrace.packing.status import PackStatus, join, pack_status
 from headrace.packing.verify import VerifyResult, verify
 

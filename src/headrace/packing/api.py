@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
-from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, Unpack, overload
 
 from torch.utils.data import Dataset
 
-from headrace.arguments import checks_keywords
-from headrace.errors import ConfigError, warn
+from headrace.arguments import check_names
+from headrace.errors import warn
+from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.packs import MANIFEST
-from headrace.memory.budget import parse_size
 from headrace.packing.destination import destination_of
-from headrace.packing.dry_run.plan import PackPlan, plan_file_pack, plan_folder_pack
-from headrace.packing.jobs.running import pack_parts
-from headrace.packing.options import Check, Store, StoreOptions
-from headrace.packing.run import left_out_message, opened_dataset, pack_dataset
-from headrace.packing.samples import threads_for
+from headrace.packing.dry_run import PackPlan, plan_pack
+from headrace.packing.file import PackResult, opened_dataset, pack_file
+from headrace.packing.jobs import pack_parts
+from headrace.packing.options import PackKeywords, PackOptions
 from headrace.packing.status import PackStatus, read_manifest
 
-
-@overload
-def pack(
-    dataset: Dataset[Any] | DataPath,
-    dst: str | os.PathLike[Any],
-    *,
-    store: Store | None = ...,
-    max_size: int | None = ...,
-    quality: int = ...,
-    check: Check = ...,
-    end_token: int | None = ...,
-    compression: str | None = ...,
-    chunks: int | None = ...,
-    shard_size: int | str | None = ...,
-    part: str | None = ...,
-    parts: str | None = ...,
-    workers: int | None = ...,
-    processes: int = ...,
-    executor: Executor | None = ...,
-    storage_options: dict[str, Any] | None = ...,
-    overwrite: bool = ...,
-    progress: bool | None = ...,
-    dry_run: Literal[False] = ...,
-) -> Path | str: ...
+_SHOWN = 10
 
 
 @overload
@@ -54,48 +28,27 @@ def pack(
     dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: Store | None = ...,
-    max_size: int | None = ...,
-    quality: int = ...,
-    check: Check = ...,
-    end_token: int | None = ...,
-    compression: str | None = ...,
-    chunks: int | None = ...,
-    shard_size: int | str | None = ...,
-    part: str | None = ...,
-    parts: str | None = ...,
-    workers: int | None = ...,
-    processes: int = ...,
-    executor: Executor | None = ...,
-    storage_options: dict[str, Any] | None = ...,
-    overwrite: bool = ...,
-    progress: bool | None = ...,
     dry_run: Literal[True],
+    **options: Unpack[PackKeywords],
 ) -> PackPlan: ...
 
 
-@checks_keywords
+@overload
 def pack(
     dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
     *,
-    store: Store | None = None,
-    max_size: int | None = None,
-    quality: int = 90,
-    check: Check = "decode",
-    end_token: int | None = None,
-    compression: str | None = None,
-    chunks: int | None = None,
-    shard_size: int | str | None = None,
-    part: str | None = None,
-    parts: str | None = None,
-    workers: int | None = None,
-    processes: int = 1,
-    executor: Executor | None = None,
-    storage_options: dict[str, Any] | None = None,
-    overwrite: bool = False,
-    progress: bool | None = None,
+    dry_run: Literal[False] = ...,
+    **options: Unpack[PackKeywords],
+) -> Path | str: ...
+
+
+def pack(
+    dataset: Dataset[Any] | DataPath,
+    dst: str | os.PathLike[Any],
+    *,
     dry_run: bool = False,
+    **options: Unpack[PackKeywords],
 ) -> Path | str | PackPlan:
     """Packs a dataset into one HDF5 file, or into several parts.
 
@@ -154,16 +107,15 @@ def pack(
         parts: "a:b": pack the parts a to b - 1.
         workers: number of threads that read and decode. None: one per usable core, divided by
             `processes`. A source that is not thread-safe is read by the calling thread.
-        processes: number of processes that pack parts at the same time, including this one.
+        processes: number of processes that pack parts at the same time; 1: this one.
         executor: any `concurrent.futures` executor, which packs the parts instead of `processes`.
             Its processes must be able to read the dataset (which is pickled) and to write to `dst`.
         storage_options: options of fsspec for the URL.
         overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of
             another plan.
         progress: show progress bars. None: only on a terminal.
-        dry_run: write nothing, and return the plan, which prints parts, layout and required space.
-            Samples that must be decoded to find their shapes are decoded, as `pack` does before it
-            writes.
+        dry_run: write nothing, and return the plan, which prints parts and layout. Samples that
+            must be decoded to find their shapes are decoded, as `pack` does before it writes.
 
     Returns:
         The path of the file or folder, or its URL. With `dry_run` a `PackPlan`.
@@ -179,120 +131,37 @@ def pack(
         DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is
             invalid; `dst` is a file of the dataset, by any name, or lies in a folder of it.
     """
-    options = StoreOptions(store, max_size, quality, check, end_token, compression, chunks)
-    if shard_size is None:
-        if part is not None or parts is not None or executor is not None or processes != 1:
-            raise ConfigError(
-                "part, parts, processes and executor are for packs of several parts: pass "
-                "shard_size, such as '1GB'"
-            )
-        if storage_options is not None:
-            raise ConfigError(
-                "storage_options is for packs of several parts by URL: pass shard_size, such as "
-                "'1GB', or leave it out"
-            )
-        if dry_run:
-            with opened_dataset(dataset) as opened:
-                return plan_file_pack(
-                    opened, dst, options, threads_for(workers), overwrite, progress
-                )
-        result = pack_dataset(
-            dataset, dst, options=options, workers=workers, overwrite=overwrite, progress=progress
-        )
-        if result.left_out:
-            warn(left_out_message(result))
-        return result.path
-    if dry_run:
-        share = _share(shard_size, part, parts, workers, processes)
-        with opened_dataset(dataset) as opened:
-            return plan_folder_pack(
-                opened,
-                destination_of(dst, storage_options),
-                shard_size=share.nbytes,
-                options=options,
-                share=share.parts,
-                workers=share.workers,
-                processes=processes,
-                overwrite=overwrite,
-                progress=progress,
-            )
-    return pack_folder(
-        dataset,
-        dst,
-        options=options,
-        shard_size=shard_size,
-        part=part,
-        parts=parts,
-        workers=workers,
-        processes=processes,
-        executor=executor,
-        storage_options=storage_options,
-        overwrite=overwrite,
-        progress=progress,
-    ).folder
+    check_names("pack", options, {*PackKeywords.__annotations__, "dataset", "dst", "dry_run"})
+    result = run_pack(dataset, dst, PackOptions(**options), dry_run)
+    if isinstance(result, PackStatus):
+        return result.folder
+    return result.path if isinstance(result, PackResult) else result
 
 
-class _Share(NamedTuple):
-    """What a call packs: parts of so many bytes, those of its share, by so many threads a
-    process.
-    """
-
-    nbytes: int
-    parts: tuple[int, int] | range | None
-    workers: int
-
-
-def _share(
-    shard_size: int | str,
-    part: str | None,
-    parts: str | None,
-    workers: int | None,
-    processes: int,
-) -> _Share:
-    threads, nbytes = (
-        threads_for(workers, processes),
-        parse_size(shard_size, "shard_size"),
-    )
-    if nbytes < 1:
-        raise ConfigError("shard_size must be at least 1 byte")
-    return _Share(nbytes, share_of(part, parts), threads)
-
-
-def pack_folder(
+def run_pack(
     dataset: Dataset[Any] | DataPath,
     dst: str | os.PathLike[Any],
-    *,
-    options: StoreOptions,
-    shard_size: int | str,
-    part: str | None,
-    parts: str | None,
-    workers: int | None,
-    processes: int,
-    executor: Executor | None,
-    storage_options: dict[str, Any] | None,
-    overwrite: bool,
-    progress: bool | None,
-) -> PackStatus:
-    """`pack` into several parts: where the pack stands then. Of a complete one that has left out
-    samples it warns.
+    options: PackOptions,
+    dry_run: bool,
+) -> PackResult | PackStatus | PackPlan:
+    """`pack`, with what it did: of a single file a `PackResult`. Warns of samples that were left
+    out.
     """
-    share, folder = (
-        _share(shard_size, part, parts, workers, processes),
-        destination_of(dst, storage_options),
-    )
     with opened_dataset(dataset) as opened:
-        status = pack_parts(
-            opened,
-            folder,
-            shard_size=share.nbytes,
-            options=options,
-            share=share.parts,
-            workers=share.workers,
-            processes=processes,
-            executor=executor,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        if dry_run:
+            return plan_pack(opened, dst, options)
+        if options.shard_size is None:
+            result = pack_file(opened, dst, options)
+            count = len(result.left_out)
+            if count:
+                more = f"; and {count - _SHOWN:,} more" if count > _SHOWN else ""
+                warn(
+                    f"{redact(result.path)}: {count:,} of {result.samples + count:,} samples can't "
+                    f"be read and were left out: {'; '.join(result.left_out[:_SHOWN])}{more}"
+                )
+            return result
+        folder = destination_of(dst, options.storage_options)
+        status = pack_parts(opened, folder, options)
     manifest = read_manifest(folder) if status.joined else None
     if manifest is not None and manifest["left_out"]:
         warn(
@@ -300,26 +169,3 @@ def pack_folder(
             f"see {MANIFEST}"
         )
     return status
-
-
-def share_of(part: str | None, parts: str | None) -> tuple[int, int] | range | None:
-    """Which parts `part` and `parts` of `pack` name; None: all.
-
-    Raises:
-        ConfigError: they make no sense, or both are given.
-    """
-    if part is not None and parts is not None:
-        raise ConfigError("part and parts exclude each other")
-    if part is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", str(part), re.ASCII)
-        if match is None or not int(match[1]) < int(match[2]):
-            raise ConfigError(
-                f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {part!r}"
-            )
-        return int(match[1]), int(match[2])
-    if parts is not None:
-        match = re.fullmatch(r"(\d+):(\d+)", str(parts), re.ASCII)
-        if match is None or not int(match[1]) < int(match[2]):
-            raise ConfigError(f"parts must be 'a:b' with a < b, such as '0:16', not {parts!r}")
-        return range(int(match[1]), int(match[2]))
-    return None

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import os
 import random
-import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -27,49 +26,39 @@ from headrace.errors import (
 from headrace.io.atomic import user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
-from headrace.io.remote_files import below as url_below
+from headrace.io.remote_files import below
 from headrace.memory.per_process import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
 from headrace.storage.hdf5.files import locked_by_caller
 
 T = TypeVar("T")
-_ATTEMPTS, _FIRST_PAUSE_S = 6, 0.2
+_ATTEMPTS = 6
+_FIRST_PAUSE_S = 0.2
 
 
 class Destination(ABC):
     """The files of a pack by their names. A pickle of it reaches the same files from another
     process.
+
+    Attributes:
+        path: the folder, or its URL.
+        shown: what messages call it, without secrets.
     """
 
+    path: Path | str
     shown: str
-    """What messages call it, without secrets."""
-
-    @property
-    @abstractmethod
-    def path(self) -> Path | str:
-        """The folder, or its URL."""
 
     @abstractmethod
     def check(self) -> None:
-        """Looks whether it is there, or can be made.
+        """Raises a DataNotFoundError or ConfigError where it is not there, and can't be made."""
 
-        Raises:
-            DataNotFoundError, ConfigError: it can't be.
-        """
-
-    @abstractmethod
-    def room(self) -> tuple[str, int] | None:
-        """A folder in which parts are written, and the bytes that are free there; None: nobody
-        knows.
-        """
-
-    @abstractmethod
     def prepare(self) -> None:
         """Makes it, where that is needed.
 
         Raises:
-            DataNotFoundError, ConfigError, WriteError, AccessError: it can't be.
+            DataNotFoundError, ConfigError, WriteError: it can't be.
         """
+        self.check()
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
@@ -120,11 +109,9 @@ def destination_of(
 ) -> Destination:
     """The destination for a path or a URL, which may be that of a folder of this machine."""
     path = local_path(dst)
-    return (
-        StoreDestination(os.fspath(dst), storage_options)
-        if path is None
-        else FolderDestination(path)
-    )
+    if path is not None:
+        return FolderDestination(path)
+    return StoreDestination(os.fspath(dst), storage_options)
 
 
 def local_path(path: str | os.PathLike[Any]) -> Path | None:
@@ -138,43 +125,28 @@ def local_path(path: str | os.PathLike[Any]) -> Path | None:
     return None if is_url(path) else Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def room_of(folder: str | os.PathLike[str]) -> tuple[str, int] | None:
-    """A folder of this machine as messages call it, and the bytes that are free there; None: the
-    system doesn't say.
-    """
-    try:
-        return redact(folder), shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
 class FolderDestination(Destination):
     """A folder of this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.shown = folder, redact(folder)
+    path: Path
 
-    @property
-    def path(self) -> Path:
-        return self._folder
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.shown = redact(folder)
 
     def check(self) -> None:
-        folder = self._folder
-        if not folder.parent.is_dir():
+        if not self.path.parent.is_dir():
             raise DataNotFoundError(
-                f"{redact(folder.parent)}, where {folder.name} should go, is no folder: make it "
-                "first"
+                f"{redact(self.path.parent)}, where {self.path.name} should go, is no folder: make "
+                "it first"
             )
-        if folder.exists() and not folder.is_dir():
+        if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
-
-    def room(self) -> tuple[str, int] | None:
-        return room_of(self._folder if self._folder.is_dir() else self._folder.parent)
 
     def prepare(self) -> None:
         self.check()
         try:
-            self._folder.mkdir(exist_ok=True)
+            self.path.mkdir(exist_ok=True)
         except OSError as error:
             raise WriteError(
                 f"{self.shown} can't be made: {error.strerror}: use another folder"
@@ -184,7 +156,7 @@ class FolderDestination(Destination):
 
     def sizes(self) -> dict[str, int]:
         found = dict[str, int]()
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as listing:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as listing:
             for entry in listing:
                 with contextlib.suppress(FileNotFoundError):  # a temporary file of another job
                     found[entry.name] = entry.stat().st_size
@@ -193,7 +165,7 @@ class FolderDestination(Destination):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         try:
             # there are many, and small
-            with open(os.path.join(self._folder, name), "rb", buffering=0) as file:
+            with open(os.path.join(self.path, name), "rb", buffering=0) as file:
                 if start:
                     file.seek(start)
                 return file.read() if stop is None else file.read(stop - start)
@@ -201,31 +173,31 @@ class FolderDestination(Destination):
             return None
         except NotADirectoryError as error:
             raise DataNotFoundError(
-                f"{redact(self._folder)} is a file, and a pack of parts is a folder: name that"
+                f"{self.shown} is a file, and a pack of parts is a folder: name that"
             ) from error
         except OSError as error:
             raise AccessError(
-                f"{redact(self._folder / name)} can't be read: {error.strerror or error}"
+                f"{self.shown_name(name)} can't be read: {error.strerror or error}"
             ) from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
-        write_whole(self._folder / name, data, overwrite)
+        write_whole(self.path / name, data, overwrite)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self._folder / name)
+            os.unlink(self.path / name)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        with PartFile(self._folder / name, overwrite=True, token=new_token()) as file:
+        with PartFile(self.path / name, overwrite=True, token=new_token()) as file:
             yield file
             file.commit()
 
     def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        return contextlib.nullcontext(self._folder / name)
+        return contextlib.nullcontext(self.path / name)
 
     def remove_abandoned(self) -> None:
-        remove_abandoned(str(self._folder), (".part-", ".plan", ".manifest"))
+        remove_abandoned(str(self.path), (".part-", ".plan", ".manifest"))
 
 
 class StoreDestination(Destination):
@@ -237,44 +209,31 @@ class StoreDestination(Destination):
         storage_options: of the fsspec file system.
     """
 
+    path: str
+
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
-        self._url, self.shown = url, redact(url)
+        self.path = url
+        self.shown = redact(url)
         self._filesystem = PerProcess(
             functools.partial(open_filesystem, url, dict(storage_options or {}))
         )
 
-    @property
-    def path(self) -> str:
-        return self._url
-
     def _at(self, name: str) -> str:
-        return path_in(url_below(self._url, name), self._filesystem.get())
-
-    def prepare(self) -> None:
-        self.check()
-
-    def room(self) -> tuple[str, int] | None:
-        return room_of(tempfile.gettempdir())
+        return path_in(below(self.path, name), self._filesystem.get())
 
     def check(self) -> None:
-        filesystem = self._filesystem.get()
-        if type(filesystem).__name__ == "HTTPFileSystem":
+        if type(self._filesystem.get()).__name__ == "HTTPFileSystem":
             raise ConfigError(
-                f"{self.shown}: nothing can be written by HTTP: use a folder, or a store such as "
-                "s3://"
+                f"{self.shown}: HTTP neither writes files nor lists their sizes: use a folder, or "
+                "a store such as s3://"
             )
 
     def sizes(self) -> dict[str, int]:
-        filesystem = self._filesystem.get()
-        if type(filesystem).__name__ == "HTTPFileSystem":
-            raise ConfigError(
-                f"{self.shown}: HTTP does not list the sizes of files: name the folder itself, or "
-                "its URL in a store such as s3://"
-            )
+        self.check()
 
-        def listed() -> dict[str, int]:
+        def listed(filesystem: Any) -> dict[str, int]:
             filesystem.invalidate_cache()
-            entries = filesystem.ls(path_in(self._url, filesystem), detail=True)
+            entries = filesystem.ls(path_in(self.path, filesystem), detail=True)
             return {
                 entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
                 for entry in entries
@@ -284,55 +243,53 @@ class StoreDestination(Destination):
         return self._tried(listed, "listed", missing={})
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        def content() -> bytes | None:
+        def content(filesystem: Any) -> bytes | None:
             # another job may have written it since this one listed
-            self._filesystem.get().invalidate_cache()
-            return bytes(
-                self._filesystem.get().cat_file(self._at(name), start=start or None, end=stop)
-            )
+            filesystem.invalidate_cache()
+            return bytes(filesystem.cat_file(self._at(name), start=start or None, end=stop))
 
         return self._tried(content, "read", missing=None)
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         exclusive = {} if overwrite else {"mode": "create"}
+        there = TargetExistsError(f"{self.shown_name(name)} is there already")
         if not overwrite and self.read(name, 0, 1) is not None:
-            raise TargetExistsError(f"{self.shown_name(name)} is there already")
+            raise there
 
-        def written() -> None:
+        def written(filesystem: Any) -> None:
             try:
-                self._filesystem.get().pipe_file(self._at(name), data, **exclusive)
+                filesystem.pipe_file(self._at(name), data, **exclusive)
             except FileExistsError:  # another job was faster
-                raise TargetExistsError(f"{self.shown_name(name)} is there already") from None
+                raise there from None
 
         self._tried(written, "written")
 
     def remove(self, name: str) -> None:
-        self._tried(lambda: self._filesystem.get().rm_file(self._at(name)), "removed", missing=None)
+        self._tried(lambda store: store.rm_file(self._at(name)), "removed", missing=None)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
         with _temporary(name) as file:
             yield file
-            self._tried(
-                lambda: self._filesystem.get().put_file(file.path, self._at(name)), "written"
-            )
+            self._tried(lambda store: store.put_file(file.path, self._at(name)), "written")
 
     @contextlib.contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
         with _temporary(name) as file:
-            self._tried(lambda: self._filesystem.get().get_file(self._at(name), file.path), "read")
+            self._tried(lambda store: store.get_file(self._at(name), file.path), "read")
             with locked_by_caller(file.path):
                 yield Path(file.path)
 
-    def _tried(self, call: Callable[[], T], done: str, **missing: T) -> T:
-        """What a call gives, after retries; what `missing` says where there is nothing.
+    def _tried(self, call: Callable[[Any], T], done: str, **missing: T) -> T:
+        """What a call gives of the file system, after retries; what `missing` says where there is
+        nothing.
 
         Raises:
             WriteError, AccessError, DataNotFoundError: the store doesn't do it.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return call()
+                return call(self._filesystem.get())
             except FileNotFoundError as error:
                 if "missing" in missing:
                     return missing["missing"]
@@ -366,9 +323,8 @@ def _temporary(name: str) -> Iterator[PartFile]:
             os.makedirs(folder, 0o700, exist_ok=True)
             try:
                 remove_abandoned(folder, (".",))
-                file = opened.enter_context(
-                    PartFile(os.path.join(folder, name), overwrite=True, token=new_token())
-                )
+                part = PartFile(os.path.join(folder, name), overwrite=True, token=new_token())
+                file = opened.enter_context(part)
                 break
             # another job was the last to use the folder, and has just removed it
             except (DataNotFoundError, FileNotFoundError):

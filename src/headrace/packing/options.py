@@ -1,11 +1,17 @@
-"""Says how samples are stored in a pack."""
+"""The options of `pack`."""
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
+from headrace.arguments import check_integer
 from headrace.errors import ConfigError
+from headrace.memory.budget import parse_size
+from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import check_may_start
 from headrace.storage.arrays.compressors import COMPRESSIONS
 
 Store = Literal["encoded", "jpeg", "decoded"]
@@ -13,18 +19,30 @@ Check = Literal["decode", "header"]
 LARGEST_SIDE = 65_500  # pixels: what libjpeg can write
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How samples are stored; see `pack` for each.
+class PackKeywords(TypedDict, total=False):
+    """Keywords of `pack`; see there."""
 
-    Attributes:
-        store: "encoded", "jpeg" or "decoded"; None: as the dataset has them.
-        max_size, quality: of "jpeg".
-        check: what is looked at of encoded images.
-        end_token: an id that is put behind each text; None: none.
-        compression: of arrays, in chunks: one of `COMPRESSIONS`; None: as they are.
-        chunks: of arrays: samples a chunk; None: contiguous or, compressed, as many as suit their
-            bytes.
+    store: Store | None
+    max_size: int | None
+    quality: int
+    check: Check
+    end_token: int | None
+    compression: str | None
+    chunks: int | None
+    shard_size: int | str | None
+    part: str | None
+    parts: str | None
+    workers: int | None
+    processes: int
+    executor: Executor | None
+    storage_options: dict[str, Any] | None
+    overwrite: bool
+    progress: bool | None
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The keywords of `pack` with their defaults; see there.
 
     Raises:
         ConfigError: they make no sense, or not together.
@@ -37,6 +55,15 @@ class StoreOptions:
     end_token: int | None = None
     compression: str | None = None
     chunks: int | None = None
+    shard_size: int | str | None = None
+    part: str | None = None
+    parts: str | None = None
+    workers: int | None = None
+    processes: int = 1
+    executor: Executor | None = None
+    storage_options: dict[str, Any] | None = None
+    overwrite: bool = False
+    progress: bool | None = None
 
     def __post_init__(self) -> None:
         if self.store not in (None, *get_args(Store)):
@@ -50,15 +77,10 @@ class StoreOptions:
             )
         if not self.is_jpeg and (self.max_size is not None or self.quality != 90):
             raise ConfigError("max_size and quality are for store='jpeg'")
-        if self.max_size is not None and (
-            not isinstance(self.max_size, int) or not 1 <= self.max_size <= LARGEST_SIDE
-        ):
-            raise ConfigError(
-                f"max_size must be a number of pixels from 1 to {LARGEST_SIDE:,}, not "
-                f"{self.max_size!r}"
-            )
-        if not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
-            raise ConfigError(f"quality must be an int from 1 to 100, not {self.quality!r}")
+        for name, most in (("max_size", LARGEST_SIDE), ("quality", 100)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
+                raise ConfigError(f"{name} must be an integer from 1 to {most}, not {value!r}")
         if self.end_token is not None:
             if type(self.end_token) is not int or not 0 <= self.end_token < 2**31:
                 raise ConfigError(
@@ -74,15 +96,26 @@ class StoreOptions:
                 f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, or None, not "
                 f"{self.compression!r}"
             )
-        if self.chunks is not None and (
-            not isinstance(self.chunks, int) or isinstance(self.chunks, bool) or self.chunks < 1
-        ):
-            raise ConfigError(f"chunks must be a number of samples, 1 or more, not {self.chunks!r}")
+        check_integer("chunks", self.chunks, 1, optional=True)
         if self.is_chunked and self.store in ("encoded", "jpeg"):
             raise ConfigError(
                 f"{self.layout}: encoded images are compressed already: pass store='decoded' for "
                 "their pixels"
             )
+        check_integer("workers", self.workers, 1, optional=True)
+        check_integer("processes", self.processes, 1)
+        if self.processes > 1:
+            check_may_start(f"processes={self.processes}")
+        if self.shard_size is None:
+            of_parts = ("part", "parts", "processes", "executor", "storage_options")
+            for name in of_parts:
+                if getattr(self, name) not in (None, 1):
+                    raise ConfigError(
+                        f"{name} is for packs of several parts: pass shard_size, such as '1GB', "
+                        "or leave it out"
+                    )
+        _ = self.part_nbytes
+        self.share(1 << 62)
 
     @property
     def is_chunked(self) -> bool:
@@ -91,13 +124,50 @@ class StoreOptions:
 
     @property
     def layout(self) -> str:
-        """What is said of chunks, as arguments."""
-        said = {"compression": self.compression, "chunks": self.chunks}
-        return " and ".join(
-            f"{name}={value!r}" for name, value in said.items() if value is not None
-        )
+        """The arguments that cut arrays into chunks, for messages."""
+        given = {"compression": self.compression, "chunks": self.chunks}
+        return " and ".join(f"{name}={value!r}" for name, value in given.items() if value)
 
     @property
     def is_jpeg(self) -> bool:
         """True if images are re-encoded."""
         return self.store == "jpeg"
+
+    @property
+    def threads(self) -> int:
+        """Threads of each process."""
+        return self.workers or max(1, usable_cpus() // self.processes)
+
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of a part, about; of a single file more than any has."""
+        if self.shard_size is None:
+            return 1 << 62
+        nbytes = parse_size(self.shard_size, "shard_size")
+        if nbytes < 1:
+            raise ConfigError("shard_size must be at least 1 byte")
+        return nbytes
+
+    def share(self, count: int) -> range:
+        """The numbers of the parts, of so many, that a call packs.
+
+        Raises:
+            ConfigError: `part` and `parts` make no sense, or both are given.
+        """
+        if self.part is not None and self.parts is not None:
+            raise ConfigError("part and parts exclude each other")
+        if self.part is not None:
+            match = re.fullmatch(r"(\d+)/(\d+)", str(self.part), re.ASCII)
+            if match is None or not int(match[1]) < int(match[2]):
+                raise ConfigError(
+                    f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {self.part!r}"
+                )
+            return range(int(match[1]), count, int(match[2]))
+        if self.parts is None:
+            return range(count)
+        match = re.fullmatch(r"(\d+):(\d+)", str(self.parts), re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(f"parts must be 'a:b' with a < b, such as '0:16', not {self.parts!r}")
+        if int(match[2]) > count:
+            raise ConfigError(f"parts={self.parts}: the plan has {count:,} parts")
+        return range(int(match[1]), int(match[2]))

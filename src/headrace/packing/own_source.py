@@ -36,33 +36,29 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     """
     target = local_path(dst)
     for source, is_data in _sources_of(dataset):
-        is_own = False
         for link in chain_of(source):  # of an archive's member the archive, too
             path = local_path(link)
             if target is None:
-                is_own |= path is None and _is_own_url(link, os.fspath(dst))
-            elif path is not None:
-                is_own |= _is_own(path, target, is_data)
-        if is_own:
-            raise ConfigError(
-                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack must "
-                "not change: write it elsewhere"
-            )
+                is_own = path is None and _is_own_url(link, os.fspath(dst))
+            else:
+                is_own = path is not None and _is_own(path, target, is_data)
+            if is_own:
+                raise ConfigError(
+                    f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack "
+                    "must not change: write it elsewhere"
+                )
 
 
 def _is_own(source: Path, target: Path, is_data: bool) -> bool:
     """True if a pack to `target` would replace a path of this machine, or lie in it."""
-    if (
-        is_data
-        and source.is_dir()
-        and _is_below(os.path.realpath(source), os.path.realpath(target))
-    ):
-        return True
-    if not target.exists() or not source.exists():
+    if not os.path.exists(source):  # it may be any text
         return False
+    path = os.path.realpath(source)
+    folder = os.path.realpath(target)
+    if is_data and source.is_dir() and _is_below(path, folder):
+        return True
     if not target.is_dir():
-        return source.samefile(target)
-    folder, path = os.path.realpath(target), os.path.realpath(source)
+        return target.exists() and source.samefile(target)
     return _is_below(folder, path) and _is_of_pack(os.path.relpath(path, folder).split(os.sep)[0])
 
 
@@ -87,7 +83,8 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
     """The paths and URLs in the attributes of a dataset, of its source and of datasets inside;
     and whether each surely is one of data.
     """
-    seen, left = set[int](), [("dataset", dataset)]
+    seen = set[int]()
+    left: list[tuple[str, Any]] = [("dataset", dataset)]
     while left:
         name, value = left.pop()
         if isinstance(value, (str, bytes, os.PathLike)):
@@ -101,7 +98,10 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
             continue
         seen.add(id(value))
         if isinstance(value, FileSet):
-            yield from _sources_in(value)
+            for root in value.searched:
+                yield (root if value.server is None else value.server.url_of(root)), True
+            are_stores = len(value) > 0 and os.path.isdir(value.url(0))
+            yield from ((value.url(index), are_stores) for index in range(len(value)))
         elif isinstance(value, h5py.HLObject):
             if value:  # it is open
                 yield value.file.filename, True
@@ -122,26 +122,9 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
             or name in ("dataset", "datasets")
             or type(value).__module__.startswith("headrace.")
         ):
-            left += _attributes_of(value)
-
-
-def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    names = dict.fromkeys(getattr(value, "__dict__", ()))
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        names.update(dict.fromkeys([slots] if isinstance(slots, str) else slots))
-    for name in names:
-        attribute = (
-            getattr(value, name, None)
-            if name not in getattr(value, "__dict__", ())
-            else value.__dict__[name]
-        )
-        yield name.strip("_"), attribute
-
-
-def _sources_in(files: FileSet) -> Iterator[tuple[str, bool]]:
-    for root in files.searched:
-        yield (root if files.server is None else files.server.url_of(root)), True
-    are_stores = len(files) > 0 and os.path.isdir(files.url(0))
-    for index in range(len(files)):
-        yield files.url(index), are_stores
+            attributes = dict(getattr(value, "__dict__", {}))
+            for cls in type(value).__mro__:
+                slots = vars(cls).get("__slots__", ())
+                for one in [slots] if isinstance(slots, str) else slots:
+                    attributes[one] = getattr(value, one, None)
+            left += ((one.strip("_"), inner) for one, inner in attributes.items())

@@ -79,13 +79,14 @@ class PartFile:
         self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
         self._token = token
-        self.path: str = os.path.join(
-            self._folder, f".{name}{TEMPORARY}" if token is None else f".{name}.{token}{TEMPORARY}"
-        )
+        ending = TEMPORARY if token is None else f".{token}{TEMPORARY}"
+        self.path: str = os.path.join(self._folder, f".{name}{ending}")
         self.fd: int = -1
         self.is_cancelled: Callable[[], bool] = lambda: False
         self.ahead: SumsAhead | None = None
-        self._overwrite, self._committed, self._flushed = overwrite, False, 0
+        self._overwrite = overwrite
+        self._committed = False
+        self._flushed = 0
         self._check_target()
 
     def __enter__(self) -> PartFile:
@@ -179,7 +180,8 @@ class PartFile:
         """What is written from now on takes the place of what was written by now."""
         if self.ahead is not None:
             self.ahead.close()
-        self.ahead, self._flushed = None, 0
+        self.ahead = None
+        self._flushed = 0
 
     def sum_ahead(self, edges: IntArray) -> None:
         """From now on reads samples back while later ones are written, as `begin_flush` says how
@@ -303,7 +305,8 @@ class PartFile:
         return is_ours
 
     def _explain(self, error: OSError) -> HeadraceError:
-        path, reason = redact(self.target), error.strerror or str(error)
+        path = redact(self.target)
+        reason = error.strerror or str(error)
         if error.errno in _FULL:
             return WriteError(
                 f"{path} can't be written, the disk is full ({reason}): free some space, or use "
@@ -348,13 +351,12 @@ def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
     """
     names: list[str] = []
     # another job may have removed the folder, which was empty
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as listing:
-        names = [
-            entry.name
-            for entry in listing
-            if entry.name.startswith(prefixes) and entry.name.endswith(TEMPORARY)
-        ]
-    for path in (os.path.join(folder, name) for name in names):
+    with contextlib.suppress(FileNotFoundError):
+        names = os.listdir(folder)
+    for name in names:
+        if not name.startswith(prefixes) or not name.endswith(TEMPORARY):
+            continue
+        path = os.path.join(folder, name)
         # it was renamed or removed meanwhile, or is another user's
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

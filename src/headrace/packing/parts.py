@@ -24,9 +24,9 @@ from headrace.errors import ConfigError, FileChangedError, FormatError, TargetEx
 from headrace.io.packed_strings import PackedNames
 from headrace.io.resolve.packs import PLAN, are_counts, are_texts
 from headrace.memory.budget import format_size
-from headrace.packing.beside.pairs import annotations_check
+from headrace.packing.columns import annotations_check
 from headrace.packing.destination import Destination
-from headrace.packing.options import StoreOptions
+from headrace.packing.options import PackOptions
 from headrace.packing.plan import Rows
 from headrace.sorting import distinct
 from headrace.storage.arrays.packed import PackedInfo
@@ -88,33 +88,20 @@ class PartsPlan:
             checks: see `Checks`.
         """
         nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
-        options = (
-            options
-            if info.target_columns is None
-            else {**options, "target_columns": info.target_columns}
-        )
-        return cls(
-            info.kind,
-            info.store,
-            fingerprint,
-            len(sizes),
-            edges,
-            nbytes,
-            zlib.crc32(bytes_of_checks(checks)),
-            options,
-            info.classes,
-        )
+        samples = zlib.crc32(bytes_of_checks(checks))
+        if info.target_columns is not None:
+            options = {**options, "target_columns": info.target_columns}
+        count = len(sizes)
+        kind, store, classes = info.kind, info.store, info.classes
+        return cls(kind, store, fingerprint, count, edges, nbytes, samples, options, classes)
 
     @cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
         # `asdict` copies each number
         said = sorted((one.name, getattr(self, one.name)) for one in fields(self))
-        return (
-            "{\n "
-            + ",\n ".join(f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said)
-            + "\n}\n"
-        ).encode("ascii")
+        lines = [f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said]
+        return ("{\n " + ",\n ".join(lines) + "\n}\n").encode("ascii")
 
     @cached_property
     def digest(self) -> str:
@@ -132,31 +119,14 @@ class PartsPlan:
         them.
         """
         rows = self.options.get("rows")
-        return (
-            None
-            if rows is None
-            else Rows(
-                rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values")
-            )
-        )
+        if rows is None:
+            return None
+        return Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values"))
 
     @property
     def samples_name(self) -> str:
         """What the file of the samples' CRCs is called."""
         return f"plan-{self.samples:08x}.crc32"
-
-    @property
-    def store_options(self) -> StoreOptions:
-        """How the parts are stored, as the arguments of `pack` say it."""
-        if jpeg := self.options.get("jpeg"):
-            return StoreOptions("jpeg", jpeg["max_size"], jpeg["quality"])
-        said, store = self.options, self.store if self.rows is None else None
-        return StoreOptions(
-            store,  # type: ignore[arg-type]
-            check=said.get("check", "decode"),
-            compression=said.get("compression"),
-            chunks=said.get("chunks"),
-        )
 
     def name(self, part: int) -> str:
         """What the file with the samples of a part is called."""
@@ -167,12 +137,12 @@ class PartsPlan:
         return f"part-{part:05d}-of-{self.parts:05d}.json"
 
 
-def options_of(dataset: BaseDataset, how: StoreOptions, shard_size: int) -> dict[str, Any]:
+def options_of(dataset: BaseDataset, how: PackOptions) -> dict[str, Any]:
     """What the options of a plan have of the arguments of `pack`, whatever the format;
     `compression` and `chunks` each format adds.
     """
     options: dict[str, Any] = {
-        "shard_size": shard_size,
+        "shard_size": how.part_nbytes,
         "on_error": "skip" if dataset.on_error == "skip" else "raise",
     }
     options |= annotations_check(dataset)
@@ -226,14 +196,10 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
 
 def checks_of(names: PackedNames | None, sizes: IntArray) -> Checks:
     """The `Checks` of samples of these names (None: they have none) and sizes ([n] bytes)."""
-    if names is None:
-        return np.fromiter(
-            (zlib.crc32(b"%d" % size) for size in sizes.tolist()), np.uint32, len(sizes)
-        )
-    pairs = zip(iter(names), sizes.tolist(), strict=True)
-    return np.fromiter(
-        (zlib.crc32(b"%d %s" % (size, name)) for name, size in pairs), np.uint32, len(sizes)
-    )
+    texts = (b"%d" % size for size in sizes.tolist())
+    if names is not None:
+        texts = (b"%s %s" % pair for pair in zip(texts, names, strict=True))
+    return np.fromiter(map(zlib.crc32, texts), np.uint32, len(sizes))
 
 
 def bytes_of_checks(checks: Checks) -> bytes:
@@ -257,10 +223,8 @@ def check_unchanged(
         FileChangedError: one has another name or size; the first is named.
         FormatError: the file of their CRCs is damaged.
     """
-    data, name = (
-        folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks))),
-        folder.shown_name(plan.samples_name),
-    )
+    data = folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks)))
+    name = folder.shown_name(plan.samples_name)
     if data is None or len(data) != 4 * len(checks):
         raise FormatError(
             f"{name} is missing, or cut short: remove {PLAN} and pack again; finished parts are "
@@ -284,7 +248,8 @@ def read_plan(folder: Destination) -> PartsPlan | None:
     Raises:
         FormatError: it is damaged, of a later headrace, or no plan of headrace.
     """
-    data, name = folder.read(PLAN), folder.shown_name(PLAN)
+    data = folder.read(PLAN)
+    name = folder.shown_name(PLAN)
     if data is None:
         return None
     try:
@@ -311,9 +276,8 @@ def read_plan(folder: Destination) -> PartsPlan | None:
 
 def _check_plan(plan: PartsPlan) -> None:
     """Raises a ValueError for a value that no pack writes."""
-    if not are_counts(
-        [plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]
-    ) or not isinstance(plan.options, dict):
+    counts = [plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]
+    if not are_counts(counts) or not isinstance(plan.options, dict):
         raise ValueError("a number or the options are wrong")
     if (
         len(plan.edges) != len(plan.nbytes) + 1
@@ -350,38 +314,40 @@ def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) ->
     how they differ.
     """
     if there is None or there.digest != plan.digest:
+        how = "" if there is None else f" ({differences(there, plan)})"
         raise TargetExistsError(
-            f"{folder.shown} holds the plan of another "
-            f"pack{'' if there is None else f' ({differences(there, plan)})'}: "
-            "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
+            f"{folder.shown} holds the plan of another pack{how}: pack to another folder, or pass "
+            "overwrite=True (--overwrite) to plan anew"
         )
 
 
 def differences(there: PartsPlan, now: PartsPlan) -> str:
     """How two plans differ, in words."""
-    before, after = _flat_options(there), _flat_options(now)
-    pairs = {
-        "samples": (there.count, now.count),
-        "parts": (there.parts, now.parts),
-        "store": (there.store, now.store),
-        "kind": (there.kind, now.kind),
-        "fingerprint": (there.fingerprint, now.fingerprint),
-        "classes": (there.classes, now.classes),
-        **{name: (before.get(name), after.get(name)) for name in sorted({*before, *after})},
-        "sizes of parts": (there.edges, now.edges),
-        "names or sizes of samples": (there.samples, now.samples),
-    }
+    before = _flat(there)
+    after = _flat(now)
     said = []
-    for name, (one, other) in pairs.items():
+    for name in dict.fromkeys([*before, *after]):
+        one = before.get(name)
+        other = after.get(name)
         if one != other:
             is_short = len(f"{one}{other}") < 80
             said.append(f"{name}: {one} there, {other} now" if is_short else f"other {name}")
     return "; ".join(said[:4]) or "another layout"
 
 
-def _flat_options(plan: PartsPlan) -> dict[str, Any]:
-    """The options of a plan, each version by itself."""
-    versions = {
-        f"version of {name}": version for name, version in plan.options.get("versions", {}).items()
+def _flat(plan: PartsPlan) -> dict[str, Any]:
+    """What decides a plan, by what messages call it; what says most comes first."""
+    options = dict(plan.options)
+    versions = options.pop("versions", {})
+    return {
+        "samples": plan.count,
+        "parts": plan.parts,
+        "store": plan.store,
+        "kind": plan.kind,
+        "fingerprint": plan.fingerprint,
+        "classes": plan.classes,
+        **options,
+        **{f"version of {name}": version for name, version in versions.items()},
+        "sizes of parts": plan.edges,
+        "names or sizes of samples": plan.samples,
     }
-    return {name: value for name, value in plan.options.items() if name != "versions"} | versions

@@ -4,6 +4,7 @@ manifest of all.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -98,11 +99,9 @@ class PackStatus:
             f"{redact(self.folder)}: {len(self.done):,} of {self.parts:,} parts "
             f"done{', joined' if self.joined else ''}"
         ]
-        lines += [
-            f"{what}: {_ranges(numbers)}"
-            for what, numbers in (("stale", self.stale), ("missing", self.missing))
-            if numbers
-        ]
+        for what, numbers in (("stale", self.stale), ("missing", self.missing)):
+            if numbers:
+                lines.append(f"{what}: {_ranges(numbers)}")
         return Lines("\n".join(lines))
 
 
@@ -114,18 +113,20 @@ def sidecar_text(sidecar: Sidecar) -> bytes:
     return text + _CHECK + b"%d}\n" % zlib.crc32(text)
 
 
-def read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
-    """The sidecar of a part; None: there is none that can be read."""
+def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
+    """The sidecar of a part; None: there is none of this plan that can be read."""
     try:
         data = folder.read(plan.sidecar_name(part)) or b""
-        text, mark, check = data.rpartition(_CHECK)
-        if mark and check != b"%d}\n" % zlib.crc32(text):
+        text, _, check = data.rpartition(_CHECK)
+        if check != b"%d}\n" % zlib.crc32(text):
             return None
-        sidecar = Sidecar(**json.loads(text + b"}" if mark else data))
-        numbers = [sidecar.part, sidecar.samples, sidecar.nbytes, sidecar.crc32]
-        return sidecar if are_counts(numbers) and are_texts(sidecar.left_out) else None
+        sidecar = Sidecar(**json.loads(text + b"}"))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
+    numbers = [sidecar.part, sidecar.samples, sidecar.nbytes, sidecar.crc32]
+    is_sound = are_counts(numbers) and are_texts(sidecar.left_out)
+    is_of_plan = (sidecar.plan, sidecar.part) == (plan.digest, part)
+    return sidecar if is_sound and is_of_plan else None
 
 
 def pack_status(
@@ -143,52 +144,33 @@ def pack_status(
         FormatError: the plan is damaged.
     """
     folder = destination_of(path, storage_options)
-    return status_in(folder, planned(folder))
+    return finished_in(folder, planned(folder))[0]
 
 
-def status_in(folder: Destination, plan: PartsPlan) -> PackStatus:
-    """See `pack_status`."""
-    return finished_in(folder, plan)[0]
-
-
-def finished_in(
-    folder: Destination, plan: PartsPlan, known: Mapping[int, Sidecar] | None = None
-) -> tuple[PackStatus, dict[int, Sidecar]]:
-    """Where a pack stands, and the sidecars of the finished parts, by number; those that are
-    known already are not read again.
-    """
+def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
+    """Where a pack stands, and the sidecars of the finished parts, by number."""
     sizes = folder.sizes()
-    sidecars: dict[int, Sidecar | None] = dict(known or {})
-    wanted = [
-        part
-        for part in range(plan.parts)
-        if plan.sidecar_name(part) in sizes and part not in sidecars
-    ]
-    if isinstance(folder.path, str):
-        with ThreadPoolExecutor(_THREADS, "headrace-sidecars") as pool:
-            sidecars.update(
-                zip(
-                    wanted,
-                    pool.map(lambda part: read_sidecar(folder, plan, part), wanted),
-                    strict=True,
-                )
-            )
-    else:
-        sidecars.update((part, read_sidecar(folder, plan, part)) for part in wanted)
-    done, stale, missing = list[int](), list[int](), list[int]()
+    there = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
+    # a folder of this machine answers at once
+    threads = _THREADS if isinstance(folder.path, str) else 1
+    with ThreadPoolExecutor(threads, "headrace-sidecars") as pool:
+        sidecars = pool.map(lambda part: _read_sidecar(folder, plan, part), there)
+    finished = dict[int, Sidecar]()
+    for part, sidecar in zip(there, sidecars, strict=True):
+        if sidecar is not None and sidecar.nbytes == sizes.get(plan.name(part)):
+            finished[part] = sidecar
+    stale = list[int]()
+    missing = list[int]()
     for part in range(plan.parts):
-        nbytes = sizes.get(plan.name(part))
-        sidecar = sidecars.get(part)
-        wanted_sidecar = (plan.digest, part, nbytes)
-        if sidecar is not None and (sidecar.plan, sidecar.part, sidecar.nbytes) == wanted_sidecar:
-            done.append(part)
-        elif nbytes is None:
-            missing.append(part)
-        else:
-            stale.append(part)
-    joined = len(done) == plan.parts and _is_joined(folder, plan)
-    finished = {part: sidecar for part in done if (sidecar := sidecars[part]) is not None}
-    return PackStatus(folder.path, plan.parts, done, stale, missing, joined), finished
+        if part not in finished:
+            (stale if plan.name(part) in sizes else missing).append(part)
+    joined = False
+    if len(finished) == plan.parts:
+        with contextlib.suppress(FormatError):
+            manifest = read_manifest(folder)
+            joined = manifest is not None and manifest["plan"] == plan.digest
+    status = PackStatus(folder.path, plan.parts, list(finished), stale, missing, joined)
+    return status, finished
 
 
 def planned(folder: Destination) -> PartsPlan:
@@ -201,8 +183,7 @@ def planned(folder: Destination) -> PartsPlan:
     if plan is None:
         raise DataNotFoundError(
             f"{folder.shown} was not packed by headrace, since it has no {PLAN}: name the folder "
-            "that "
-            "headrace.pack(..., shard_size=...) writes to"
+            "that headrace.pack(..., shard_size=...) writes to"
         )
     return plan
 
@@ -223,22 +204,10 @@ def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any])
     wrong = [name for name, text in expected.items() if folder.read(name) != text]
     if zlib.crc32(folder.read(plan.samples_name) or b"") != plan.samples:
         wrong.append(plan.samples_name)
+    shown = map(folder.shown_name, wrong)
     return [
-        (
-            -1,
-            (shown := folder.shown_name(name)),
-            f"{shown} is damaged: remove it and pack again, parts are kept",
-        )
-        for name in wrong
+        (-1, name, f"{name} is damaged: remove it and pack again, parts are kept") for name in shown
     ]
-
-
-def _is_joined(folder: Destination, plan: PartsPlan) -> bool:
-    try:
-        manifest = read_manifest(folder)
-    except FormatError:
-        return False
-    return manifest is not None and manifest["plan"] == plan.digest
 
 
 def join(

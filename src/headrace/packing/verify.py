@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
+from headrace.packing.options import PackOptions
 from headrace.packing.parts import PartsPlan
-from headrace.packing.samples import groups_of, threads_for, with_progress
 from headrace.packing.status import (
     Damage,
     Sidecar,
@@ -33,6 +34,7 @@ from headrace.packing.status import (
     planned,
     read_manifest,
 )
+from headrace.packing.stream import groups_of, stream
 from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
 from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.kind import is_hdf5
@@ -79,8 +81,7 @@ def verify(
 
     Each file is compared as a whole. If that fails, all samples, the offsets, names and targets of
     the file are compared one by one. The checksum of a file was computed from the data read back,
-    sample by sample, when it was packed. Files of earlier versions without one are compared sample
-    by sample.
+    sample by sample, when it was packed.
 
     Args:
         path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the
@@ -98,22 +99,20 @@ def verify(
         FormatError: it is not a packed file, is truncated, or has damage outside of its samples.
         WorkerError: one of several processes died.
     """
-    threads = threads_for(workers, processes)
+    threads = PackOptions(workers=workers, processes=processes, shard_size=1).threads
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
         return _verify_parts(destination_of(path, storage_options), threads, processes, progress)
-    file = os.path.expanduser(os.fspath(path))
+    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if os.path.exists(file):
         check_regular(file)
         if processes != 1:
             raise ConfigError(
                 f"{redact(path)} is one file: processes is for packs of several parts, use workers"
             )
-    return verify_file(path, threads, progress)
+    return _verify_file(file, threads, progress)
 
 
-def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | None) -> VerifyResult:
-    """`verify` of a single file."""
-    path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
     if os.path.isfile(path) and not is_hdf5(path):
         raise FormatError(
             f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, "
@@ -124,67 +123,50 @@ def verify_file(path: str | os.PathLike[Any], workers: int, progress: bool | Non
         raise _not_packed(path)
     offset = seal_of(path)
     if info is None or offset is None:
-        return verify_samples(path, workers, progress)[0]
+        raise _not_packed(path)
     with open(path, "rb") as file:
-        seal, sums = (
-            os.pread(file.fileno(), 4, offset),
-            _sum(file.fileno(), NOTHING, workers, progress, None),
-        )
+        seal = os.pread(file.fileno(), 4, offset)
+        sums = _sum(file.fileno(), NOTHING, workers, progress, None)
     if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
         return VerifyResult(Path(path), info.count, [])
     result = verify_samples(path, workers, progress)[0]
-    if result.bad:
-        return result
-    return replace(result, bad=[whole_file(redact(path))])
+    return result if result.bad else replace(result, bad=[_whole_file(redact(path))])
 
 
 def verify_samples(
-    path: str | os.PathLike[Any],
-    workers: int,
-    progress: bool | None,
-    ahead: SumsAhead | None = None,
+    path: str, workers: int, progress: bool | None, ahead: SumsAhead | None = None
 ) -> tuple[VerifyResult, FileSums]:
     """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
     file as a whole, whose sums it gives. `ahead`: see `sum_file`.
     """
-    path = os.path.abspath(os.path.expanduser(os.fspath(path)))
     info = packed_info(path)
-    if info is not None and info.kind == KIND:
-        return _compared(PackedTokens(path), workers, progress, ahead)
-    source = HDF5Source(path)  # checks what lies beside the samples
-    try:
-        for name in [] if source.info is None else source.info.checksums.keys() - _READ_AT_ONCE:
-            source.whole(name)
-        return _compared(source, workers, progress, ahead)
-    finally:
-        source.close()
+    is_of_texts = info is not None and info.kind == KIND
+    source = PackedTokens(path) if is_of_texts else HDF5Source(path)
+    with contextlib.ExitStack() as opened:
+        if isinstance(source, HDF5Source):
+            opened.callback(source.close)
+            for name in [] if info is None else info.checksums.keys() - _READ_AT_ONCE:
+                source.whole(name)  # checks it
+        checksums = source.checksums
+        if info is None or checksums is None:
+            raise _not_packed(path)
+        edges = source.edges()
+        with open(path, "rb") as file:
+            known = NOTHING if edges is None else edges
+            sums = _sum(file.fileno(), known, workers, progress, ahead)
+        if edges is None:
+            assert isinstance(source, HDF5Source)
+            bad = _decoded(source, workers, progress)
+        else:
+            different = np.flatnonzero(sums.crcs != checksums).tolist()
+            bad = [(index, source.location(index), source.damaged(index)) for index in different]
+        return VerifyResult(Path(path), info.count, bad), sums
 
 
-def _compared(
-    opened: HDF5Source | PackedTokens, workers: int, progress: bool | None, ahead: SumsAhead | None
-) -> tuple[VerifyResult, FileSums]:
-    path, checksums = opened.path, opened.checksums
-    if opened.info is None or checksums is None:
-        raise _not_packed(path)
-    edges = opened.edges()
-    with open(path, "rb") as file:
-        sums = _sum(file.fileno(), NOTHING if edges is None else edges, workers, progress, ahead)
-    if edges is None:
-        assert isinstance(opened, HDF5Source)
-        bad = _decoded(opened, workers, progress)
-    else:
-        different = np.flatnonzero(sums.crcs != checksums).tolist()
-        bad = [(index, opened.location(index), opened.damaged(index)) for index in different]
-    return VerifyResult(Path(path), opened.info.count, bad), sums
-
-
-def whole_file(name: str) -> Damage:
+def _whole_file(name: str) -> Damage:
     """Of a file with another checksum whose samples have theirs."""
-    return (
-        -1,
-        name,
-        f"{name}: wrong checksum of the file, though each sample is sound: pack it again",
-    )
+    what = "wrong checksum of the file, though each sample is sound: pack it again"
+    return -1, name, f"{name}: {what}"
 
 
 def _not_packed(path: str) -> FormatError:
@@ -206,18 +188,15 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
     """What is wrong with samples that don't lie in the file as they are."""
 
     def task(group: range) -> list[Damage]:
+        bad = list[Damage]()
         try:
             source.read(group)
-            return []
-        except (HeadraceError, OSError):
-            return [damage for index in group for damage in one(index)]
-
-    def one(index: int) -> list[Damage]:
-        try:
-            source.read([index])
-            return []
         except (HeadraceError, OSError) as error:
-            return [(index, source.location(index), str(error))]
+            if len(group) == 1:
+                return [(group.start, source.location(group.start), str(error))]
+            for index in group:
+                bad += task(range(index, index + 1))
+        return bad
 
     # a compressed chunk is decoded once
     blocks = source.blocks()
@@ -225,14 +204,14 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
     if source.block_nbytes and blocks is not None and len(blocks):
         together = int(blocks[0])
     groups = groups_of(source.sizes(), together=together)
-    with with_progress(task, groups, workers, progress, len(source), "verifying") as results:
-        bad = [damage for _, found in results for damage in found]
+    bad = list[Damage]()
+    for _, found in stream(task, groups, workers, progress, len(source), "verifying"):
+        bad += found
     return bad
 
 
 def seal_of(path: str) -> int | None:
-    """The byte of a file at which the checksum of the whole file lies; None: it was packed before
-    there was one.
+    """The byte of a file at which the checksum of the whole file lies; None: there is none.
 
     Raises:
         FormatError: it is damaged.
@@ -254,28 +233,28 @@ def _verify_parts(
     file.
     """
     plan = planned(folder)
-    manifest, (status, sidecars) = read_manifest(folder), finished_in(folder, plan)
-    if manifest is not None and manifest["plan"] != plan.digest and not status.done:
+    manifest = read_manifest(folder)
+    status, sidecars = finished_in(folder, plan)
+    is_of_plan = manifest is not None and manifest["plan"] == plan.digest
+    if manifest is not None and not is_of_plan and not status.done:
         raise FormatError(
             f"{folder.shown}: plan.json is not the plan that {MANIFEST} names: one of both is "
             "damaged, pack again"
         )
-    if not status.is_finished or manifest is None or manifest["plan"] != plan.digest:
+    if not status.is_finished or manifest is None or not is_of_plan:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
     samples = 0
     bad = damaged_plan(folder, plan, manifest)
+    entries = manifest["parts"]
     tasks = (
         functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers)
-        for part, entry in enumerate(manifest["parts"])
+        for part, entry in enumerate(entries)
     )
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
-        for entry, damaged in zip(
-            manifest["parts"], _run(tasks, min(processes, plan.parts)), strict=True
-        ):
-            bad += [
-                (index if index < 0 else samples + index, location, error)
-                for index, location, error in damaged
-            ]
+        results = _run(tasks, min(processes, plan.parts))
+        for entry, damaged in zip(entries, results, strict=True):
+            for index, location, error in damaged:
+                bad.append((index if index < 0 else samples + index, location, error))
             samples += entry["samples"]
             bar.update(1)
     return VerifyResult(folder.path, samples, bad)
@@ -319,11 +298,9 @@ def _damaged_part(
                 sums = sum_file(file.fileno(), workers=workers)
             if (sums.size, sums.crc) == (entry["nbytes"], entry["crc32"]):
                 return bad
-            result, _ = verify_samples(path, workers, False)
+            result, _ = verify_samples(str(path), workers, False)
         except (HeadraceError, OSError) as error:
             return [*bad, (-1, name, str(error).replace(copy, name))]
-    named = [
-        (index, where.replace(copy, name), error.replace(copy, name))
-        for index, where, error in result.bad
-    ]
-    return bad + (named or [whole_file(name)])
+    for index, where, why in result.bad:
+        bad.append((index, where.replace(copy, name), why.replace(copy, name)))
+    return bad if result.bad else [*bad, _whole_file(name)]

@@ -57,23 +57,32 @@ class PackedWriter:
 
     def __init__(self, part: PartFile, plan: Plan) -> None:
         part.restart()
-        self._part, self._plan = part, plan
+        self._part = part
+        self._plan = plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
+        self._written: _Written | None = None
+        self._file: h5py.File | None = None
+        self._row = 0
         text = info_text(plan.info)
-        self._chunks = (
-            _ChunkAppender(part.fd, plan, text)
-            if plan.compression is not None and all(plan.shape)
-            else None
-        )
-        needed = plan.nbytes - (int(plan.sizes.sum()) if self._chunks else 0) + len(text) + _SLACK
+        needed = sum(column.nbytes for column in plan.columns.values()) + self._crc.nbytes
+        needed += len(text) + _SLACK
+        is_compressed = plan.compression is not None and all(plan.shape)
+        if not is_compressed:
+            needed += int(plan.sizes.sum())
         part.reserve(needed)
+        access = _access(plan)
         with part.explained():
-            self._offsets = (
-                lay_out(part.path, plan, text) if self._chunks is None else self._chunks.open()
-            )
+            if is_compressed:
+                os.ftruncate(part.fd, 0)
+                self._written = _Written(part.fd)
+                access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._written)
+                self._file, self._offsets = _created(b"chunks", access, plan, text)
+            else:
+                file, self._offsets = _created(os.fsencode(part.path), access, plan, text)
+                file.close()
         self._at = self._offsets[DATA]
-        if self._chunks is None:
+        if self._file is None:
             part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
 
     def __enter__(self) -> PackedWriter:
@@ -92,105 +101,65 @@ class PackedWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._chunks is not None:
-            self._chunks.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
         """The bytes that are written of the next samples, at least one: as they are, or whole
         chunks, but for the last one of all. For any thread.
         """
-        return encoded_blocks(self._plan, samples)
+        plan = self._plan
+        if plan.compression is None:
+            return [bytes_of(sample).data for sample in samples]
+        rows = min(plan.chunks or 1, plan.shape[0])
+        blocks = list[Any]()
+        for start in range(0, len(samples), rows):
+            parts = [bytes_of(sample) for sample in samples[start : start + rows]]
+            # a chunk at the edge is whole, too
+            parts += [np.zeros_like(parts[0])] * (rows - len(parts))
+            data = np.concatenate(parts)
+            if shuffles(plan.dtype):
+                data = shuffled(data, plan.dtype.itemsize)
+            blocks.append(compress(plan.compression, data))
+        return blocks
 
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
         """Write what `encode` gave of the next samples, whose sizes are those of the plan, and
         which have these CRCs.
         """
         with self._part.explained():
-            if self._chunks is None:
+            if self._file is None:
                 write_full_from(self._part.fd, blocks, self._at)
             else:
-                for block in blocks:
-                    self._chunks.append(block)
-        if self._chunks is None:
+                self._append_chunks(self._file[DATA].id, blocks)
+        if self._file is None:
             self._at += sum(map(len, blocks))
             self._part.begin_flush(self._at)
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
 
+    def _append_chunks(self, data: h5d.DatasetID, blocks: Sequence[bytes]) -> None:
+        assert self._written is not None
+        shape = self._plan.shape
+        for block in blocks:
+            data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
+            self._row += min(self._plan.chunks or 1, shape[0])
+            self._written.check()
+
     def finish(self) -> None:
         """Write what is known only now: the samples' CRCs."""
         assert self._done == len(self._plan.sizes), "samples are missing"
-        if self._chunks is not None:
+        if self._file is not None and self._written is not None:
             with self._part.explained():
-                self._chunks.finish()
+                self._file.close()  # which writes what HDF5 has in memory
+                self._file = None
+                self._written.check()
         self._write(self._crc, self._offsets[CRC])
 
     def _write(self, array: npt.NDArray[Any], offset: int) -> None:
         with self._part.explained():
             write_full(self._part.fd, bytes_of(array).data, offset)
-
-
-def encoded_blocks(plan: Plan, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
-    """See `PackedWriter.encode`."""
-    if plan.compression is None:
-        return [bytes_of(sample).data for sample in samples]
-    rows, blocks = min(plan.chunks or 1, plan.shape[0]), list[Any]()
-    for start in range(0, len(samples), rows):
-        parts = [bytes_of(sample) for sample in samples[start : start + rows]]
-        # a chunk at the edge is whole, too
-        parts += [np.zeros_like(parts[0])] * (rows - len(parts))
-        data = np.concatenate(parts)
-        blocks.append(
-            compress(
-                plan.compression,
-                shuffled(data, plan.dtype.itemsize) if shuffles(plan.dtype) else data,
-            )
-        )
-    return blocks
-
-
-class _ChunkAppender:
-    """Appends compressed chunks, in order, to the samples of a file that HDF5 has open
-    meanwhile.
-    """
-
-    def __init__(self, fd: int, plan: Plan, text: bytes) -> None:
-        self._fd, self._plan, self._text = fd, plan, text
-        self._written: _Written | None = None
-        self._file: h5py.File | None = None
-        self._data: h5d.DatasetID | None = None
-        self._row = 0
-
-    def open(self) -> dict[str, int]:
-        """Makes the file; where the contents of the other datasets go."""
-        os.ftruncate(self._fd, 0)
-        self._written = _Written(self._fd)
-        access = _access(self._plan)
-        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._written)
-        self._file, offsets = _created(b"chunks", access, self._plan, self._text)
-        self._data = self._file[DATA].id
-        return offsets
-
-    def append(self, block: bytes) -> None:
-        """Writes the next chunk; raises an OSError."""
-        assert self._data is not None and self._written is not None
-        shape = self._plan.shape
-        self._data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
-        self._row += min(self._plan.chunks or 1, shape[0])
-        self._written.check()
-
-    def finish(self) -> None:
-        """Writes what HDF5 has in memory; raises an OSError."""
-        assert self._written is not None
-        self.close()
-        self._written.check()
-
-    def close(self) -> None:
-        """Closes the file, whatever is in it."""
-        if self._file is not None:
-            self._data = None
-            self._file.close()
-            self._file = None
 
 
 class _Written(io.RawIOBase):
@@ -199,7 +168,9 @@ class _Written(io.RawIOBase):
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._at, self._end = fd, 0, 0
+        self._fd = fd
+        self._at = 0
+        self._end = 0
         self._error: BaseException | None = None
 
     def check(self) -> None:
@@ -250,20 +221,9 @@ class _Written(io.RawIOBase):
         return True
 
 
-def lay_out(path: str, plan: Plan, text: bytes) -> dict[str, int]:
-    """Make the HDF5 file, its datasets still without content; where the content of each goes (0
-    where it has none).
-    """
-    file, offsets = _created(os.fsencode(path), _access(plan), plan, text)
-    file.close()
-    return offsets
-
-
 def _access(plan: Plan) -> h5p.PropFAID:
-    access, version = (
-        h5p.create(h5p.FILE_ACCESS),
-        h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110,
-    )
+    access = h5p.create(h5p.FILE_ACCESS)
+    version = h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110
     access.set_libver_bounds(version, version)
     access.set_file_locking(False, True)  # ours is on the file already
     if plan.info.kind == "text":
@@ -306,9 +266,10 @@ def _allocate(
     HDF5 appends it.
     """
     layout = h5p.create(h5p.DATASET_CREATE)
-    is_chunked, compression = plan is not None and plan.chunks is not None and all(shape), None
-    if is_chunked:
-        assert plan is not None and plan.chunks is not None
+    compression = None
+    is_chunked = False
+    if plan is not None and plan.chunks is not None and all(shape):
+        is_chunked = True
         compression = plan.compression
         layout.set_chunk((min(plan.chunks, shape[0]), *shape[1:]))
     else:

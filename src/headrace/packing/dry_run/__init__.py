@@ -1,1 +1,0 @@
-"""What `pack` would do: parts, layout, room and time, without writing."""

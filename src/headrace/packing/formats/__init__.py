@@ -1,1 +1,0 @@
-"""How samples are stored, and the writers of packed files."""
