@@ -65,39 +65,8 @@ class SparseRows(NamedTuple):
     offsets: torch.Tensor
 
 
-class SlotArrays:
-    """Makes arrays in the ring slot that is open; a `Room`."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[npt.NDArray[Any], torch.Tensor]] = []
-
-    def __call__(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        tensor = empty((count,), torch_dtype(dtype))
-        array: npt.NDArray[Any] = tensor.numpy()
-        self._made.append((array, tensor))
-        return array
-
-    def tensor_of(
-        self, array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None
-    ) -> torch.Tensor:
-        """The tensor over an array that was made here; of another one a copy in the slot,
-        perhaps of another dtype.
-        """
-        for made, tensor in self._made:
-            if made is array:
-                return tensor
-        out = empty(array.shape, torch_dtype(dtype or array.dtype))
-        np.copyto(out.numpy(), array)
-        return out
-
-
-def to_batch(
-    rows: CSRRows, columns: int, layout: SparseLayout, arrays: SlotArrays | None = None
-) -> Any:
+def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
     """The batch of rows, in the ring slot that is open.
-
-    Args:
-        arrays: made those of the rows that lie there already; None: none do.
 
     Returns:
         For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for
@@ -108,14 +77,21 @@ def to_batch(
         out = empty((count, columns), torch_dtype(rows.values.dtype))
         rows.scatter(out.numpy())
         return out
-    in_slot = (arrays or SlotArrays()).tensor_of
-    indices = in_slot(rows.indices, np.dtype(np.int64))
-    values = in_slot(rows.values)
+    indices = _in_slot(rows.indices, torch.int64)
+    values = _in_slot(rows.values, torch_dtype(rows.values.dtype))
+    indptr = rows.indptr[:-1] if layout == "pairs" else rows.indptr
+    edges = _in_slot(indptr, torch.int64)
     if layout == "pairs":
-        return SparseRows(indices, values, in_slot(rows.indptr[:-1]))
-    return rebuild_sparse(
-        torch.sparse_csr, (in_slot(rows.indptr), indices, values), (count, columns), None, False
-    )
+        return SparseRows(indices, values, edges)
+    parts = (edges, indices, values)
+    return rebuild_sparse(torch.sparse_csr, parts, (count, columns), None, False)
+
+
+def _in_slot(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    """A copy of an array in the ring slot that is open."""
+    out = empty(array.shape, dtype)
+    np.copyto(out.numpy(), array)
+    return out
 
 
 def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
@@ -211,12 +187,9 @@ class RowsTogether(BatchReader):
     def read(self, request: BatchRequest) -> MadeBatch:
         dataset = self._dataset
         reader = dataset.sample_reader
-        arrays: SlotArrays | None = None
         if self._source is not None:
-            if self._layout != "dense":
-                arrays = SlotArrays()
             with reader.reading_together(len(request)) as counts:
-                rows = self._source.read_rows(dataset.whole_indices(request), arrays)
+                rows = self._source.read_rows(dataset.whole_indices(request))
                 counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
         else:
             indices = dataset.checked_indices(request).tolist()
@@ -226,7 +199,7 @@ class RowsTogether(BatchReader):
                 return self._collating.batch_of(dataset, samples, made_of, request)
             rows = CSRRows.joined(values)
         start = time.perf_counter()
-        batch = to_batch(rows, self._columns, self._layout, arrays)
+        batch = to_batch(rows, self._columns, self._layout)
         reader.count_seconds("collate_seconds", start)
         return with_targets(dataset, batch, request)
 

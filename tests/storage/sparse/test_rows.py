@@ -45,16 +45,6 @@ def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
 
 
-@given(
-    st.lists(st.lists(st.integers(-1, 5), max_size=4), min_size=1, max_size=5),
-    st.sampled_from(["i2", ">i4", "i8", "u2", ">u4"]),
-)
-def test_only_canonical_rows_pass_the_check(each: list[list[int]], dtype: str) -> None:
-    columns = np.array([column for one in each for column in one], "i8").astype(dtype)
-    rows = CSRRows.of(np.array([len(one) for one in each]), columns, np.ones(len(columns)))
-    assert rows.is_canonical(5) == (rows.outside(5) is None and rows.canonical(5) is rows)
-
-
 def test_the_first_column_outside_is_named() -> None:
     rows = CSRRows.of(np.array([2, 0, 1, 2]), np.array([0, 1, 4, 0, -1]), np.ones(5))
     assert rows.outside(4) == (2, 4) and rows.outside(5) == (3, -1)

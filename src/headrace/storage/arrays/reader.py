@@ -46,8 +46,6 @@ from headrace.storage.source import Rows, one_after_the_other, row_at
 T = TypeVar("T")
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
-Room = Callable[[int, np.dtype[Any]], npt.NDArray[Any]]
-"""Makes an array [n] of a dtype, of any content."""
 Use = Callable[[int, Any], None]
 """What is done with a chunk: its place among those that were asked for, and the chunk, which is
 None if it was never written.
@@ -533,11 +531,7 @@ class ArrayReader:
 
 
 def read_joined(
-    readers: Sequence[ArrayReader],
-    firsts: IntArray,
-    ends: IntArray,
-    run: Map,
-    rooms: Sequence[Room | None] = (),
+    readers: Sequence[ArrayReader], firsts: IntArray, ends: IntArray, run: Map
 ) -> list[npt.NDArray[Any]]:
     """The same spans of several 1-D arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1``
     of all spans, one span behind the other, perhaps read-only.
@@ -550,8 +544,6 @@ def read_joined(
         readers: of the arrays, which share a cache.
         firsts, ends: [spans].
         run: calls a function in threads.
-        rooms: of each array what makes the one that its rows are copied to, if they are; None, or
-            no rooms: NumPy.
 
     Raises:
         FormatError, OSError: a chunk is damaged; a file can't be read.
@@ -578,13 +570,7 @@ def read_joined(
         cuts = Cuts.of_spans(firsts, ends, height)
         rows = _read_aligned([readers[place] for place in places], cuts, run)
         for place, pieces in zip(places, rows, strict=True):
-            array = np.frombuffer(b"".join(pieces), readers[place].dtype)
-            room = rooms[place] if rooms else None
-            if room is not None:
-                out = room(len(array), array.dtype)
-                np.copyto(out, array)
-                array = out
-            found[place] = array
+            found[place] = np.frombuffer(b"".join(pieces), readers[place].dtype)
     return found
 
 

@@ -64,23 +64,12 @@ class CSRRows(NamedTuple):
         places = np.repeat(self.indptr[order] - indptr[:-1], sizes) + np.arange(indptr[-1])
         return CSRRows(indptr, self.indices[places], self.values[places])
 
-    def is_canonical(self, columns: int) -> bool:
-        """True if columns rise within each row, and a matrix of so many has them: of each row only
-        the first and the last are compared with that.
-        """
-        indices, indptr = self.indices, self.indptr
-        if not len(indices):
-            return True
-        firsts, lasts = indptr[:-1], indptr[1:] - 1
-        if (has_none := firsts > lasts).any():
-            firsts, lasts = firsts[~has_none], lasts[~has_none]
-        is_wrong = indices[1:] <= indices[:-1]
-        is_wrong[lasts[:-1]] = False
-        if is_wrong.any():
-            return False
-        return bool(
-            indices[lasts].max() < columns
-            and (indices.dtype.kind == "u" or indices[firsts].min() >= 0)
+    def cast(self, indices: np.dtype[Any], values: np.dtype[Any] | None = None) -> CSRRows:
+        """The same rows with other dtypes."""
+        return CSRRows(
+            self.indptr,
+            self.indices.astype(indices, copy=False),
+            self.values.astype(values or self.values.dtype, copy=False),
         )
 
     def outside(self, columns: int) -> tuple[int, int] | None:
@@ -105,22 +94,21 @@ class CSRRows(NamedTuple):
         is_wrong[borders[(borders >= 0) & (borders < len(is_wrong))]] = False
         if not is_wrong.any():
             return self
-        keys = self._row_of() * columns + self.indices
+        row_of = np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), self.sizes)
+        keys = row_of * columns + self.indices
         order = np.argsort(keys, kind="stable")
-        keys, values, rows = keys[order], self.values[order], len(self.indptr) - 1
+        keys = keys[order]
+        values = self.values[order]
         is_new = np.ones(len(keys), bool)
         np.not_equal(keys[1:], keys[:-1], out=is_new[1:])
         if not is_new.all():
             sums = np.zeros(int(is_new.sum()), values.dtype)
             np.add.at(sums, np.cumsum(is_new) - 1, values)
-            keys, values = keys[is_new], sums
+            keys = keys[is_new]
+            values = sums
         row_of, indices = np.divmod(keys, columns)
-        return CSRRows.of(
-            np.bincount(row_of, minlength=rows), indices.astype(self.indices.dtype), values
-        )
-
-    def _row_of(self) -> IntArray:
-        return np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), self.sizes)
+        sizes = np.bincount(row_of, minlength=len(self.indptr) - 1)
+        return CSRRows.of(sizes, indices.astype(self.indices.dtype), values)
 
     def select(self, numbers: npt.NDArray[Any]) -> CSRRows:
         """The values of some columns; not in canonical form where these stand in another order.
