@@ -97,7 +97,7 @@ INSIDE = {
         library columns in_place files parquet arrow source arrays
     """,
     "storage/tar": "index source",
-    "storage/tokens": "source packed joined",
+    "storage/tokens": "source packed",
     "storage": """
         blocks parallel describe source concat files pairs class_folders kinds arrays tree hdf5 zarr
         trees sparse episodes dialects table tar text tokens image_formats read_rows registry

@@ -24,8 +24,7 @@ from headrace.packing.plan import Packing, Plan, checksums_of
 from headrace.packing.stream import Spool, groups_of, some_of, without
 from headrace.storage.arrays.packed import PackedInfo
 from headrace.storage.files import FilesSource
-from headrace.storage.tokens.joined import PackedTexts
-from headrace.storage.tokens.packed import KIND, STORE
+from headrace.storage.tokens.packed import KIND, STORE, PackedTokens
 from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import dtype_for
 
@@ -71,9 +70,9 @@ class Documents(NamedTuple):
         return self._replace(dataset=view, chosen=chosen, fingerprint=view.fingerprint)
 
     @property
-    def packed(self) -> PackedTexts | None:
+    def packed(self) -> PackedTokens | None:
         """The tokens, if they are those of packed files."""
-        return self.tokens if isinstance(self.tokens, PackedTexts) else None
+        return self.tokens if isinstance(self.tokens, PackedTokens) else None
 
     @property
     def names(self) -> PackedNames | None:
@@ -195,7 +194,7 @@ def _documents_of(dataset: TextDataset, end_token: int | None) -> Documents:
             "a view of windows or blocks can't be packed: pack the texts, or a view of their "
             "documents"
         )
-    if isinstance(tokens, PackedTexts):
+    if isinstance(tokens, PackedTokens):
         info = tokens.info
         made_with = info.text.get("end_token")
         if dataset._chosen is not None:

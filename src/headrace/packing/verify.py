@@ -40,7 +40,7 @@ from headrace.storage.hdf5.files import HDF5Files
 from headrace.storage.hdf5.kind import is_hdf5
 from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
-from headrace.storage.tokens.packed import KIND, PackedTokens
+from headrace.storage.tokens.packed import KIND, PackedFile
 
 _READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
 """What opening a packed file compares with its checksum."""
@@ -141,7 +141,7 @@ def verify_samples(
     """
     info = packed_info(path)
     is_of_texts = info is not None and info.kind == KIND
-    source = PackedTokens(path) if is_of_texts else HDF5Source(path)
+    source = PackedFile(path) if is_of_texts else HDF5Source(path)
     with contextlib.ExitStack() as opened:
         if isinstance(source, HDF5Source):
             opened.callback(source.close)

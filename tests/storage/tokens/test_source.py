@@ -123,12 +123,12 @@ def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: 
 def test_what_is_said_and_tells_them_apart() -> None:
     """Samples of another kind are other samples, though there may be as many."""
     tokens, _ = tokens_of([40])
-    sources = [DocumentsSource(tokens, "f", "texts", 8, stride) for stride in (None, 7, 8)]
-    sources.append(DocumentsSource(tokens, "f", "texts", 9, 8))
-    blocks = [BlocksSource(tokens, name, "texts", 8) for name in "fg"]
+    sources = [DocumentsSource(tokens, "f", str, 8, stride) for stride in (None, 7, 8)]
+    sources.append(DocumentsSource(tokens, "f", str, 9, 8))
+    blocks = [BlocksSource(tokens, name, str, 8) for name in "fg"]
     assert len({source.fingerprint() for source in (*sources, *blocks)}) == 6
     tokens, _ = tokens_of([3, 0, 2])
-    source = BlocksSource(tokens, "f", "all texts", 3)
+    source = BlocksSource(tokens, "f", "all texts, document {:,}".format, 3)
     assert source.location(0) == "all texts, document 0"
     assert source.describe().ways == {
         "tokens": "5 of 3 documents, as uint16, in memory, which workers share"

@@ -36,8 +36,7 @@ from headrace.storage.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, ch
 from headrace.storage.text.files import TextFilesSource, texts_of
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.joined import PackedTexts, packed_texts_of
-from headrace.storage.tokens.packed import PackedDocuments, PackedTokens
+from headrace.storage.tokens.packed import PackedFile, PackedTokens
 from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
 from headrace.storage.zarr.kind import ZARR
 from headrace.tokenizer import CharTokenizer
@@ -222,7 +221,7 @@ def open_column(
 
 def unit_of_tokens(
     tokens: tuple[Tokens, str],
-    where: str | Callable[[int], str],
+    where: Callable[[int], str],
     name: str,
     text_of: Callable[[int], str] | None,
     options: TextOptions,
@@ -249,14 +248,14 @@ def unit_of_tokens(
     return Windows(source, name, text_of)
 
 
-def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextDecoder:
+def packed_unit(tokens: PackedTokens, options: TextOptions) -> TextDecoder:
     """Documents, windows or blocks of packed files, with the fingerprint that the texts themselves
     would have.
     """
     info = tokens.info
     name = info.text.get("unit", "file")
     if not options.is_in_parts:
-        source = PackedDocuments(tokens, info.fingerprint, tokens.location, options.max_length)
+        source = DocumentsSource(tokens, info.fingerprint, tokens.location, options.max_length)
         return Windows(source, name, None)
     way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
     fingerprint = f"{info.fingerprint}:{way}"
@@ -265,7 +264,7 @@ def packed_unit(tokens: PackedTexts, options: TextOptions) -> TextDecoder:
 
 def packed_tokens(
     data_path: Any, given: dict[str, Any], reach: RemoteOptions
-) -> PackedTexts | None:
+) -> PackedTokens | None:
     """The tokens of packed files, local or remote; None where the path names none.
 
     Args:
@@ -284,7 +283,7 @@ def packed_tokens(
     paths, opened = open_files(data_path, reach)
     try:
         hdf5 = opened.hdf5
-        tokens = packed_texts_of(hdf5.read_each(paths, lambda path: PackedTokens(path, hdf5)))
+        tokens = PackedTokens(hdf5.read_each(paths, lambda path: PackedFile(path, hdf5)))
     except BaseException:
         opened.close()
         raise
@@ -298,7 +297,7 @@ def packed_tokens(
     return tokens
 
 
-def tokenizer_of(tokens: PackedTexts) -> CharTokenizer | None:
+def tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
     """The `CharTokenizer` that a file was made with; None: it was another one."""
     call = tokens.info.text.get("tokenizer") or ""
     if not (call.startswith(_CHARACTERS) and call.endswith(")")):

@@ -117,18 +117,17 @@ class TokensSource(Locatable):
     Args:
         tokens: of all documents.
         fingerprint: of the texts and of what they were made with.
-        where: for messages: what the tokens are of; or what says where a document lies, by its
-            number.
+        where: says where a document lies, by its number.
 
     Attributes:
         count: of all tokens.
         dtype: of the ids.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str]) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, where: Callable[[int], str]) -> None:
         self.tokens: Tokens = tokens
         self._fingerprint = fingerprint
-        self.where: str | Callable[[int], str] = where
+        self.where: Callable[[int], str] = where
         self.count: int = tokens.count
         self.dtype: np.dtype[Any] = tokens.dtype
         self.files: Files = tokens.files
@@ -196,17 +195,15 @@ class TokensSource(Locatable):
         return found
 
     def fingerprint(self) -> str:
-        return f"{self._fingerprint}:{len(self)}"
+        return self._fingerprint
 
     def location(self, index: int) -> str:
-        document = int(self.document_of(np.array([index]))[0])
-        return (
-            self.where(document) if callable(self.where) else f"{self.where}, document {document:,}"
-        )
+        return self.where(int(self.document_of(np.array([index]))[0]))
 
 
 class DocumentsSource(TokensSource):
-    """Documents, of each its first `max_length` tokens; or, with a stride, windows over all of it.
+    """Documents, of each its first `max_length` tokens, with the fingerprint of the texts; or, with
+    a stride, windows over all of it.
 
     Args:
         max_length: tokens of a sample, at most; None: all.
@@ -219,43 +216,42 @@ class DocumentsSource(TokensSource):
         self,
         tokens: Tokens,
         fingerprint: str,
-        where: str | Callable[[int], str],
+        where: Callable[[int], str],
         max_length: int | None,
-        stride: int | None,
+        stride: int | None = None,
         left_out: IntArray | None = None,
     ) -> None:
-        super().__init__(tokens, f"{fingerprint}:{max_length}:{stride}", where)
-        self._max_length, self._stride = max_length, stride
+        super().__init__(tokens, fingerprint, where)
+        self._max_length = max_length
+        self._stride = stride or 1
         sizes = np.diff(tokens.short[0])
-        self._nbytes = self.count * self.dtype.itemsize
+        size = self.dtype.itemsize
+        self._nbytes = self.count * size
         if stride is None and max_length is not None:
-            self._nbytes = int(
-                np.minimum(
-                    sizes * self.dtype.itemsize, max_length * self.dtype.itemsize + GAP
-                ).sum()
-            )
+            self._nbytes = int(np.minimum(sizes * size, max_length * size + GAP).sum())
         self._first: SharedArray | None = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
-            counts[np.empty(0, np.int64) if left_out is None else left_out] = 0
+            if left_out is not None:
+                counts[left_out] = 0
             self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
+            self._fingerprint = f"{fingerprint}:{max_length}:{stride}:{len(self)}"
 
     def __len__(self) -> int:
-        return len(self.tokens.short[0]) - 1 if self._first is None else int(self._first.array[-1])
+        if self._first is None:
+            return len(self.tokens.short[0]) - 1
+        return int(self._first.array[-1])
 
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         edges = self.tokens.short[0]
-        if self._first is None:
-            begins, ends = edges[indices], edges[indices + 1]
-        else:
-            documents = self.document_of(indices)
-            begins = edges[documents] + (indices - self._first.array[documents]) * (
-                self._stride or 1
-            )
-            ends = edges[documents + 1]
-        return begins, ends if self._max_length is None else np.minimum(
-            ends, begins + self._max_length
-        )
+        documents = self.document_of(indices)
+        begins = edges[documents]
+        ends = edges[documents + 1]
+        if self._first is not None:
+            begins = begins + (indices - self._first.array[documents]) * self._stride
+        if self._max_length is not None:
+            ends = np.minimum(ends, begins + self._max_length)
+        return begins, ends
 
     def _first_from(self, places: IntArray) -> IntArray:
         edges = self.tokens.short[0]
@@ -263,9 +259,10 @@ class DocumentsSource(TokensSource):
         documents = np.searchsorted(edges[:-1], places, side="left")
         if self._first is None:
             return documents
-        first, before = self._first.array, np.maximum(documents - 1, 0)
+        first = self._first.array
+        before = np.maximum(documents - 1, 0)
         # a window of the one before it
-        inside = first[before] + -(-np.maximum(0, places - edges[before]) // (self._stride or 1))
+        inside = first[before] + -(-np.maximum(0, places - edges[before]) // self._stride)
         return np.where(documents > 0, np.minimum(first[documents], inside), 0)
 
     @property
@@ -275,11 +272,9 @@ class DocumentsSource(TokensSource):
 
     def document_of(self, indices: IntArray) -> IntArray:
         """The number of each sample's document: an empty one begins where the next does."""
-        return (
-            indices
-            if self._first is None
-            else np.searchsorted(self._first.array, indices, side="right") - 1
-        )
+        if self._first is None:
+            return indices
+        return np.searchsorted(self._first.array, indices, side="right") - 1
 
 
 class BlocksSource(TokensSource):
@@ -291,10 +286,11 @@ class BlocksSource(TokensSource):
     """
 
     def __init__(
-        self, tokens: Tokens, fingerprint: str, where: str | Callable[[int], str], length: int
+        self, tokens: Tokens, fingerprint: str, where: Callable[[int], str], length: int
     ) -> None:
-        super().__init__(tokens, f"{fingerprint}:blocks of {length}", where)
         self.length = length
+        super().__init__(tokens, fingerprint, where)
+        self._fingerprint = f"{fingerprint}:blocks of {length}:{len(self)}"
         if not len(self) and self.count:
             raise ConfigError(
                 f"max_length={length}: with packing=True a sample has so many tokens, and there "
@@ -330,7 +326,8 @@ class BlocksSource(TokensSource):
         """Writes the number of each token's document into rows [blocks, length]; numbered from 0
         in each block.
         """
-        edges, length = self.tokens.short[0], self.length
+        edges = self.tokens.short[0]
+        length = self.length
         begins = np.asarray(indices, np.int64) * length
         firsts = np.searchsorted(edges, begins, side="right")
         # of the edges inside of each block
