@@ -1,6 +1,5 @@
 """Ranks that build different loaders are told so, and none waits for a rank that builds none."""
 
-import logging
 import multiprocessing
 import os
 import re
@@ -132,7 +131,7 @@ def in_turn(seeds: list[int]) -> Body:
 def test_the_ranks_that_differ_are_listed() -> None:
     for said in ranks(3, in_turn([7, 7, 8])):
         assert "seed is 7 on ranks 0, 1, 8 on rank 2. " in said
-    assert "0 on rank 0, 1 on rank 1 (of 3 ranks 2 " in ranks(3, in_turn([0, 1, 1]))[1]
+    assert "0 on rank 0, 1 on rank 1. " in ranks(3, in_turn([0, 1, 1]))[1]
 
 
 BLOCK = {"shuffle": "block"}
@@ -365,9 +364,8 @@ class Failing:
 
 
 def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.INFO, "headrace.loader")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for after, warned in ((0, ["connection reset"]), (4, [])):
@@ -377,7 +375,6 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
             warnings.simplefilter("always")
             assert len(list(loader())) == 6
         assert re.findall("connection reset", str([one.message for one in caught])) == warned
-    assert ["is gone" in record.message for record in caplog.records] == [True]
 
 
 # -- a rank that there can't be

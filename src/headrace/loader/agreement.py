@@ -30,13 +30,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -44,12 +42,9 @@ import torch.distributed as dist
 from headrace.errors import ConfigError, warn
 from headrace.order import World
 
-logger: logging.Logger = logging.getLogger("headrace.loader")
-
 PATIENCE = 10.0
 """Seconds that the store is given to answer."""
 
-_SHOWN = 8  # ranks that are listed one by one
 _LOST = "Their shares don't belong together: samples would be lost and doubled"
 _LOADERS = "the ranks build different loaders"
 _EPOCHS = "the ranks begin different epochs"
@@ -73,10 +68,9 @@ class Agreement:
     """
 
     def __init__(self, facts: Mapping[str, Any], world: World) -> None:
-        self._rank = world.rank
-        self._size = world.world_size
+        self._world = world
         site = _call_site()
-        self._key = f"headrace/{self._size}/{site}/{_built[site]}"
+        self._key = f"headrace/{world.world_size}/{site}/{_built[site]}"
         _built[site] += 1
         # that of the loader, and of the current epoch
         self._questions = [_Question(_LOADERS, self._key, self._key, facts)]
@@ -125,7 +119,7 @@ class Agreement:
         is_turn = self._looks & (self._looks - 1) == 0
         open_questions = [one for one in self._questions if not one.is_settled]
         if is_turn and open_questions and not self._is_given_up:
-            store = _store(self._rank, self._size)
+            store = _store(self._world)
             if store is not None:
                 self._ask(store, open_questions)
         for question in open_questions:
@@ -134,41 +128,32 @@ class Agreement:
 
     def _ask(self, store: Any, questions: list[_Question]) -> None:
         """Asks a store that may be gone, or may not answer: in a thread, which is left behind."""
-        if any(store is other for other in _silent):
-            self._is_given_up = True
-            return
         raised: list[Exception | None] = []
 
         def run() -> None:
             try:
                 for question in questions:
-                    question.exchange(store, self._rank, self._size)
+                    question.exchange(store, self._world)
                 raised.append(None)
             except Exception as error:  # of torch, of a store of the user's
                 raised.append(error)
 
-        thread = threading.Thread(target=run, name="headrace-agreement", daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
-        if raised == [None]:
-            return
+        if not any(store is other for other in _silent):
+            thread = threading.Thread(target=run, name="headrace-agreement", daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+            if raised == [None]:
+                return
+            why = f"failed: {raised[0]}" if raised else f"did not answer within {PATIENCE:g} s"
+            if not raised:
+                _silent.append(store)
+            # one that was there is gone with the process that held it, which has ended
+            if not raised or not self._questions[0].has_said:
+                warn(
+                    f"the store of the process group {why}; that all ranks build the same loader "
+                    "has not been checked"
+                )
         self._is_given_up = True
-        if not raised:
-            _silent.append(store)
-            why = f"did not answer within {PATIENCE:g} s"
-        elif self._questions[0].has_said:  # it was there: the process that holds it has ended
-            logger.info(
-                "the store of the process group is gone, what the other ranks said of their "
-                "loaders stays unknown: %s",
-                raised[0],
-            )
-            return
-        else:
-            why = f"failed: {raised[0]}"
-        warn(
-            f"the store of the process group {why}; that all ranks build the same loader has not "
-            "been checked"
-        )
 
 
 class _Question:
@@ -194,32 +179,28 @@ class _Question:
         self._facts = json.dumps({name: repr(value) for name, value in facts.items()})
         self._has_compared = False
 
-    def exchange(self, store: Any, rank: int, size: int) -> None:
+    def exchange(self, store: Any, world: World) -> None:
         """Says the facts, where that is not done, and looks for those of other ranks."""
         if not self._has_compared:
-            store.set(f"{self._told}/{rank}", json.dumps([self.key, self._facts]))
+            store.set(f"{self._told}/{world.rank}", json.dumps([self.key, self._facts]))
             first = store.compare_set(f"{self.key}/first", "", self._facts).decode()
             if first and first != self._facts:
-                store.set(f"{self.key}/objection", str(rank))
+                store.set(f"{self.key}/objection", str(world.rank))
             self._has_compared = True
         # after the objection: who has heard all has heard that too
         heard = store.add(f"{self.key}/heard", int(not self.has_said))
         self.has_said = True
         if store.check([f"{self.key}/objection"]):
-            self.complaint = self._describe(store, size)
+            self.complaint = self._describe(store, world.world_size)
         else:
-            self.is_settled = heard >= size
+            self.is_settled = heard >= world.world_size
 
     def _describe(self, store: Any, size: int) -> str:
         ranks_of: dict[str, dict[str, list[int]]] = {}  # name -> value -> ranks
-        heard = 0
         for rank in range(size):
             told = f"{self._told}/{rank}"
-            if not store.check([told]):
-                continue
-            key, facts = json.loads(store.get(told))
+            key, facts = json.loads(store.get(told)) if store.check([told]) else ("", "")
             if key == self.key:
-                heard += 1
                 for name, value in json.loads(facts).items():
                     ranks_of.setdefault(name, {}).setdefault(value, []).append(rank)
         differing = []
@@ -228,8 +209,6 @@ class _Question:
                 each = ", ".join(f"{value} on {_listed(ranks)}" for value, ranks in values.items())
                 differing.append(f"{name} is {each}")
         text = "; ".join(differing) or "those that differed go on with another epoch already"
-        if heard < size:
-            text += f" (of {size} ranks {heard} have been heard so far)"
         return f"{self._subject}: {text}. {_LOST}. {_REMEDIES[self._subject]}"
 
 
@@ -237,30 +216,25 @@ def _call_site() -> str:
     """Where in the program a loader is built: a key, the same on all machines, whatever folder
     the program lies in.
     """
-    lines = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        name = os.path.basename(code.co_filename)
-        lines.append(f"{name}:{code.co_qualname}:{frame.f_lineno}")
-        frame = frame.f_back
+    frames = traceback.walk_stack(None)
+    lines = [f"{os.path.basename(f.f_code.co_filename)}:{line}" for f, line in frames]
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _store(rank: int, world_size: int) -> Any:
+def _store(world: World) -> Any:
     """The store of the process group; None without one, or where its ranks are others than the
     loader's.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None
-    if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+    if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
         return None
     find = getattr(dist.distributed_c10d, "_get_default_store", None)  # private to torch
     return None if find is None else find()
 
 
 def _listed(ranks: list[int]) -> str:
-    text = ", ".join(map(str, ranks[:_SHOWN]))
-    if len(ranks) > _SHOWN:
-        text += f" and {len(ranks) - _SHOWN} more"
-    return f"ranks {text}" if len(ranks) > 1 else f"rank {text}"
+    shown = ", ".join(map(str, ranks[:8]))
+    if len(ranks) == 1:
+        return f"rank {shown}"
+    return f"ranks {shown}" if len(ranks) <= 8 else f"ranks {shown} and {len(ranks) - 8} more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -49,46 +48,36 @@ def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False)
     """Raises a ConfigError for what is neither a dataset nor a path; `door` is what the user
     called. The indices of a sampler of the user's may be keys of a dict.
     """
-    why_not = _why_not(dataset, has_sampler)
-    if why_not is not None:
-        raise ConfigError(f"{door}: {name} must be a dataset or a path, {why_not}")
-
-
-def _why_not(dataset: Any, has_sampler: bool) -> str | None:
-    """What it is instead of a dataset, and what to do; None: it is one, or a path."""
     if is_path(dataset) or isinstance(dataset, IterableDataset):
-        return None
-    what = described(dataset)
+        return
+    instead = "pass a dataset with __getitem__ and __len__, or an IterableDataset"
+    is_indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    first = None
     if isinstance(dataset, type):
-        return f"not {what}: write {dataset.__name__}(...)"
-    if isinstance(dataset, DataLoader):
-        return "not a loader: pass its dataset, loader.dataset"
-    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
-        return f"not a table ({what}): pass its rows, table.to_dict('records')"
-    if isinstance(dataset, bytes):
-        return f"not {what}"
-    samples: list[Any] = []
-    if isinstance(dataset, Mapping):
-        samples = list(itertools.islice(dataset.values(), 1))
-        if samples and not (has_sampler or 0 in dataset or len(dataset) - 1 in dataset):
-            keys = ", ".join(map(repr, itertools.islice(dataset, 5)))
-            return f"not a dict of {keys}: pass one of its values, or all to MultiDataLoader"
-    elif isinstance(dataset, (list, tuple)):
-        samples = list(dataset[:1])
-    # HuggingFace's datasets have column names
-    if samples and (
-        isinstance(samples[0], (Dataset, DataLoader)) or hasattr(samples[0], "column_names")
-    ):
-        return (
-            f"not a {type(dataset).__name__} of {described(samples[0])}, ...: pass "
-            "torch.utils.data.ConcatDataset([...]) for epochs of all their samples, or pass them "
-            "to MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
+        instead = f"write {dataset.__name__}(...)"
+    elif isinstance(dataset, DataLoader):
+        instead = "pass its dataset, loader.dataset"
+    elif hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        instead = "pass the rows of the table, table.to_dict('records')"
+    elif isinstance(dataset, Mapping) and not has_sampler:
+        if not dataset or 0 in dataset or len(dataset) - 1 in dataset:
+            return
+        keys = ", ".join(map(repr, [*dataset][:5]))
+        instead = f"pass one of its values (of {keys}), or all to MultiDataLoader"
+    elif is_indexed and not isinstance(dataset, bytes):
+        if isinstance(dataset, (list, tuple)):
+            first = next(iter(dataset), None)
+        # HuggingFace's datasets have column names
+        if not (isinstance(first, (Dataset, DataLoader)) or hasattr(first, "column_names")):
+            return
+        instead = (
+            "pass torch.utils.data.ConcatDataset([...]) for epochs of all their samples, or pass "
+            "them to MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
         )
-    if hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
-        return None
-    if hasattr(dataset, "__iter__"):
-        return f"not {what}: give it __getitem__ and __len__, or make it an IterableDataset"
-    return f"not {what}"
+    what = described(dataset)
+    if first is not None:
+        what = f"a {type(dataset).__name__} of {described(first)}, ..."
+    raise ConfigError(f"{door}: {name} must be a dataset or a path, not {what}: {instead}")
 
 
 def is_accelerator(device: Any) -> bool:

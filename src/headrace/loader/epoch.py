@@ -231,8 +231,6 @@ class EpochIterator:
         self.nbytes = delivered.nbytes
         self._samples += report["samples"]
         self._wait += now - asked
-        if self._stream is not None:
-            self._stream.check_count(self._samples)
         loader._received(self, report["pid"])
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], now - asked, now - self._clock)

@@ -127,7 +127,6 @@ class Loader(DataLoader[B]):
         self._plan = make_plan(config, dataset)
         self._is_ordered = isinstance(self._plan, RankBatches)  # by headrace's own order
         self._planned = length_of(dataset)  # samples that the plan knows
-        self._is_growth_said = False
         if config.drop_last and self._plan.steps == 0 and self._planned:
             warn(
                 f"drop_last=True leaves no batch: {self._planned:,} samples are fewer than one "
@@ -231,15 +230,6 @@ class Loader(DataLoader[B]):
         is_alone = self.given.rank is None and self.config.world_size == 1
         if is_alone and dist.is_available() and dist.is_initialized():
             check_world(self._reasons["world_size"])
-        if self._is_ordered and not self._is_growth_said:
-            length = len(self.dataset)
-            if length > (self._planned or 0):
-                self._is_growth_said = True
-                warn(
-                    f"{type(self.dataset).__name__} had {self._planned:,} samples when this loader "
-                    f"was made, and has {length:,} now: the others are left out; make another "
-                    "loader"
-                )
         before = copy.copy(self._state)
         goes_on = self._state.goes_on
         try:

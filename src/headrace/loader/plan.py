@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace.core.dataset import BaseDataset
-from headrace.errors import ConfigError, StateError, warn
+from headrace.errors import ConfigError, StateError
 from headrace.loader.config import DataLoaderConfig
 from headrace.loader.data import length_of
 from headrace.loader.state import is_stateful
@@ -206,21 +206,8 @@ class StreamPlan:
         self._seed = config.seed
         self._size = config.batch_size or 1
         self._workers = max(1, config.num_workers or 0)
-        self._length = length
         self._runs = itertools.count()
-        self._is_warned = False
         self.steps: int | None = _steps(length, self._size, config.drop_last)
-
-    def check_count(self, samples: int) -> None:
-        """Warns, once, of more samples in an epoch than the dataset's length."""
-        if self._length is None or samples <= self._length or self._is_warned:
-            return
-        self._is_warned = True
-        warn(
-            f"the IterableDataset says by __len__ that it has {self._length:,} samples, and gives "
-            "more: len(loader) is too small. Correct __len__; with workers, divide the samples by "
-            "torch.utils.data.get_worker_info(), or each worker gives them all"
-        )
 
     def requests(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         """The requests of an epoch from a step on."""

@@ -116,11 +116,7 @@ class _Ledger:
         sums: Counter[str] = Counter()
         for entry in self.entries():
             sums[entry.what] += entry.nbytes
-        ordered = sums.most_common()
-        words = [f"{what}: {format_size(nbytes)}" for what, nbytes in ordered[:8]]
-        others = [nbytes for _, nbytes in ordered[8:]]
-        if others:
-            words.append(f"{len(others)} others: {format_size(sum(others))}")
+        words = [f"{what}: {format_size(nbytes)}" for what, nbytes in sums.most_common()]
         return f"{format_size(sums.total())} ({', '.join(words) or 'by nothing'})"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
