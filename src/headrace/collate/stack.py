@@ -98,7 +98,11 @@ def stack_inside(
     if is_numeric(first):
         values = [from_array(value) if is_numeric(value) else value for value in values]
     if isinstance(values[0], torch.Tensor):
-        return _stack_tensors(values, path, remedy)
+        check_alike(values, path, remedy)
+        out = None
+        if is_dense(values[0]):
+            out = empty((len(values), *values[0].shape), values[0].dtype)
+        return torch.stack(values, out=out)
     keys = keys_of(first)
     if keys is None:
         _check_listed(values, path)
@@ -151,15 +155,6 @@ def check_alike(tensors: list[Any], path: FieldPath, remedy: str, axis: int = 0)
             continue
         is_ = f" is {shape_of(tensor)}, "
         raise _refused(path, number, is_, 0, f" is {shape_of(first)}. {advice}")
-
-
-def _stack_tensors(tensors: list[Any], path: FieldPath, remedy: str) -> torch.Tensor:
-    check_alike(tensors, path, remedy)
-    first = tensors[0]
-    out = None
-    if is_dense(first):
-        out = empty((len(tensors), *first.shape), first.dtype)
-    return torch.stack(tensors, out=out)
 
 
 def _check_listed(values: list[Any], path: FieldPath) -> None:

@@ -285,32 +285,24 @@ class Batcher:
             SampleError: a sample can't be read; or, where such are skipped, none can.
             CollateError: the samples make no batch.
         """
+        if not request or not self._is_bare():
+            return self.of_samples(request)
         earlier: Exception | None = None
-        if request and self._is_bare():
-            try:
-                made = self._made_together(request)
-                if made is not None:
-                    return made
-            except NotTogetherError as error:
-                # as text: a record may be held, and an error holds frames
-                _log.debug("%s: %s", self.explain(), repr(error.__cause__))
-                self._dataset.sample_reader.counts["fallbacks"] += 1
-                earlier = error.cause
-        return self.of_samples(request, earlier)
-
-    def _made_together(self, request: BatchRequest) -> MadeBatch | None:
-        """The batch, or None where it can only be made of samples."""
-        if self._own is not None:
-            return self._own.read(request)
-        if self._are_held:
-            made = self._from_memory(request)
-            if made is not None:
-                return made
-        if self._row is None:
-            return None
-        if self._are_stored:
-            return self._from_storage(request, self._row)
-        return self._row_by_row(request, self._row)
+        made: MadeBatch | None = None
+        try:
+            if self._own is not None:
+                made = self._own.read(request)
+            elif self._are_held:
+                made = self._from_memory(request)
+            if made is None and self._row is not None:
+                read = self._from_storage if self._are_stored else self._row_by_row
+                made = read(request, self._row)
+        except NotTogetherError as error:
+            # as text: a record may be held, and an error holds frames
+            _log.debug("%s: %s", self.explain(), repr(error.__cause__))
+            self._dataset.sample_reader.counts["fallbacks"] += 1
+            earlier = error.cause
+        return self.of_samples(request, earlier) if made is None else made
 
     def of_samples(self, request: BatchRequest, earlier: Exception | None = None) -> MadeBatch:
         """The same batch, of samples that are made one by one and collated.
@@ -395,7 +387,13 @@ class Batcher:
 
         def write(position: int, value: Any) -> SampleError | None:
             index = request[position]
-            self._check(spec, value, index)
+            is_array = isinstance(value, np.ndarray)
+            if spec is not None and is_array and (value.shape, value.dtype) != spec:
+                raise ConfigError(  # NumPy would make it fit
+                    f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for "
+                    f"sample {index}, and value_spec() says {spec.dtype} {list(spec.shape)}: fix "
+                    "the one or the other"
+                )
             target = drawn = None
             try:
                 if targets is not None:
@@ -417,16 +415,6 @@ class Batcher:
             return None
 
         return write
-
-    def _check(self, spec: ArraySpec | None, value: Any, index: int) -> None:
-        """Raises if a value has not the promised shape and dtype: NumPy would make it fit."""
-        if spec is None or not isinstance(value, np.ndarray) or (value.shape, value.dtype) == spec:
-            return
-        raise ConfigError(
-            f"{type(self._dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for "
-            f"sample {index}, and value_spec() says {spec.dtype} {list(spec.shape)}: fix the one "
-            "or the other"
-        )
 
     def _made(self, out: torch.Tensor, beside: Any, indices: Sequence[int]) -> MadeBatch:
         if beside is None:

@@ -690,10 +690,6 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         array = checked_indices(indices, len(self))
         return array if self._chosen is None else self._chosen[array]
 
-    def seed_index(self, index: int) -> int:
-        """Index of a sample in the whole dataset, which seeds its random numbers."""
-        return index if self._chosen is None else int(self._chosen[index])
-
     @property
     def value_source(self) -> ValueSource:
         """Where decoded values come from. It is made at first use if it was not pickled with the
@@ -814,16 +810,10 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
 
     def seeded_objects(self) -> Iterator[Any]:
         """Yields the objects that may hold random generators which transforms draw from."""
-        yield from self.public_attributes().values()
-
-    def public_attributes(self) -> dict[str, Any]:
-        """The attributes that may hold random generators which transforms draw from."""
-        own = {
-            name: value
-            for name, value in vars(self).items()
-            if not (name.startswith("_") or name in _WITHOUT_GENERATORS)
-        }
-        return {**own, "on_error": self.on_error}
+        for name, value in list(vars(self).items()):
+            if not (name.startswith("_") or name in _WITHOUT_GENERATORS):
+                yield value
+        yield self.on_error
 
     def _forget_generators(self) -> None:
         """Has generators looked for again."""
@@ -909,7 +899,10 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
 
     def _key(self, request: BatchRequest, number: int) -> Key:
         k = request.draws[number] if request.draws else 0
-        return request.seed, request.epoch, self.seed_index(request[number]), k
+        index = request[number]
+        if self._chosen is not None:  # in the whole dataset
+            index = int(self._chosen[index])
+        return request.seed, request.epoch, index, k
 
     def _finish(self, decoder: Decoder, index: int, value: Any, key: Key | None) -> Any:
         """The finished sample; or a SampleError, where it turned out here that it can't be

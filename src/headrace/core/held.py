@@ -4,6 +4,7 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import pickle
 from collections.abc import Callable, Sequence
@@ -197,21 +198,17 @@ class Held(ValueSource):
         if not is_spawning():
             raise TypeError(f"the samples held by {type(self).__name__} stay behind in a pickle")
         # a pickle of an exception leaves out its cause, which `on_error` callables are given
-        causes = {index: _if_picklable(error.__cause__) for index, error in self._errors.items()}
+        causes: dict[int, BaseException | None] = {}
+        for index, error in self._errors.items():
+            with contextlib.suppress(Exception):
+                pickle.loads(pickle.dumps(error.__cause__))
+                causes[index] = error.__cause__
         return {**self.__dict__, "_reserved": None, "causes": causes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for index, cause in state.pop("causes").items():
             state["_errors"][index].__cause__ = cause
         self.__dict__.update(state)
-
-
-def _if_picklable(error: BaseException | None) -> BaseException | None:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return None
-    return error
 
 
 # -- cached

@@ -203,8 +203,16 @@ class SampleReader:
         """The record of a sample that was to be read before, with others, when there was an
         error.
         """
+        source = self.source
         try:
-            return self._read_twice(index)
+            try:
+                return source.read([index])[0]
+            except FormatError:
+                if not is_prefetched(source):
+                    raise
+            # a wrong checksum may be due to the network or to a cache
+            self.counts["refetched"] += 1
+            return source.read_afresh([index])[0]
         except Exception as error:
             if isinstance(first, RemoteError) and isinstance(error, RemoteError):
                 if error.is_of_server:
@@ -212,19 +220,6 @@ class SampleReader:
                 error = first  # which had more patience
             raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be read", error)
-
-    def _read_twice(self, index: int) -> Any:
-        """A record. Where it is remote, a wrong checksum may be due to the network or to a
-        cache, so it is fetched again.
-        """
-        try:
-            return self.source.read([index])[0]
-        except FormatError:
-            source = self.source
-            if not is_prefetched(source):
-                raise
-        self.counts["refetched"] += 1
-        return source.read_afresh([index])[0]
 
     # -- samples that can't be read
 

@@ -186,15 +186,6 @@ class Loader(DataLoader[B]):
             facts[name] = getattr(self.config, name)
         return facts
 
-    def _facts_of_epoch(self, at: Position) -> dict[str, Any]:
-        """What the batches of the epoch that begins depend on besides; some of its order too,
-        which other code may compute differently.
-        """
-        assert isinstance(self._plan, RankBatches)
-        order = self._plan.with_epoch(at.epoch).order
-        sample = order[: len(order) : max(1, len(order) // _COMPARED)]
-        return {"epoch": at.epoch, "position": f"batch {at.batches}", "order": sample.tolist()}
-
     # -- epochs
 
     def __len__(self) -> int:
@@ -235,7 +226,12 @@ class Loader(DataLoader[B]):
         try:
             at = self._state.start()
             if self._agreement is not None:
-                self._agreement.begin(self._facts_of_epoch(at))
+                assert isinstance(self._plan, RankBatches)
+                # some of the order too, which other code may compute differently
+                order = self._plan.with_epoch(at.epoch).order
+                sample = order[: len(order) : max(1, len(order) // _COMPARED)]
+                facts = {"epoch": at.epoch, "position": f"batch {at.batches}"}
+                self._agreement.begin({**facts, "order": sample.tolist()})
             if self._pool is not None and not self._pool.is_sound:
                 self._pool = None
             is_free = self._pool is None or self._pool.is_free

@@ -96,7 +96,12 @@ class SamplerPlan:
                 if saved["of_iterator"]:
                     self._check_loads(rest)
                     rest.load_state_dict(copy.deepcopy(saved["state"]))
-        holder = next((part for part in (rest, source) if self._tells_state(part)), None)
+        holder = None
+        for part in (source, rest):
+            # ours counts whole batches of its own: between two of them only a replay is exact
+            is_ours = isinstance(part, OrderSampler) and self._size % part.batches.batch_size
+            if is_stateful(part) and not is_ours:
+                holder = part
         while True:
             with draws():
                 indices = self._next(rest)
@@ -128,12 +133,6 @@ class SamplerPlan:
         if position or self._end is None:
             return None
         return {"of_iterator": False, "samples": 0, "state": self._end}
-
-    def _tells_state(self, part: Any) -> bool:
-        # ours counts whole batches of its own: between two of them only a replay is exact
-        if isinstance(part, OrderSampler) and self._size % part.batches.batch_size:
-            return False
-        return is_stateful(part)
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""

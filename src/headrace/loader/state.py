@@ -286,20 +286,15 @@ class States:
         other = self._begun(workers)
         if lives_on and other._workers == self._workers:
             for worker, state in enumerate(self._reported):
-                other._reported[worker] = self._without_position(state)
+                if isinstance(state, bytes) and self._is_stream:
+                    parts = pickle.loads(state)
+                    if "at_end" not in parts:  # without the position
+                        dataset = {"dataset": parts.get("dataset"), "at_end": True}
+                        state = pickle.dumps(dataset) if len(parts) > 1 else None
+                other._reported[worker] = state
                 if worker in self._pending and other._reported[worker] is not None:
                     other._pending.add(worker)
         return other
-
-    def _without_position(self, state: bytes | str | None) -> bytes | str | None:
-        if not isinstance(state, bytes) or not self._is_stream:
-            return state
-        parts = pickle.loads(state)
-        if "at_end" in parts:
-            return state
-        if len(parts) < 2:
-            return None
-        return pickle.dumps({"dataset": parts["dataset"], "at_end": True})
 
     def before_first_batch(self, dataset: Any) -> States:
         """The same, without workers, of a dataset that nothing was reported of, as it is now."""
@@ -320,11 +315,9 @@ class States:
         """The requests of an epoch, of which the first one of each worker carries what it gets
         back.
         """
-        return self._given(requests) if self._pending else requests
-
-    def _given(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        first = next(requests, None)
+        first = next(requests, None) if self._pending else None
         if first is None:
+            yield from requests
             return
         rest = itertools.chain([first], requests)
         idle = self._turn

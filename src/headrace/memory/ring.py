@@ -137,7 +137,16 @@ class Ring:
     def take(self) -> int:
         """The number of a free slot."""
         while len(self._free) > self.planned:
-            self._release_pages(int(self._free.popleft()))
+            extra = int(self._free.popleft())
+            self._maps.pop(extra, None)
+            # the whole slot: a batch that failed was never mapped here
+            if hasattr(mmap, "MADV_REMOVE"):
+                with (
+                    contextlib.suppress(OSError),
+                    mmap.mmap(self._memory.fd, STRIDE, offset=extra * STRIDE) as whole,
+                ):
+                    whole.madvise(mmap.MADV_REMOVE)
+            self._idle.append(extra)
         with contextlib.suppress(IndexError):
             return int(self._free.pop())
         if self._idle:
@@ -174,17 +183,6 @@ class Ring:
             "ring_copied": self.copied,
             "ring_bytes": sum(map(len, list(self._maps.values()))),
         }
-
-    def _release_pages(self, slot: int) -> None:
-        self._maps.pop(slot, None)
-        # the whole slot: a batch that failed was never mapped here
-        if hasattr(mmap, "MADV_REMOVE"):
-            with (
-                contextlib.suppress(OSError),
-                mmap.mmap(self._memory.fd, STRIDE, offset=slot * STRIDE) as whole,
-            ):
-                whole.madvise(mmap.MADV_REMOVE)
-        self._idle.append(slot)
 
     # -- both sides
 
