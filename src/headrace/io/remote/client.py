@@ -11,9 +11,8 @@ NOTE [ a fetch ]
   arrive. Time is measured by the monotonic clock.
 * The number of concurrent pieces is limited: see `headrace.io.remote.concurrency`.
 * Files are identified with size and version (ETag). If the protocol supports it, each request names
-  the expected version; otherwise the length is compared. Many servers ignore If-Match, so the ETag,
-  or Last-Modified, of each answer is compared too. A file that was replaced is an error; versions
-  are never mixed.
+  the expected version; otherwise the length is compared. A file that was replaced is an error;
+  versions are never mixed.
 * Only the bytes that were asked for are returned: Content-Range, length and version of each answer
   are compared. The first error of a fetch cancels the rest of it.
 * While the server has never answered, an unknown host or a refused connection fails within a
@@ -21,12 +20,22 @@ NOTE [ a fetch ]
   second on at WARNING.
 * After a piece has failed, each further piece is requested only once until one succeeds, so that
   reading many pieces from a dead server does not wait for a deadline each.
+
+NOTE [ mirrors ]
+
+* Many servers ignore If-Match, so the ETag, or Last-Modified, of each answer is compared with that
+  at opening.
+* A redirection may lead to servers that give one object different tags. Of a file behind one a
+  range is read at opening. At another tag this range is read again from the server that gave it: if
+  the bytes and the size are the same, the tag counts as one of the file's, with a warning. Else the
+  file was replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import logging
 import random
@@ -35,9 +44,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from headrace.errors import AccessError, DataNotFoundError, RemoteError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError, warn
 from headrace.io.files import Version
 from headrace.io.paths import redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
@@ -47,6 +56,7 @@ from headrace.io.remote.fsspec_calls import (
     call,
     close_filesystem,
     fetch,
+    fetch_http,
     info_of,
     is_http,
     is_path,
@@ -65,6 +75,7 @@ WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
 _WAIT, _LONGEST_WAIT = 0.1, 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
+_SAMPLE = 64 << 10  # bytes that are compared to know a mirror
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
 _OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
@@ -75,6 +86,18 @@ _GONE = 4
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Sample(NamedTuple):
+    """A range of a file at opening."""
+
+    start: int
+    stop: int
+    digest: bytes
+
+
+def _digest(data: bytes | bytearray) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Remote:
@@ -104,6 +127,7 @@ class Remote:
             functools.partial(open_filesystem, url, options.storage_options), close_filesystem
         )
         self._knows_ranges = False  # as far as the server has said
+        self._samples: dict[str, _Sample] = {}  # of files behind a redirection
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
@@ -114,6 +138,8 @@ class Remote:
         self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
+        # of URL and tag: those of its mirrors, and its own
+        self._tags: dict[tuple[str, str], set[str]] = {}
         self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -310,7 +336,15 @@ class Remote:
             ),
             None,
         )
-        return Version(int(info["size"]), None if tag is None else str(tag))
+        version = Version(int(info["size"]), None if tag is None else str(tag))
+        if not info.get("is_redirected") or not version.size or tag is None:
+            return version
+        start = 0 if version.size <= _SAMPLE else version.size // 2
+        stop = min(version.size, start + _SAMPLE)
+        # perhaps of another mirror
+        answer = await self._range(url, start, stop, self.shown(url), None)
+        self._samples[url] = _Sample(start, stop, _digest(answer.data))
+        return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
     async def check_ranges(self, url: str, size: int) -> None:
         """Asks for the last byte of a file, where its server did not say that it knows byte ranges.
@@ -347,11 +381,8 @@ class Remote:
     ) -> bytes | bytearray:
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
-        tag = "" if version is None else str(version.tag or "")
         try:
-            # nothing but a strong ETag can be asked for
-            if_match = tag if tag.startswith('"') else None
-            answer = await self._range(url, start, stop, where, if_match)
+            answer = await self._of_version(url, start, stop, where, version)
         except AccessError as error:
             error.is_of_server = True  # of many samples
             raise
@@ -359,11 +390,52 @@ class Remote:
             raise was_replaced(
                 where, f" (it has {answer.size:,} bytes, where it had {version.size:,})"
             )
-        other = answer.tag(tag)
-        if tag and other is not None and other != tag.removeprefix("W/"):
-            raise was_replaced(where, f" (its version is {other}, and was {tag})")
         self._count(bytes_fetched=len(answer.data))
         return answer.data
+
+    async def _of_version(
+        self, url: str, start: int, stop: int, where: str, version: Version | None
+    ) -> Answer:
+        """A range, in a version, see NOTE [ mirrors ]."""
+        if version is None or not isinstance(version.tag, str):
+            return await self._range(url, start, stop, where, None)
+        tag = version.tag.removeprefix("W/")
+        known = self._tags.get((url, tag), {tag})
+        # nothing else can be asked for
+        if_match = ", ".join(sorted(known)) if version.tag.startswith('"') else None
+        try:
+            answer = await self._range(url, start, stop, where, if_match)
+        except FileChangedError:
+            if url not in self._samples:
+                raise
+            # which tells what is there instead
+            answer = await self._range(url, start, stop, where, None)
+        other = answer.tag(tag)
+        if other is None or other in known:
+            return answer
+        if not await self._is_mirror(url, other, answer, version):
+            raise was_replaced(where, f" (its version is {other}, and was {tag})")
+        self._tags[url, tag] = {*known, other}
+        warn(
+            f"{self.shown(url)} leads to servers that give it different versions ({tag} and "
+            f"{other}); a range of it is the same "
+            "on both, so both are read. Use the URL of one server if the others may have other data"
+        )
+        return answer
+
+    async def _is_mirror(self, url: str, other: str, answer: Answer, version: Version) -> bool:
+        """True if the server that gave an answer has the same file as that at opening, under
+        another tag.
+        """
+        sample = self._samples.get(url)
+        if sample is None or answer.size not in (None, version.size):
+            return False
+
+        def ask(attempt: Attempt) -> Awaitable[Answer]:
+            return fetch_http(self.filesystem, answer.url, sample.start, sample.stop, None, attempt)
+
+        again: Answer = await self._persist(ask, self.shown(url), lambda _: True)
+        return again.etag == answer.etag and _digest(again.data) == sample.digest
 
     async def _range(self, url: str, start: int, stop: int, where: str, etag: str | None) -> Answer:
         """A range, of a version with one of these ETags where servers look at them."""
@@ -517,7 +589,7 @@ class Remote:
         return {
             k: v
             for k, v in self.__dict__.items()
-            if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain")
+            if k not in ("_flow", "_counts", "_lock", "_plain", "_is_plain", "_tags")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -84,7 +84,10 @@ async def info_of(fs: Any, path: str) -> Any:
                     info: dict[str, Any] = {
                         name: said.get(name) for name in ("ETag", "Last-Modified")
                     }
-                    info["accepts_ranges"] = "bytes" in said.get("Accept-Ranges", "")
+                    info |= {
+                        "is_redirected": bool(answer.history),
+                        "accepts_ranges": "bytes" in said.get("Accept-Ranges", ""),
+                    }
                     return {"size": int(said["Content-Length"]), **info}
         except Exception as error:
             # which aiohttp says of servers that answer HEAD with a body
@@ -103,7 +106,7 @@ async def fetch(
     """
     protocols = _protocols(fs)
     if is_http(fs):
-        return await _fetch_http(fs, fs.encode_url(path), start, stop, etag, attempt)
+        return await fetch_http(fs, fs.encode_url(path), start, stop, etag, attempt)
     if (
         etag is not None
         and "s3" in protocols
@@ -133,7 +136,7 @@ async def fetch(
     return Answer(data)
 
 
-async def _fetch_http(
+async def fetch_http(
     fs: Any, url: Any, start: int, stop: int, etag: str | None, attempt: Attempt
 ) -> Answer:
     """The bytes of a range of the web, as `cat_file` gives them, and what the answer says of
@@ -155,7 +158,7 @@ async def _fetch_http(
         async for part in answer.content.iter_chunked(PART):
             parts.append(part)
             attempt.came(len(part))
-    return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size)
+    return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size, answer.url)
 
 
 def is_http(fs: Any) -> bool:

@@ -81,12 +81,14 @@ class Answer(NamedTuple):
         etag: the version.
         modified: when it was last changed.
         size: bytes of the whole file.
+        url: of the server that gave it, behind redirections.
     """
 
     data: bytes | bytearray
     etag: str | None = None
     modified: str | None = None
     size: int | None = None
+    url: Any = None
 
     def tag(self, like: str) -> str | None:
         """What is to be compared with a tag of the same file: a time of HTTP, or an ETag."""
@@ -177,8 +179,13 @@ class HTTPRanges:
                                 raise http.client.IncompleteRead(b"", length - done)
                             done += nbytes
                             attempt.came(nbytes)
-                    said = answer.headers
-                    return Answer(body, said.get("ETag"), said.get("Last-Modified"), size)
+                    return Answer(
+                        body,
+                        answer.headers.get("ETag"),
+                        answer.headers.get("Last-Modified"),
+                        size,
+                        url,
+                    )
 
     @contextlib.contextmanager
     def _in_use(
