@@ -5,6 +5,7 @@ samples.
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -26,7 +27,7 @@ from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.io.nearest_names import listed_names
 from headrace.io.resolve.expressions import DataPath
@@ -342,53 +343,37 @@ class HeldSteps(ValueSource):
 
     def __init__(self, parent: Held, source: EpisodeSource, bands: Windows) -> None:
         super().__init__(parent)
-        self._bands_held = parent
+        self._held = parent
         self._source = source
         self._bands = bands
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
-        wanted = np.asarray(indices, np.int64)
-        needed = self._source.bands_of(wanted, self._bands)
-        held = self._held(needed)
-        are_held = [all(number in held for number in some.tolist()) for some in needed]
-        whole = np.flatnonzero(are_held)
-        values: list[Any] = [MISSING] * len(indices)
-        windows = self._source.cut(wanted[whole], self._bands, held)
-        for position, window in zip(whole.tolist(), windows, strict=True):
-            values[position] = access.decoder.decode(window)
-        reader.counts["cache_hits"] += len(whole)
-        missing = [position for position, is_held in enumerate(are_held) if not is_held]
-        if missing:
-            rest = wanted[missing].tolist()
-            reader.counts["cache_misses"] += len(rest)
-            records = reader.records(rest, self._read, access.earlier)
-            for position, index, record in zip(missing, rest, records, strict=True):
-                values[position] = reader.decoded(index, record, access.decoder)
+        read = partial(self._read, reader.counts)
+        records = reader.records(list(indices), read, access.earlier)
+        values = [
+            reader.decoded(index, record, access.decoder)
+            for index, record in zip(indices, records, strict=True)
+        ]
         return used(values, use)
 
-    def _held(self, needed: list[IntArray]) -> dict[int, Any]:
-        """Those bands that are held, by their numbers."""
-        numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed])).tolist()
-        bands = zip(numbers, self._bands_held.get(numbers), strict=True)
-        return {
-            number: band
-            for number, band in bands
-            if band is not MISSING and not isinstance(band, SampleError)
-        }
-
-    def _read(self, indices: Sequence[int]) -> list[Any]:
-        """Windows, whose bands are read and offered to the store."""
+    def _read(self, counts: Counter[str], indices: Sequence[int]) -> list[Any]:
+        """Windows. Bands that are missing are read, and offered to the store."""
         wanted = np.asarray(indices, np.int64)
-        numbers = distinct(np.concatenate(self._source.bands_of(wanted, self._bands))).tolist()
-        held = dict(zip(numbers, self._bands_held.get(numbers), strict=True))
+        needed = self._source.bands_of(wanted, self._bands)
+        numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed])).tolist()
+        held = dict(zip(numbers, self._held.get(numbers), strict=True))
         if any(isinstance(band, SampleError) for band in held.values()):
             return self._source.read(indices)  # which says what is wrong, and with which sample
         missing = [number for number, band in held.items() if band is MISSING]
-        bands = self._source.read_bands(missing, self._bands)
-        for number, band in zip(missing, bands, strict=True):
-            self._bands_held.admit(number, band)
-            held[number] = band
+        if missing:
+            bands = self._source.read_bands(missing, self._bands)
+            for number, band in zip(missing, bands, strict=True):
+                self._held.admit(number, band)
+                held[number] = band
+        hits = sum(set(missing).isdisjoint(some.tolist()) for some in needed)
+        counts["cache_hits"] += hits
+        counts["cache_misses"] += len(needed) - hits
         return self._source.cut(wanted, self._bands, held)
 
 

@@ -9,6 +9,7 @@ a replay buffer.
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -289,41 +290,37 @@ class _Finder:
         self.keys = list(dict.fromkeys(found))
         return self.keys
 
-    def _absent(self, tree: Tree, group: str, key: str) -> MissingNameError:
-        return MissingNameError(
-            f"{tree.shown}: {group or '/'} has no array {key!r}; it has: "
-            f"{listed_names(arrays_in(tree, group), key)}: name keys that all episodes have as "
-            "keys=, or the episodes that have it as episodes="
-        )
-
-    def _one_length(self, tree: Tree, group: str, lengths: Mapping[str, int]) -> int:
-        """The length of all arrays of a group."""
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{key!r} {length:,}" for key, length in lengths.items())
-            raise FormatError(
-                f"{tree.shown}: {group or '/'}: its arrays have different lengths: {shown}: name "
-                "those that belong together as keys=, and those without an axis of time as static="
-            )
-        return next(iter(lengths.values()))
-
-    # -- an episode is a group
-
-    def _of_group(self, tree: Tree, group: str) -> Episode:
+    def _arrays(self, tree: Tree, group: str) -> dict[str, StoredArray]:
+        """The arrays of a group, by key; all have as many rows."""
         arrays: dict[str, StoredArray] = {}
         for key in self._keys_of(tree, group):
             array = tree.stored(join(group, key))
             if array is None:
-                raise self._absent(tree, group, key)
+                raise MissingNameError(
+                    f"{tree.shown}: {group or '/'} has no array {key!r}; it has: "
+                    f"{listed_names(arrays_in(tree, group), key)}: name keys that all episodes "
+                    "have as keys=, or the episodes that have it as episodes="
+                )
             if not array.shape:
                 raise FormatError(
                     f"{tree.shown}: {join(group, key)!r} is a single value, it has no axis of "
                     "time: name it as static="
                 )
             arrays[key] = array
-        length = self._one_length(
-            tree, group, {key: array.shape[0] for key, array in arrays.items()}
-        )
+        if len({array.shape[0] for array in arrays.values()}) > 1:
+            lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
+            raise FormatError(
+                f"{tree.shown}: {group or '/'}: its arrays have different lengths: {lengths}: name "
+                "those that belong together as keys=, and those without an axis of time as static="
+            )
+        return arrays
+
+    # -- an episode is a group
+
+    def _of_group(self, tree: Tree, group: str) -> Episode:
+        arrays = self._arrays(tree, group)
         static = {key: self._value(tree, group, key) for key in self.options.static}
+        length = next(iter(arrays.values())).shape[0]
         return Episode(tree.path, group, arrays, static, 0, length)
 
     def _value(self, tree: Tree, group: str, key: str) -> Any:
@@ -350,15 +347,8 @@ class _Finder:
                 f"beside a group {STEPS!r}"
             )
         ends = episode_ends(tree)
-        arrays: dict[str, StoredArray] = {}
-        for key in self._keys_of(tree, STEPS):
-            name = join(STEPS, key)
-            if not tree.is_array(name):
-                raise self._absent(tree, STEPS, key)
-            reader = tree.reader(name)
-            arrays[key] = StoredArray(tuple(reader.shape), reader.dtype, tree.path, -1, reader)
-        lengths = {key: array.shape[0] for key, array in arrays.items()}
-        rows = self._one_length(tree, STEPS, lengths)
+        arrays = self._arrays(tree, STEPS)
+        rows = next(iter(arrays.values())).shape[0]
         if rows != ends[-1]:
             raise FormatError(
                 f"{tree.shown}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the "
@@ -547,6 +537,7 @@ def _arrays(
 ) -> EpisodeArrays:
     """The arrays of a key of all episodes."""
     first = episodes[0].arrays[key]
+    row_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
     begins: list[tuple[int, int]] = []
     readers: dict[int, Any] = {}
     reader_of: list[int] = []
@@ -559,7 +550,7 @@ def _arrays(
                 "episodes that are alike as episodes=, or leave the key out of keys="
             )
         if array.reader is None:
-            begins.append((numbers[array.path], array.begin))
+            begins.append((numbers[array.path], array.begin + episode.first * row_bytes))
             reader_of.append(-1)
             continue
         begins.append((-1, -1))

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
-from headrace.errors import HeadraceError
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.io.local.files import bytes_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -32,10 +31,10 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import LibraryRows
+from headrace.storage.arrays.rows import LibraryRows, ReadersSource
 from headrace.storage.describe import Column, Description
 from headrace.storage.episodes.windows import WindowOptions, Windows
-from headrace.storage.source import Locatable, one_after_the_other
+from headrace.storage.source import one_after_the_other
 
 # bytes of a band that is worth caching, and that chunks may make it
 _BAND = 64 << 10
@@ -139,7 +138,7 @@ class _Spans(NamedTuple):
     outs: Sequence[npt.NDArray[Any]]
 
 
-class EpisodeSource(Locatable):
+class EpisodeSource(ReadersSource):
     """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key; with
     windows also `MASK`, bool [window].
 
@@ -169,14 +168,14 @@ class EpisodeSource(Locatable):
         left_out: Sequence[str] = (),
         rows: tuple[IntArray, IntArray] | None = None,
     ) -> None:
+        readers = [reader for key in keys for reader in key.array_readers]
+        super().__init__("", opened, readers)
         self.paths = list(paths)
         self.names = PackedNames(name.encode() for name in names)
         self.windows = windows
         self.keys = tuple(keys)
         self.static = static
-        self.files = opened.files
         self._file_of = SharedArray(np.array(files_of, np.int64))
-        self._opened = opened
         self._left_out = left_out
         self._rows = None if rows is None else tuple(map(SharedArray, rows))
         self._to_count: list[ArrayReader] = []
@@ -185,6 +184,10 @@ class EpisodeSource(Locatable):
         return len(self.windows)
 
     # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         return self._records(np.asarray(indices, np.int64), self._fetch)
@@ -392,33 +395,20 @@ class EpisodeSource(Locatable):
 
     # -- where bytes lie
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         episodes, starts = self.windows.places(distinct(indices))
-        parts: list[ByteRanges] = []
-        try:
-            for key in self.keys:
-                firsts, ends = self.windows.inside(episodes, starts, key.window)
-                is_there, *columns = key.located(episodes, firsts, ends)
-                parts.append(ByteRanges(self.paths, *columns))
-                numbers, rows = key.in_readers(episodes)
-                for number in distinct(numbers[~is_there]).tolist():
-                    reader = key.readers[number]
-                    if isinstance(reader, ArrayReader):
-                        own = numbers == number
-                        ranges = reader.span_ranges((firsts + rows)[own], (ends + rows)[own])
-                        parts.append(ranges)
-        # to know it something had to be read, which failed: reading the samples will say so
-        except HeadraceError:
-            return ByteRanges.of([])
-        return ByteRanges.joined(parts) if parts else ByteRanges.of([])
-
-    @property
-    def _readers(self) -> list[ArrayReader]:
-        return [reader for key in self.keys for reader in key.array_readers]
-
-    @property
-    def locating_needs_io(self) -> bool:
-        return any(reader.chunks.needs_io for reader in self._readers)
+        parts = [ByteRanges.of([])]
+        for key in self.keys:
+            firsts, ends = self.windows.inside(episodes, starts, key.window)
+            is_there, *columns = key.located(episodes, firsts, ends)
+            parts.append(ByteRanges(self.paths, *columns))
+            numbers, rows = key.in_readers(episodes)
+            for number in distinct(numbers[~is_there]).tolist():
+                reader = key.readers[number]
+                if isinstance(reader, ArrayReader):
+                    own = numbers == number
+                    parts.append(reader.span_ranges((firsts + rows)[own], (ends + rows)[own]))
+        return parts
 
     @property
     def is_remote(self) -> bool:
@@ -479,9 +469,6 @@ class EpisodeSource(Locatable):
                     largest = max(largest, chunks.nbytes * chunks.grid.inner * count)
             total += largest
         return total
-
-    def hold_chunks(self, nbytes: int) -> None:
-        self._opened.chunks.resize(nbytes)
 
     # -- what it is
 
@@ -545,21 +532,13 @@ class EpisodeSource(Locatable):
 
     # -- the rest
 
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._opened.chunks.close()
-        return super().read_afresh(indices)
-
     def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
+        counts = self.files.take_counts()  # there may be many readers
         for reader in self._to_count:
             counts.update(reader.counts)
             reader.counts.clear()
         self._to_count = []
         return counts
-
-    def close(self) -> None:
-        """Closes what this process has open; decoded chunks are forgotten."""
-        self._opened.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_to_count": []}
