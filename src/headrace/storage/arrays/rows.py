@@ -95,7 +95,8 @@ class ReadersSource(ArraySource):
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         self.path: str = path
         self.files = opened.files
-        self._opened, self._readers = opened, readers
+        self._opened = opened
+        self._readers = readers
 
     @abstractmethod
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
@@ -107,6 +108,19 @@ class ReadersSource(ArraySource):
         # to know it something had to be read, which failed: reading the samples will say so
         except HeadraceError:
             return ByteRanges.of([])
+
+    @property
+    def is_direct(self) -> bool:
+        """True if samples are read from the file itself, and not through another library."""
+        return all(reader.chunks.is_direct for reader in self._readers)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.is_direct and super().is_remote
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(reader.chunks.stored_nbytes for reader in self._readers)
 
     @property
     def locating_needs_io(self) -> bool:
@@ -206,8 +220,7 @@ class ArraysSource(ReadersSource):
 
     @property
     def is_direct(self) -> bool:
-        """True if samples are read from the file itself, and not through another library."""
-        return not self.holds_objects and all(reader.chunks.is_direct for reader in self._readers)
+        return not self.holds_objects and super().is_direct
 
     @property
     def holds_objects(self) -> bool:
@@ -290,10 +303,6 @@ class ArraysSource(ReadersSource):
 
     def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
         return None if self.array_spec is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
-
-    @property
-    def stored_nbytes(self) -> int:
-        return sum(reader.chunks.stored_nbytes for reader in self._readers)
 
     # -- blocks
 

@@ -202,10 +202,6 @@ class PatchSource(ReadersSource):
         return volume.corner(corner), volume.shape(self.grid.patch)
 
     @property
-    def is_remote(self) -> bool:
-        return all(reader.chunks.is_direct for reader in self._readers) and super().is_remote
-
-    @property
     def stored_nbytes(self) -> int:
         """As if nothing were compressed; chunks count for each line of patches that they are in."""
         return len(self.blocks_of(0)) * sum(self._line_nbytes(volume) for volume in self.volumes)

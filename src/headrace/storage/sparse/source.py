@@ -116,14 +116,6 @@ class SparseSource(ReadersSource):
         firsts, ends = self._spans(indices)
         return [reader.span_ranges(firsts, ends) for reader in self._readers]
 
-    @property
-    def is_remote(self) -> bool:
-        return super().is_remote and all(reader.chunks.is_direct for reader in self._readers)
-
-    @property
-    def stored_nbytes(self) -> int:
-        return sum(reader.chunks.stored_nbytes for reader in self._readers)
-
     def sizes(self) -> IntArray:
         """[rows] int64, stored values of each row, before columns are chosen."""
         return np.diff(self._indptr.array).astype(np.int64, copy=False)

@@ -287,7 +287,3 @@ class ZarrSource(ArraysSource):
         if isinstance(reader, StringRows):
             return reader.whole()
         return reader.whole(self.run)
-
-    @property
-    def is_remote(self) -> bool:
-        return self.is_direct and super().is_remote
