@@ -23,6 +23,7 @@ from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import (
     AxisChunks,
+    ChunkIndex,
     ChunkNames,
     Chunks,
     DirectChunks,
@@ -59,7 +60,8 @@ class OpenZarr(OpenArrays[Any]):
     def __init__(
         self, files: Files | None = None, *, direct: bool = True, missing: str = "fill"
     ) -> None:
-        self._direct, self._missing = direct, missing
+        self._direct = direct
+        self._missing = missing
         self._arrays = LibraryArrays()
         super().__init__(files or LocalFiles(), self._arrays, close_array)
 
@@ -73,10 +75,8 @@ class OpenZarr(OpenArrays[Any]):
         Raises:
             DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
         """
-        nodes, known = (
-            [name.strip("/") for name in names if name],
-            self._arrays.stores.get(os.fspath(path)),
-        )
+        nodes = [name.strip("/") for name in names if name]
+        known = self._arrays.stores.get(os.fspath(path))
         if known is not None:
             known.fetch_metadata(nodes)
             return known
@@ -93,7 +93,6 @@ class OpenZarr(OpenArrays[Any]):
         *,
         by_row: bool = True,
         is_column: bool = False,
-        required: bool = False,
         axis: int = 0,
     ) -> ArrayReader:
         """A reader of an array of numbers, of its rows or of boxes.
@@ -105,29 +104,18 @@ class OpenZarr(OpenArrays[Any]):
             is_column: True for targets, which are read directly where they can be, with fill
                 values.
             axis: along which rows lie.
-            required: True for the columns of a pack, which are read directly, and of which no chunk
-                may be missing.
 
         Raises:
             FormatError: zarr-python can't open it either, or its elements are no numbers.
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
-        direct, missing = (
-            (True, "error" if required else "fill")
-            if is_column or required
-            else (self._direct, self._missing)
-        )
-        chunks: Chunks | str = (
-            self._direct_chunks(store, name, metadata, missing, by_row and not axis)
-            if direct
-            else "direct=False"
-        )
+        required = self._missing == "error" and not is_column
+        chunks: Chunks | str = "direct=False"
+        if self._direct or is_column:
+            chunks = self._direct_chunks(store, name, metadata, required, by_row and not axis)
         if isinstance(chunks, str):
-            chunks = library_chunks(
-                self._library_array(store, name, missing, chunks),
-                shown_array(store.path, name),
-                chunks,
-            )
+            array = self._library_array(store, name, required, chunks)
+            chunks = library_chunks(array, shown_array(store.path, name), chunks)
             self.library.close()
         if axis:
             chunks = AxisChunks(chunks, axis)
@@ -148,11 +136,10 @@ class OpenZarr(OpenArrays[Any]):
                 along the first axis only.
         """
         where = shown_array(store.path, name)
-        number = (
-            axis_number(axis, metadata["shape"], store.axis_names(name, metadata), where)
-            if axis and metadata["shape"]
-            else 0
-        )
+        number = 0
+        if axis and metadata["shape"]:
+            names = store.axis_names(name, metadata)
+            number = axis_number(axis, metadata["shape"], names, where)
         if not holds_strings(metadata):
             return self.reader(store, name, metadata, is_column=is_column, axis=number)
         if number:
@@ -160,14 +147,13 @@ class OpenZarr(OpenArrays[Any]):
                 f"axis={axis!r}: {where} has elements of any size, so its samples lie along the "
                 "first axis only"
             )
-        rows = StringRows(
-            self._library_array(store, name, "fill" if is_column else self._missing, "strings")
-        )
+        required = self._missing == "error" and not is_column
+        rows = StringRows(self._library_array(store, name, required, "strings"))
         self.library.close()
         return rows
 
-    def _library_array(self, store: Store, name: str, missing: str, why: str) -> LibraryArray:
-        if missing == "error":
+    def _library_array(self, store: Store, name: str, required: bool, why: str) -> LibraryArray:
+        if required:
             raise ConfigError(
                 f"missing='error' can't be had for {shown_array(store.path, name)}, which "
                 f"zarr-python reads: {why}"
@@ -175,7 +161,7 @@ class OpenZarr(OpenArrays[Any]):
         return LibraryArray(self.library, store, name)
 
     def _direct_chunks(
-        self, store: Store, name: str, metadata: dict[str, Any], missing: str, by_row: bool
+        self, store: Store, name: str, metadata: dict[str, Any], required: bool, by_row: bool
     ) -> DirectChunks | str:
         """The chunks of an array; or why only zarr-python can read it."""
         if not self.files.is_remote and not hasattr(os, "preadv"):
@@ -188,20 +174,23 @@ class OpenZarr(OpenArrays[Any]):
             return "a zip file that is compressed itself"
         if not layout.shape or 0 in layout.shape:
             return "it has no elements"
-        grid, pipeline, is_sharded = (
-            Grid(layout.shape, layout.chunks),
-            Pipeline(layout.codecs),
-            layout.index_at is not None,
-        )
+        grid = Grid(layout.shape, layout.chunks)
+        pipeline = Pipeline(layout.codecs)
         in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
-        as_files = store.reads_whole and not is_sharded and not in_parts
-        index = (
-            Shards(store, name, layout) if is_sharded else ArrayFiles(store, name, layout, as_files)
-        )
-        way = "files fetched whole" if as_files else "ranges" if self.files.is_remote else "pread"
-        how = (f"{way} + {pipeline}" if pipeline else way) + (
-            " out of shards" if is_sharded else ""
-        )
+        how = "ranges" if self.files.is_remote else "pread"
+        check = None
+        index: ChunkIndex
+        if layout.index_at is not None:
+            index = Shards(store, name, layout)
+        else:
+            index = ArrayFiles(store, name, layout, store.reads_whole and not in_parts)
+            check = store.check_content
+            if index.whole_files:
+                how = "files fetched whole"
+        if pipeline:
+            how += f" + {pipeline}"
+        if layout.index_at is not None:
+            how += " out of shards"
         return DirectChunks(
             grid,
             layout.dtype,
@@ -212,8 +201,8 @@ class OpenZarr(OpenArrays[Any]):
             order=layout.order,
             where=ChunkNames(store.path, name, grid),
             how=how,
-            check=None if is_sharded else store.check_content,
-            required=missing == "error",
+            check=check,
+            required=required,
         )
 
 
@@ -249,28 +238,26 @@ class ZarrSource(ArraysSource):
         opened = opened or OpenZarr(**options)
         wanted = [name] if name is None or isinstance(name, str) else list(name)
         self._store = opened.store(path, [*wanted, column])
-        shown, arrays = redact(self._store.path), dict(self._store.array(one) for one in wanted)
-        fields = {
-            one: opened.rows(self._store, one, metadata, axis=axis)
-            for one, metadata in arrays.items()
-        }
-        for one, field in fields.items():
+        shown = redact(self._store.path)
+        fields: dict[str, ArrayReader | StringRows] = {}
+        cuts: list[Any] = []
+        for one in wanted:
+            found, metadata = self._store.array(one)
+            field = opened.rows(self._store, found, metadata, axis=axis)
             if not field.shape:
                 raise FormatError(
-                    f"{shown_array(shown, one)} is a single value, it has no axis of samples"
+                    f"{shown_array(shown, found)} is a single value, it has no axis of samples"
                 )
-        chunks: list[Any] = []
-        for field in fields.values():
-            stored = field.chunks if isinstance(field, ArrayReader) else None
-            if isinstance(stored, AxisChunks):
-                stored = stored.whole
-            chunks.append(None if stored is None else stored.grid.chunks)
-        if axis:  # of arrays that are read along another axis the fingerprint is another one
-            chunks = [[extents, axis] for extents in chunks]
+            fields[found] = field
+            extents = None
+            if isinstance(field, ArrayReader):
+                chunks = field.chunks
+                extents = (chunks.whole if isinstance(chunks, AxisChunks) else chunks).grid.chunks
+            # of arrays that are read along another axis the fingerprint is another one
+            cuts.append([extents, axis] if axis else extents)
+        names = tuple(fields)
         is_one = name is None or isinstance(name, str)
-        super().__init__(
-            shown, opened, next(iter(arrays)) if is_one else tuple(arrays), fields, chunks
-        )
+        super().__init__(shown, opened, names[0] if is_one else names, fields, cuts)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets.
