@@ -257,8 +257,9 @@ class DirectChunks(Chunks):
         self.order: str = order
         self.where: ChunkNames = where
         self._check, self._required = check, required
-        self.decodes: bool = bool(pipeline)
-        self.is_raw: bool = not pipeline and order == "C" and not index.whole_files
+        # a checksum is that of a whole chunk
+        self.decodes: bool = bool(pipeline) or check is not None
+        self.is_raw: bool = not self.decodes and order == "C" and not index.whole_files
         self.reads_files: bool = index.reads_files
         self.needs_io: bool = index.needs_io
         self.is_remote: bool = files.is_remote

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -112,8 +112,13 @@ class HDF5Files:
         with self.open(path) as file, asking("h5py", redact(path)):
             yield file
 
-    def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
+    def dataset(self, file: h5py.File, name: str, path: str, steps: int = 0) -> h5py.Dataset:
         """A dataset of the file, or of one that its links lead into.
+
+        Args:
+            file, path: open, and its path or URL.
+            name: of the dataset.
+            steps: links that led here out of other files.
 
         Raises:
             MissingNameError: there is none; the message lists those there are, of many the nearest.
@@ -124,31 +129,23 @@ class HDF5Files:
         if isinstance(dataset, h5py.Dataset):
             return with_ordered_fields(dataset)
         out = leads_out(file, name)
-        if out is not None:
-            self._raise_of_target(*out, path, 0)
-        raise MissingNameError(
-            f"{redact(path)} has no dataset {name!r}; it has: "
-            f"{listed_names(dataset_names(file), name)}"
-        )
-
-    def _raise_of_target(
-        self, part: str, link: h5py.ExternalLink, rest: str, path: str, steps: int
-    ) -> NoReturn:
-        """Says why what a link leads to can't be opened."""
+        if out is None:
+            raise MissingNameError(
+                f"{redact(path)} has no dataset {name!r}; it has: "
+                f"{listed_names(dataset_names(file), name)}"
+            )
+        part, link, rest = out
         where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
         target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
         if target is None:
             raise DataNotFoundError(f"{where}, which is missing")
-        if steps > _LINKS_OUT:
-            raise FormatError(
-                f"{where}, and so on: it leads back to itself, or through more than {_LINKS_OUT} "
-                "files"
-            )
-        with self.open(target) as file:
-            if (out := leads_out(file, rest)) is not None:
-                self._raise_of_target(*out, target, steps + 1)
-            self.dataset(file, rest, target)
-        raise FormatError(f"{where}, which h5py can't open from there: open that file itself")
+        if steps < _LINKS_OUT:
+            with self.open(target) as there:
+                self.dataset(there, rest, target, steps + 1)
+        raise FormatError(
+            f"{where}, which h5py can't open from there; or it leads back to itself: open that "
+            "file itself"
+        )
 
     def read_each(
         self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
@@ -254,19 +251,17 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
         return usual
     if file.attrs.get("encoding-type") == "anndata" and isinstance(file.get("X"), h5py.Dataset):
         return "X"
-    others = {
-        name: file[name] for name in dataset_names(file) if name != (targets or "").strip("/")
-    }
-    others = {
-        name: one
-        for name, one in others.items()
-        if not (name.startswith("#refs#/") or h5py.h5ds.is_scale(one.id))
-    } or others
-    shown = {
-        name: f"{name} {list(one.shape)} {_dtype_name(one)}"
-        for name, one in others.items()
-        if one.shape
-    }
+    names = [name for name in dataset_names(file) if name != (targets or "").strip("/")]
+    likely = [
+        name
+        for name in names
+        if not (name.startswith("#refs#/") or h5py.h5ds.is_scale(file[name].id))
+    ]
+    shown: dict[str, str] = {}
+    for name in likely or names:
+        dataset = file[name]
+        if dataset.shape:
+            shown[name] = f"{name} {list(dataset.shape)} {_dtype_name(dataset)}"
     if len(shown) == 1:
         return next(iter(shown))
     what = (

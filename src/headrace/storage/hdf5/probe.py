@@ -55,24 +55,15 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
         and kind.get_array_dims() == dtype.shape
     ):
         return is_as_stored(kind.get_super(), dtype.base)
-    if (
-        isinstance(kind, h5py.h5t.TypeCompoundID)
-        and dtype.fields is not None
-        and dtype.itemsize == kind.get_size()
-    ):
-        members = range(kind.get_nmembers())
-        fields = [
-            dtype.fields.get(kind.get_member_name(number).decode("utf-8", "surrogateescape"))
-            for number in members
-        ]
-        if all(fields) and [field[1] for field in fields if field] == [
-            kind.get_member_offset(number) for number in members
-        ]:
-            return all(
-                is_as_stored(kind.get_member_type(number), field[0])
-                for number, field in zip(members, fields, strict=True)
-                if field
-            )
+    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None:
+        for number in range(kind.get_nmembers()):
+            name = kind.get_member_name(number).decode("utf-8", "surrogateescape")
+            inner, offset, *_ = dtype.fields.get(name, (dtype, -1))
+            if offset != kind.get_member_offset(number):
+                return False
+            if not is_as_stored(kind.get_member_type(number), inner):
+                return False
+        return int(kind.get_size()) == dtype.itemsize
     return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
@@ -103,7 +94,8 @@ def doubt_of(
         probed = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
     for number in sorted(probed):
         part = grid.part(number)
-        problem, whole = None, None
+        problem: Exception | None = None
+        whole: npt.NDArray[Any] | None = None
         try:
             whole = chunks.decode(number, chunks.read([number])[0])
         except TooLongError:  # nor should h5py try that: it makes room for all that comes
@@ -114,20 +106,19 @@ def doubt_of(
             problem = error
         try:
             with asking("h5py", chunks.where(number)):
-                expected = dataset[part[: len(dataset.shape)]]
+                expected = np.ascontiguousarray(dataset[part[: len(dataset.shape)]])
         except _OF_THE_WAY:
             raise
         # h5py lacks the filter, say; damaged chunks are found when they are read
         except Exception as error:
             _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
             continue
-        if whole is None:
-            if _is_sound(chunks, number, expected):
-                return f"chunk {grid.place(number)} can't be read directly ({problem})"
-            continue
-        ours = np.ascontiguousarray(whole[tuple(slice(0, cut.stop - cut.start) for cut in part)])
-        if ours.tobytes() != np.ascontiguousarray(expected).tobytes():
-            return f"chunk {grid.place(number)} is another one when it is read directly"
+        if whole is not None:
+            ours = whole[tuple(slice(0, cut.stop - cut.start) for cut in part)]
+            if ours.tobytes() != expected.tobytes():
+                return f"chunk {grid.place(number)} is another one when it is read directly"
+        elif _is_sound(chunks, number, expected):
+            return f"chunk {grid.place(number)} can't be read directly ({problem})"
     return None
 
 
@@ -138,11 +129,10 @@ def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> boo
     corner = tuple(cut.start for cut in chunks.grid.part(number))
     _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
     try:
-        return bytes(chunks.files.read(chunks.byte_ranges(np.array([number])))[0] or b"") == bytes(
-            expected
-        )
+        stored = chunks.files.read(chunks.byte_ranges(np.array([number])))[0]
     except FormatError:
         return False
+    return bytes(stored or b"") == bytes(expected)
 
 
 def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
@@ -157,7 +147,4 @@ def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> 
     if len(stored) != chunks.nbytes:
         return False
     whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
-    return (
-        whole[tuple(map(slice, expected.shape))].tobytes()
-        == np.ascontiguousarray(expected).tobytes()
-    )
+    return whole[tuple(map(slice, expected.shape))].tobytes() == expected.tobytes()

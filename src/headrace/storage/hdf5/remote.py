@@ -309,7 +309,7 @@ class RemoteHDF5(HDF5Files):
         with asking("h5py", redact(path)):
             yield known.file
 
-    def dataset(self, file: h5py.File, name: str, path: str) -> h5py.Dataset:
+    def dataset(self, file: h5py.File, name: str, path: str, steps: int = 0) -> h5py.Dataset:
         out = leads_out(file, name)
         if out is not None:  # perhaps to a file of this machine
             raise other_file(

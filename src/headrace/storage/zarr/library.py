@@ -46,41 +46,16 @@ class LibraryArrays:
 
             store = LibraryStore(self.stores[path])
         try:
-            array = zarr.open_array(store, path=name, mode="r")
-            if array.metadata.zarr_format == 3:
-                codecs: Any = array.metadata.to_dict()["codecs"]
-                _load_codecs(codecs)
+            return zarr.open_array(store, path=name, mode="r")
         except HeadraceError:
             raise
         except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-            where, cause = shown_array(path, name), " ".join(str(error).split())
-            # of zarr, and of numcodecs
-            if isinstance(error, ImportError) or type(error).__name__ == "UnknownCodecError":
-                raise FormatError(
-                    f"{where} needs a codec that is not installed ({cause}): install and import "
-                    "the package that registers it with "
-                    "zarr; some are extras of numcodecs, such as numcodecs[pcodec]"
-                ) from error
+            cause = " ".join(str(error).split())
             raise FormatError(
-                f"{where} can't be opened by zarr-python: {cause}; where a data type is unknown, "
-                "install and import the package that "
-                "registers it with zarr"
+                f"{shown_array(path, name)} can't be opened by zarr-python: {cause}: install and "
+                "import the package that registers its codec or data type with zarr, such as "
+                "numcodecs[pcodec]"
             ) from error
-        return array
-
-
-def _load_codecs(codecs: Sequence[dict[str, Any]]) -> None:
-    """Loads what zarr-python takes from numcodecs, which it would not do before it decodes the
-    first chunk.
-    """
-    import numcodecs
-
-    for codec in codecs:
-        options = codec.get("configuration") or {}
-        _load_codecs([*options.get("codecs", ()), *options.get("index_codecs", ())])
-        library, _, name = codec["name"].rpartition(".")
-        if library == "numcodecs":
-            numcodecs.get_codec({"id": name, **options})
 
 
 def close_array(array: Any) -> None:
