@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from headrace.cli.flags import count, number, seconds
+from headrace.cli.flags import add_options, number
 from headrace.cli.output import Output, fields_of, visible
 
 if TYPE_CHECKING:
@@ -27,23 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
     parser.add_argument(
-        "--batch-size", type=count, default=64, metavar="N", help="samples in a batch (default: 64)"
+        "--mode", action="append", choices=MODES, dest="modes", help="may be given again"
     )
-    parser.add_argument(
-        "--workers", type=number(0), metavar="N", help="processes that load (default: as a loader)"
-    )
-    parser.add_argument(
-        "--mode",
-        action="append",
-        choices=MODES,
-        dest="modes",
-        help="a mode to measure, may be given again (default: all)",
-    )
-    parser.add_argument(
-        "--seconds", type=seconds, default=60.0, metavar="S", help="about, for all modes (60)"
-    )
-    parser.add_argument("--dataset-name", metavar="NAME", help="of HDF5 and Zarr: the array")
-    parser.add_argument("--encoding", help="of texts (default: utf-8)")
+    options = {
+        "batch_size": (64, "samples in a batch"),
+        "workers": (number(0), "processes that load (default: as many as a loader takes here)"),
+        "seconds": (60.0, "for all modes together, about"),
+        "dataset_name": (str, "of HDF5 and Zarr: the array"),
+        "encoding": (str, "of texts (default: utf-8)"),
+    }
+    add_options(parser, options)
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.flags import add_options
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError
 
@@ -31,13 +32,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument("--dir", metavar="FOLDER", help="(default: the user's cache folder)")
-    parser.add_argument(
-        "--prune", action="store_true", help="remove what was not used for long, and leftovers"
-    )
-    parser.add_argument(
-        "--older", type=_age, metavar="AGE", help="with --prune: unused for 12h, 30d (default: 30d)"
-    )
+    options = {
+        "dir": (str, "the cache_dir of a dataset (default: the user's cache folder)"),
+        "prune": (bool, "remove what was not used for long, and what killed processes left"),
+        "older": (_age, "with --prune: unused for so long, such as 12h, 30d (default: 30d)"),
+    }
+    add_options(parser, options)
 
 
 def _age(text: str) -> int:

@@ -8,65 +8,55 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.flags import add_options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
 
 _TEXTS = {
-    "unit": "what is a document: file, line or record (default: a record of .jsonl, .csv and .tsv, "
-    "else a file)",
-    "text_field": "of records: the field of the text (default: text)",
-    "target_field": "of records: the field of the target, numbers or classes",
-    "labels": "folders: class folders give the targets",
-    "encoding": "of the texts (default: utf-8)",
-    "cache_dir": "where tokens are kept while they are made (default: the user's cache folder)",
-    "tokenizer": "a JSON file of the package `tokenizers` (default: each character is a token)",
+    "unit": (
+        ("file", "line", "record"),
+        "what is a document (default: a record of .jsonl, .csv and .tsv, else a file)",
+    ),
+    "text_field": (str, "of records: the field of the text (default: text)"),
+    "target_field": (str, "of records: the field of the target, numbers or classes"),
+    "labels": (("folders",), "class folders give the targets"),
+    "encoding": (str, "of the texts (default: utf-8)"),
+    "cache_dir": (str, "where tokens are kept (default: the user's cache folder)"),
+    "tokenizer": (str, "a file of the package `tokenizers` (default: a character is a token)"),
 }
 _DATA = {
-    "targets": "of images, in place of class folders: a folder of masks, annotations of COCO, or a "
-    "table of labels by file; none: no targets",
-    "target_name": "of that table, or of a table of samples: the column of the targets; given "
-    "several times, several (default: of labels all); of HDF5 and Zarr: the array of the targets, "
-    "or labels (default: none)",
-    "unused_targets": "raise or skip: targets of files that are not there (default: raise)",
-    "delimiter": "between the cells of a .csv of labels, or of texts (default: a comma; .tsv: a "
-    "tab)",
-    "dataset_name": "of HDF5 and Zarr: the array (default: 'data', or the only one)",
-    "patch_shape": "of a Zarr volume: the extents of a patch, such as 64 or 32,64,64",
-    "image_column": "of a table such as Parquet: the column of encoded images",
-    "column": "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts",
-    "columns": "of a table: a column to read, may be given again (default: all)",
+    "targets": (
+        str,
+        "of images, in place of class folders: a folder of masks, annotations of COCO, or a table "
+        "of labels by file; none: no targets",
+    ),
+    "target_name": (
+        list,
+        "of that table, or of a table of samples: the column of the targets; given several times, "
+        "several (default: of labels all); of HDF5 and Zarr: the array of the targets, or labels "
+        "(default: none)",
+    ),
+    "unused_targets": (("raise", "skip"), "targets of files that are missing (default: raise)"),
+    "delimiter": (str, "between the cells of a .csv (default: a comma; .tsv: a tab)"),
+    "dataset_name": (str, "of HDF5 and Zarr: the array (default: 'data', or the only one)"),
+    "image_column": (str, "of a table such as Parquet: the column of encoded images"),
+    "column": (str, "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts"),
+    "columns": (list, "of a table: a column to read, may be given again (default: all)"),
 }
-"""Arguments of datasets, and what they are about."""
-_CHOICES = {
-    "unit": ("file", "line", "record"),
-    "labels": ("folders",),
-    "unused_targets": ("raise", "skip"),
-}
+"""Arguments of datasets."""
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `data_options` reads."""
-    for title, options in (("data", _DATA), ("texts", _TEXTS)):
-        group = parser.add_argument_group(title)
-        for name, about in options.items():
-            kind: dict[str, Any] = {"metavar": name.rpartition("_")[2].upper()}
-            if name in ("target_name", "columns"):
-                kind["action"] = "append"
-            if name == "patch_shape":
-                kind["type"] = _extents
-            if name in _CHOICES:
-                kind = {"choices": _CHOICES[name]}
-            group.add_argument(f"--{name.replace('_', '-')}", help=about, **kind)
-    parser.add_argument(
-        "--masks", action="store_true", help="of annotations of COCO: the outlines of objects too"
-    )
-    parser.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="leave out samples that can't be read (default: stop at the first)",
-    )
+    data = parser.add_argument_group("data")
+    add_options(data, _DATA)
+    shape = {"patch_shape": (_extents, "of a Zarr volume: extents of a patch: 64 or 32,64,64")}
+    add_options(data, shape)
+    add_options(data, {"masks": (bool, "of annotations of COCO: the outlines of objects too")})
+    add_options(data, {"skip_bad": (bool, "leave out samples that can't be read")})
+    add_options(parser.add_argument_group("texts"), _TEXTS)
 
 
 def _extents(text: str) -> int | tuple[int, ...]:
@@ -79,7 +69,7 @@ def _extents(text: str) -> int | tuple[int, ...]:
 
 def data_options(given: argparse.Namespace) -> dict[str, Any]:
     """The keywords of a dataset that were given as flags."""
-    values = {name: getattr(given, name) for name in (*_DATA, *_TEXTS)}
+    values = {name: getattr(given, name) for name in (*_DATA, "patch_shape", *_TEXTS)}
     options = {name: value for name, value in values.items() if value is not None}
     if len(options.get("target_name", ())) == 1:
         [options["target_name"]] = options["target_name"]

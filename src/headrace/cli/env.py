@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from headrace.cli.flags import add_options
 from headrace.cli.output import Output, visible
 
 _PACKAGES = (
@@ -33,9 +34,7 @@ _VARIABLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    parser.add_argument(
-        "--no-gpu", action="store_true", help="don't look for GPUs, which takes importing torch"
-    )
+    add_options(parser, {"no_gpu": (bool, "don't look for GPUs, which takes importing torch")})
 
 
 def run(given: argparse.Namespace, output: Output) -> int:

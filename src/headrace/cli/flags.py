@@ -71,6 +71,29 @@ def seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
 
 
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, options: dict[str, tuple[Any, str]]
+) -> None:
+    """Adds options: for each name its kind, and what it is about.
+
+    A kind is a number (the default of a count, or of seconds), a tuple of choices, `bool` (a
+    switch), `list` (it may be given several times), or what reads a text.
+    """
+    for name, (kind, about) in options.items():
+        how: dict[str, Any] = {"type": kind, "metavar": name.rpartition("_")[2].upper()}
+        if kind is bool:
+            how = {"action": "store_true"}
+        elif kind is list:
+            how = {"action": "append", "metavar": how["metavar"]}
+        elif isinstance(kind, tuple):
+            how = {"choices": kind}
+        elif isinstance(kind, int | float):
+            about = f"{about} (default: {kind:g})"
+            how["default"] = kind
+            how["type"] = count if isinstance(kind, int) else seconds
+        parser.add_argument(f"--{name.replace('_', '-')}", help=about, **how)
+
+
 def is_name(text: str) -> bool:
     """True of ``module:name`` and ``file.py:name``, unless there is a file of that name."""
     return _NAME.fullmatch(text) is not None and not os.path.exists(text)

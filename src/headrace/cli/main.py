@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the data are wrong; 2 used wrongly, or it could not be don
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shlex
@@ -18,20 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from headrace import __version__
-from headrace.cli import (
-    bench,
-    cache,
-    env,
-    index,
-    info,
-    join,
-    pack,
-    preview,
-    profile,
-    status,
-    verify,
-)
-from headrace.cli.flags import as_flags
+from headrace.cli.flags import add_options, as_flags
 from headrace.cli.output import Output, exit_code_of, one_line
 from headrace.errors import (
     ConfigError,
@@ -43,9 +31,11 @@ from headrace.errors import (
 from headrace.io.paths import is_url, redact
 
 VERBS = {
-    **{"info": info, "preview": preview, "bench": bench, "profile": profile},
-    **{"pack": pack, "verify": verify, "status": status, "join": join, "index": index},
-    **{"cache": cache, "env": env},
+    name: importlib.import_module(f"headrace.cli.{name}")
+    for name in (
+        *("info", "preview", "bench", "profile", "pack", "verify", "status", "join", "index"),
+        *("cache", "env"),
+    )
 }
 
 
@@ -111,12 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, module in VERBS.items():
         verb = subparsers.add_parser(name, **help_of(module))
         module.add_arguments(verb)
-        verb.add_argument(
-            "--json", action="store_true", help='print one JSON document; errors as {"error": ...}'
-        )
-        verb.add_argument(
-            "-q", "--quiet", action="store_true", help="print nothing but errors and warnings"
-        )
+        verb.add_argument("-q", "--quiet", action="store_true", help="print errors and warnings")
+        add_options(verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         import argcomplete
 

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.data import add_data_options, data_options, open_data, text_options
-from headrace.cli.flags import count
+from headrace.cli.flags import add_options, count
 from headrace.cli.output import Output
 from headrace.errors import ConfigError
 
@@ -45,55 +45,31 @@ if TYPE_CHECKING:
 
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "store": {
-        "choices": ("encoded", "jpeg", "decoded"),
-        "help": "encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; "
-        "decoded: the pixels at --size (default: as SRC has them, so encoded for a folder)",
-    },
-    "max_size": {
-        "type": count,
-        "help": "with --store jpeg: pixels of the longer side at most (default: any)",
-    },
-    "quality": {
-        "type": count,
-        "default": 90,
-        "help": "with --store jpeg: 1 to 100 (default: 90)",
-    },
-    "check": {
-        "choices": ("decode", "header"),
-        "default": "decode",
-        "help": "of encoded images: decode each once, or look at its header alone, which is ten "
-        "times as fast (default: decode)",
-    },
-    "compression": {
-        "choices": ("gzip", "lz4", "zstd"),
-        "help": "of arrays and decoded images, in chunks; gzip needs no plugin of h5py (default: "
-        "none)",
-    },
-    "chunks": {
-        "type": count,
-        "help": "of those: samples a chunk (default: contiguous; compressed, below 1 MiB)",
-    },
-    "end_token": {"type": int, "help": "of texts: an id that is put behind each document"},
-    "workers": {
-        "type": count,
-        "help": "threads that read and decode (default: one for each core)",
-    },
-    "shard_size": {
-        "help": "of a part, such as 1GB; DST is a folder then (default: one file)",
-    },
-    "part": {"help": "i/N: pack each N-th part from i on (0 to N - 1): one of N jobs"},
-    "parts": {"help": "a:b: pack the parts a to b - 1"},
-    "processes": {
-        "type": count,
-        "default": 1,
-        "help": "that pack parts at the same time (default: 1)",
-    },
-    "overwrite": {
-        "action": "store_true",
-        "help": "replace DST if it is there; of several parts the plan",
-    },
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "store": (
+        ("encoded", "jpeg", "decoded"),
+        "encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; decoded: "
+        "the pixels at --size (default: as SRC has them, so encoded for a folder)",
+    ),
+    "max_size": (count, "with --store jpeg: pixels of the longer side at most (default: any)"),
+    "quality": (90, "with --store jpeg: 1 to 100"),
+    "check": (
+        ("decode", "header"),
+        "of encoded images: decode each once, or look at its header alone, which is ten times as "
+        "fast (default: decode)",
+    ),
+    "compression": (
+        ("gzip", "lz4", "zstd"),
+        "of arrays and decoded images; gzip needs no plugin of h5py (default: none)",
+    ),
+    "chunks": (count, "of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"),
+    "end_token": (int, "of texts: an id that is put behind each document"),
+    "workers": (count, "threads that read and decode (default: one for each core)"),
+    "shard_size": (str, "of a part, such as 1GB; DST is a folder then (default: one file)"),
+    "part": (str, "i/N: pack each N-th part from i on (0 to N - 1): one of N jobs"),
+    "parts": (str, "a:b: pack the parts a to b - 1"),
+    "processes": (1, "that pack parts at the same time"),
+    "overwrite": (bool, "replace DST if it is there; of several parts the plan"),
 }
 """The keywords of `headrace.pack` that are flags."""
 
@@ -110,29 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DST",
         help="HDF5 file to write, or with --shard-size a folder; what it is in must be there",
     )
-    for name, kind in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **kind)
-    parser.add_argument(
-        "--size",
-        type=_size,
-        help="with --store decoded: 224, or HxW such as 192x256 (default: 224)",
-    )
-    parser.add_argument(
-        "--color", choices=("RGB", "L"), help="with --store decoded: colour or grey (default: RGB)"
-    )
-    parser.add_argument(
-        "--dask",
-        metavar="ADDRESS",
-        help="of a Dask scheduler whose workers pack the parts, such as tcp://node:8786",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="plan, write nothing, and print the parts"
-    )
-    parser.add_argument(
-        "--no-progress",
-        action="store_true",
-        help="no progress bars (never shown but on a terminal)",
-    )
+    others = {
+        "size": (_size, "with --store decoded: 224, or HxW such as 192x256 (default: 224)"),
+        "color": (("RGB", "L"), "with --store decoded: colour or grey (default: RGB)"),
+        "dask": (str, "address of a Dask scheduler whose workers pack the parts"),
+        "dry_run": (bool, "plan, write nothing, and print the parts"),
+        "no_progress": (bool, "no progress bars (never shown but on a terminal)"),
+    }
+    add_options(parser, {**_OPTIONS, **others})
     add_data_options(parser)
     parser.set_defaults(program=parser.prog)
 
@@ -146,7 +107,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.part import PartFile
     from headrace.packing.status import PackStatus, manifest_of
 
-    options: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
+    values = {name: getattr(given, name) for name in _OPTIONS}
+    options = {name: value for name, value in values.items() if value is not None}
     if given.no_progress:
         options["progress"] = False
     if given.dask is not None and given.shard_size is None:

@@ -15,36 +15,26 @@ from __future__ import annotations
 import argparse
 
 from headrace.cli.data import add_data_options, data_options, open_data
-from headrace.cli.flags import check_output, imported_function, number
+from headrace.cli.flags import add_options, check_output, imported_function
 from headrace.cli.output import Output, fields_of, visible
 from headrace.errors import ConfigError, WriteError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
-    few = number(1, 400)
     parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
     parser.add_argument(
         "-o", "--output", metavar="PNG", help="the picture to write (default: print texts)"
     )
-    parser.add_argument(
-        "--count", type=few, default=24, metavar="N", help="samples in the batch (default: 24)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=42, metavar="N", help="of order and transforms (default: 42)"
-    )
-    parser.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="whose first batch is shown (default: 0)"
-    )
-    parser.add_argument("--in-order", action="store_true", help="the first samples, not shuffled")
-    parser.add_argument(
-        "--transform",
-        metavar="MODULE:NAME",
-        help="a callable, or FILE.py:NAME; the working folder comes first",
-    )
-    parser.add_argument(
-        "--cell", type=few, default=160, metavar="N", help="pixels of a picture (default: 160)"
-    )
+    options = {
+        "count": (24, "samples in the batch"),
+        "seed": (int, "of the order and of random transforms (default: 42)"),
+        "epoch": (int, "whose first batch is shown (default: 0)"),
+        "in_order": (bool, "the first samples, not shuffled"),
+        "transform": (str, "MODULE:NAME or FILE.py:NAME of a callable"),
+        "cell": (160, "pixels of a sample's picture"),
+    }
+    add_options(parser, options)
     add_data_options(parser)
 
 
@@ -61,8 +51,8 @@ def run(given: argparse.Namespace, output: Output) -> int:
     shown = preview(
         given.path,
         count=given.count,
-        seed=given.seed,
-        epoch=given.epoch,
+        seed=42 if given.seed is None else given.seed,
+        epoch=given.epoch or 0,
         shuffle=not given.in_order,
         opens=lambda path, **others: open_data(path, others),
         **options,

@@ -21,13 +21,12 @@ from typing import Any
 
 from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.flags import (
+    add_options,
     called,
     check_output,
-    count,
     imported,
     imported_function,
     is_name,
-    seconds,
 )
 from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError, WriteError
@@ -40,20 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="a path, or MODULE:NAME of a loader, of a dataset, or of what returns one",
     )
-    parser.add_argument(
-        "--step", metavar="MODULE:NAME", help="the training step, called with each batch"
-    )
-    parser.add_argument(
-        "--batch-size", type=count, default=64, metavar="N", help="of a path or a dataset (64)"
-    )
-    parser.add_argument(
-        "--seconds", type=seconds, default=60.0, metavar="S", help="about, for all of it (60)"
-    )
-    parser.add_argument("--apply", action="store_true", help="measure the first advice too")
-    parser.add_argument("--html", metavar="FILE", help="write a self-contained page")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="write a picture (pip install 'headrace[plot]')"
-    )
+    options = {
+        "step": (str, "MODULE:NAME of the training step, which is called with each batch"),
+        "batch_size": (64, "of the loader of a path or a dataset"),
+        "seconds": (60.0, "for all of it, about"),
+        "apply": (bool, "measure the first advice too"),
+        "html": (str, "a self-contained page to write"),
+        "plot": (str, "a picture to write (pip install 'headrace[plot]')"),
+    }
+    add_options(parser, options)
     add_data_options(parser)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli.flags import count
+from headrace.cli.flags import add_options, count
 from headrace.cli.output import Output, exit_code_of, one_line, visible
 from headrace.errors import HeadraceError
 
@@ -25,24 +25,14 @@ _SHOWN = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the verb."""
     parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="FILE",
-        help="a file that `headrace pack` wrote, or a folder of parts",
+        "paths", nargs="+", metavar="FILE", help="a packed file, or a folder of parts"
     )
-    parser.add_argument(
-        "--workers", type=count, metavar="N", help="threads that read (default: one for each core)"
-    )
-    parser.add_argument(
-        "--processes",
-        type=count,
-        default=1,
-        metavar="N",
-        help="that verify parts at the same time (default: 1)",
-    )
-    parser.add_argument(
-        "--no-progress", action="store_true", help="no progress bar (never shown but on a terminal)"
-    )
+    options = {
+        "workers": (count, "threads that read (default: one for each core)"),
+        "processes": (1, "that verify parts at the same time"),
+        "no_progress": (bool, "no progress bar (never shown but on a terminal)"),
+    }
+    add_options(parser, options)
 
 
 def run(given: argparse.Namespace, output: Output) -> int:
