@@ -32,7 +32,6 @@ from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.io.resolve.expressions import expand_braces
 from headrace.order.lanes import interleave_for
-from headrace.storage.text import source as texts
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.make import make_photos, make_shards, make_tar
@@ -61,7 +60,7 @@ IN_MODE = {"streaming": StreamingDataset, "lazy": Lazily, "eager": Eagerly, "cac
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards have several."""
     monkeypatch.setattr("headrace.storage.blocks.LONGEST", 10 << 10)
-    monkeypatch.setattr(texts, "block_length", lambda _: 100)
+    monkeypatch.setattr("headrace.storage.source.block_length", lambda _: 100)
 
 
 @pytest.mark.quick_every(4)

@@ -14,7 +14,6 @@ import pytest
 from headrace import ConfigError, StreamingDataset
 from headrace.io.remote.options import RemoteOptions
 from headrace.storage.tar import TarSource
-from headrace.storage.text import source as texts
 from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar
 from tests.servers.ranges import RangeServer
@@ -64,7 +63,7 @@ def test_lines(
     make_loader: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(texts, "block_length", lambda _: 200)
+    monkeypatch.setattr("headrace.storage.source.block_length", lambda _: 200)
     for number in range(3):
         lines = [f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)]
         (folder / f"rows-{number}.jsonl").write_text("".join(lines))

@@ -55,9 +55,7 @@ def check(dataset: TextDataset, indices: list[int], **options: Any) -> None:
     assert same(batch, plain), options
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"newline": "\r"}, {"newline": "\r\n"}, {"max_length": 3}, {"unit": "file"}]
-)
+@pytest.mark.parametrize("how", [{}, {"max_length": 3}, {"unit": "file"}])
 def test_as_the_single_samples(folder: Path, how: dict[str, Any]) -> None:
     padding: list[dict[str, Any]] = [
         {},

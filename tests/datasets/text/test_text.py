@@ -290,7 +290,6 @@ class TestBadInput:
             ({"target_field": ["x"]}, r"\['x'\]"),
             ({"text_field": "x", "unit": "line"}, "text_field='x'"),
             ({"labels": "names"}, "labels"),
-            ({"newline": "\n\n"}, "newline"),
             ({"encoding": "utf-9"}, "utf-9"),
             ({"errors": "xmlcharrefreplace"}, "xmlcharrefreplace"),
             ({"tokenizer": "gpt2"}, "tokenizer"),

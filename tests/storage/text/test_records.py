@@ -16,15 +16,12 @@ from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
 from headrace.storage.text import lines, records
-from headrace.storage.text.files import texts_of
-from headrace.storage.text.lines import strip_end
 from headrace.storage.text.records import csv_records, csv_row, field_of, json_places, json_record
 from headrace.storage.text.source import LinesSource
 
 
-def opened(path: Path, newline: Any = None) -> LinesSource:
-    cache = path.parent / "cache"
-    return LinesSource(texts_of(path), "record", newline, "utf-8", "strict", cache, is_kept=False)
+def opened(path: Path) -> LinesSource:
+    return LinesSource(path, "record")
 
 
 def rows_of(source: LinesSource) -> list[Any]:
@@ -177,8 +174,7 @@ class TestJson:
 
     def test_lines_of_json_end_with_a_line_feed_alone(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"a":\r1}\r\n\r\n\n{"a": 2}')
-        source = opened(tmp_path / "a.jsonl", newline="\r")
+        source = opened(tmp_path / "a.jsonl")
         assert source.location(1).endswith("a.jsonl, record 2")
         assert rows_of(source) == [{"a": 1}, {"a": 2}]
-        assert strip_end(b"a\r\n", "\n") == b"a\r"
         assert json_record('{"a": 1}, \n', True) == {"a": 1}  # of a list

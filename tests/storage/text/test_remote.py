@@ -21,8 +21,6 @@ from headrace.errors import (
 )
 from headrace.io import sequential as in_order
 from headrace.io.remote.options import RemoteOptions
-from headrace.storage.text import source as texts
-from headrace.storage.text.files import texts_of
 from headrace.storage.text.source import LinesSource
 from tests.servers.ranges import RangeServer
 from tests.storage.text.test_plain import packed
@@ -55,6 +53,9 @@ ODD = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("served")
@@ -77,22 +78,18 @@ def both(
     def make(
         contents: dict[str, bytes],
         unit: str = "line",
-        newline: Any = None,
-        encoding: str = "utf-8",
         retries: int = 20,
+        **options: Any,
     ) -> Any:
         for name, content in contents.items():
             # else it would be of a new time
             if not (served / name).exists() or (served / name).read_bytes() != content:
                 (served / name).write_bytes(content)
         reach = RemoteOptions(cache_dir=tmp_path / "far", retries=retries)
-        there = texts_of([f"{server.url}/{name}" for name in contents], reach)
-        made.append(there.files)
-        how = (unit, newline, encoding, "strict")
-        far = LinesSource(there, *how, tmp_path / "far")
-        here = texts_of([served / name for name in contents])
-        near = LinesSource(here, *how, tmp_path / "near", is_kept=False)
-        made.append(near)
+        urls = [f"{server.url}/{name}" for name in contents]
+        far = LinesSource(urls, unit, reach, **options)
+        near = LinesSource([served / name for name in contents], unit, **options)
+        made.extend((far, near))
         return near, far
 
     yield make
@@ -120,9 +117,8 @@ def same(near: LinesSource, far: LinesSource) -> None:
 
 def test_the_same_lines(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_order, "PIECE", 1000)
-    monkeypatch.setattr(texts, "block_length", lambda _: 16)
-    for newline in (None, "\n", "\r", "\r\n"):
-        same(*both(LINES, newline=newline))
+    monkeypatch.setattr("headrace.storage.source.block_length", lambda _: 16)
+    same(*both(LINES))
     near, far = both(RECORDS, "record")
     same(near, far)
     assert far.row(0, far.read([0])[0]) == {"a": 1}
@@ -170,15 +166,13 @@ def test_what_is_damaged_on_the_way_is_fetched_again(
     data = gzip.compress(b"\n".join(b"%d" % (n**7) for n in range(500)))
     (served / "a.txt.gz").write_bytes(data)
     options = RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB")
-    there = texts_of(server.url + "/a.txt.gz", options)
-    server.counts()
     server.set(faults={"wrong": 1})
     with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
-        LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
-    assert server.counts()["faults"] == {"wrong": 2}
+        LinesSource(server.url + "/a.txt.gz", "line", options)
+    assert server.counts()["faults"] == {"wrong": 3}  # the size, and twice the bytes
     assert not list(tmp_path.glob("headrace-plain*"))
     server.set(faults={})  # what is kept on the disk is wrong by now
-    source = LinesSource(there, "line", None, "utf-8", "strict", tmp_path)
+    source = LinesSource(server.url + "/a.txt.gz", "line", options)
     assert b"\n".join(source.read(range(len(source)))) == gzip.decompress(data)
     source.close()
 
@@ -194,7 +188,7 @@ def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Pa
 
 def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"gone\.txt"):
-        texts_of(f"{server.url}/gone.txt", RemoteOptions())
+        LinesSource(f"{server.url}/gone.txt", "line")
     _, far = both({"a.txt": b"1\n2\n"})
     assert far.read([0]) == [b"1"]
     (served / "a.txt").write_bytes(b"3\n4\n")

@@ -17,10 +17,12 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
+from headrace.io.remote.options import RemoteOptions
 from headrace.storage.text import lines, plain, source as texts
-from headrace.storage.text.files import texts_of
 from headrace.storage.text.source import LinesSource
 from tests.storage.text.test_plain import packed, room_of
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 CONTENTS = {
     "a/1.txt": b"one\ntwo\r\n\r\nthree\rfour",
@@ -58,12 +60,8 @@ def write(folder: Path, contents: dict[str, bytes]) -> Path:
     return folder
 
 
-def opened(
-    folder: Path, unit: str = "line", kept: Path | None = None, newline: Any = None, **room: Any
-) -> LinesSource:
-    is_kept, cache = kept is not None, kept or folder.parent / f"{folder.name}-cache"
-    of_text = (unit, newline, "utf-8", "strict")
-    return LinesSource(texts_of(folder), *of_text, cache, is_kept=is_kept, **room)
+def opened(folder: Path, unit: str = "line", kept: Path | None = None, **room: Any) -> LinesSource:
+    return LinesSource(folder, unit, RemoteOptions(cache_dir=kept), **room)
 
 
 def read_all(source: LinesSource) -> list[bytes]:
@@ -115,27 +113,25 @@ def test_lines_of_many_files(
 @settings(max_examples=40)
 @given(
     contents=st.lists(st.text(st.sampled_from('{}1 \n\r,"'), max_size=12), min_size=1, max_size=4),
-    newline=st.sampled_from([None, "\n", "\r", "\r\n"]),
     piece=st.integers(1, 9),
     is_kept=st.booleans(),
 )
-@example(contents=["\r\n", "a\r\n\r\r\n\n"], newline=None, piece=1, is_kept=True)
-@example(contents=["\r", "a\r\n\r\r\n\n"], newline=None, piece=2, is_kept=False)
+@example(contents=["\r\n", "a\r\n\r\r\n\n"], piece=1, is_kept=True)
+@example(contents=["\r", "a\r\n\r\r\n\n"], piece=2, is_kept=False)
 def test_generated_files(
-    contents: list[str], newline: Any, piece: int, is_kept: bool, tmp_path_factory: Any
+    contents: list[str], piece: int, is_kept: bool, tmp_path_factory: Any
 ) -> None:
     """Cut into pieces anywhere."""
     files = {f"{n}.txt": text.encode() for n, text in enumerate(contents)}
     folder = write(tmp_path_factory.mktemp("generated") / "data", files)
     expected = []
     for number, name in enumerate(files):
-        with open(folder / name, newline=newline or "") as file:
+        with open(folder / name, newline="") as file:
             for line in file:
-                plain = line.removesuffix(newline) if newline else line.rstrip("\r\n")
-                expected.append((number, plain.encode()))
+                expected.append((number, line.rstrip("\r\n").encode()))
     kept = folder.parent / "kept" if is_kept else None
     with mock.patch.object(lines, "PIECE", piece):
-        with_numbers = opened(folder, newline=newline, kept=kept)
+        with_numbers = opened(folder, kept=kept)
     numbers = with_numbers.file_numbers().tolist()
     assert list(zip(numbers, read_all(with_numbers), strict=True)) == expected
     with_numbers.close()

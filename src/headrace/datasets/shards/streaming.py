@@ -16,7 +16,7 @@ from headrace.datasets.shards.members import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet, Kind
@@ -28,7 +28,6 @@ from headrace.storage.class_folders import warn_of_splits
 from headrace.storage.dialects import PACK, dialect_of
 from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.tar.source import TARS, TarSource
-from headrace.storage.text.files import texts_of
 from headrace.storage.text.plain import COMPRESSED, Room
 from headrace.storage.text.records import JSON_LINES
 from headrace.storage.text.source import LinesSource
@@ -187,18 +186,8 @@ def _open(
         of_members = TarDecoder(decode, budget.left)
         return kind, BaseDataset(members, sample_decoder=of_members, **passed)
     if not of_arrays:
-        is_remote = files.is_remote
-        lines = LinesSource(
-            texts_of(files, reach),
-            "record" if kind == "jsonl" else "line",
-            None,
-            "utf-8",
-            "strict",
-            cache_folder(cache_dir),
-            is_kept=cache_dir is not None or is_remote,
-            room=Room(budget),
-            progress=progress,
-        )
+        unit = "record" if kind == "jsonl" else "line"
+        lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
         return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     shards: Any = files

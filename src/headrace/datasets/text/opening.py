@@ -19,7 +19,7 @@ from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.io.paths import cache_folder, is_url, redact, without_query
+from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet, Kind
@@ -33,7 +33,7 @@ from headrace.storage.table.source import TableSource
 from headrace.storage.tar.source import TARS, TarSource
 from headrace.storage.text import records
 from headrace.storage.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
-from headrace.storage.text.files import TextFilesSource, texts_of
+from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.packed import PackedFile, PackedTokens
@@ -82,15 +82,12 @@ def open_texts(
             _check_delimiter(options, False)
             return Texts(files, options, "file")
         where = files.listing
-    texts = texts_of(where, reach)
     source = LinesSource(
-        texts,
+        where,
         "line" if unit == "line" else "record",
-        options.newline,
-        options.encoding,
-        options.errors,
-        cache_folder(reach.cache_dir),
-        is_kept=reach.cache_dir is not None or texts.files.is_remote,
+        reach,
+        encoding=options.encoding,
+        errors=options.errors,
         room=room,
         progress=options.progress,
         delimiter=options.delimiter,

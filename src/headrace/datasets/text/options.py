@@ -9,7 +9,6 @@ from typing import Any
 
 from headrace.arguments import check_integer
 from headrace.errors import ConfigError
-from headrace.storage.text.lines import Newline
 from headrace.storage.text.records import TEXT_FIELD, delimiters_of
 from headrace.tokenizer import vocabulary_of
 
@@ -17,10 +16,9 @@ CHAT = "chat"
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "unit": (None, "file", "line", "record", CHAT),
     "labels": (None, "folders"),
-    "newline": (None, "\n", "\r", "\r\n"),
     "packing": (True, False),
 }
-_OF_FILES = ("text_field", "labels", "newline", "delimiter")
+_OF_FILES = ("text_field", "labels", "delimiter")
 """What has no meaning for a column of another container."""
 _PACKED = (
     "unit",
@@ -29,7 +27,6 @@ _PACKED = (
     "end_token",
     "text_field",
     "labels",
-    "newline",
     "encoding",
     "errors",
     "chat_template",
@@ -56,7 +53,6 @@ class TextOptions:
     stride: int | None = None
     packing: bool = False
     end_token: int | None = None
-    newline: Newline = None
     encoding: str = "utf-8"
     errors: str = "strict"
     chat_template: str | None = None

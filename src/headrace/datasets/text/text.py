@@ -35,7 +35,6 @@ from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
 from headrace.storage.class_folders import folder_targets, warn_of_splits
 from headrace.storage.describe import Description
-from headrace.storage.text.lines import Newline
 from headrace.storage.text.plain import Room, check_encoding
 from headrace.storage.text.records import TEXT_FIELD
 from headrace.storage.text.source import LinesSource
@@ -83,7 +82,8 @@ class TextDataset(BaseDataset):
             fast HuggingFace tokenizer. None: `CharTokenizer()`.
         max_length: maximum number of tokens of a sample; longer ones are cut. None: no limit.
             Required by `stride` and `packing`.
-        unit: what a document is. "file": each file. "line": each line, blank ones included.
+        unit: what a document is. "file": each file. "line": each line, blank ones included;
+            it ends at LF, CR or CRLF.
             "record": each record of .jsonl (a line), .json (an element of its list), .csv and .tsv
             (a row; the first row has the names). "chat": each record, as a chat. None: "record" if
             all files are .jsonl, .csv, .tsv (.gz and .zst too) or .json, of which the first holds a
@@ -108,7 +108,6 @@ class TextDataset(BaseDataset):
             `max_length`.
         packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped.
         end_token: id that is appended to each document, for `stride` and `packing`. None: no token.
-        newline: line ending, as in Python's ``open``. None: LF, CR or CRLF; or one of these.
         encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte
             order mark is removed.
         chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the
@@ -165,7 +164,6 @@ class TextDataset(BaseDataset):
         stride: int | None = None,
         packing: bool = False,
         end_token: int | None = None,
-        newline: Newline = None,
         encoding: str = "utf-8",
         errors: str = "strict",
         chat_template: str | None = None,
@@ -194,7 +192,6 @@ class TextDataset(BaseDataset):
             stride=stride,
             packing=packing,
             end_token=end_token,
-            newline=newline,
             encoding=check_encoding(encoding, errors),
             errors=errors,
             chat_template=chat_template,
@@ -227,7 +224,6 @@ class TextDataset(BaseDataset):
                 text_field=text_field,
                 target_field=target_field,
                 labels=labels,
-                newline=newline,
                 encoding=encoding,
                 errors=errors,
                 chat_template=chat_template,

@@ -81,7 +81,6 @@ def reading_all(
             "fingerprint": source.fingerprint(),
             "fields": [options.text_field, options.target_field],
             "encoding": [options.encoding, options.errors],
-            "newline": options.newline,
             "delimiter": options.delimiter,
             "column": options.column,
             "skips": reader.on_error != "raise",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.files import Files, Version
@@ -16,38 +16,25 @@ from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
-from headrace.io.resolve.resolver import resolve
 from headrace.storage.files import FilesSource
-from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
+from headrace.storage.kinds import TEXT_EXTENSIONS
 from headrace.storage.text.plain import Room, decompressed, pieces_of, undecodable
 
 _MARK = "\ufeff"
 
 
-class Texts(NamedTuple):
-    """Texts of this machine, or of one server."""
-
-    files: Files
-    listing: FileSet
-    paths: list[str]
-    """Of each file of the listing: absolute, or a URL."""
-
-
-def texts_of(data_path: DataPath | FileSet, options: RemoteOptions | None = None) -> Texts:
-    """The texts that a path means; of remote ones sizes and versions are asked for.
+def files_of(listing: FileSet) -> tuple[Files, list[str]]:
+    """By what texts are read by ranges, and their paths: absolute, or URLs, whose sizes and
+    versions are asked for.
 
     Raises:
-        ConfigError: URLs and paths are mixed, or of several servers.
-        DataNotFoundError, AccessError, RemoteError: nothing there, or nothing that fits; see
-            `Remote.versions`.
+        DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
     """
-    listing = resolve(data_path, TEXTS, options)
     server = listing.server
+    urls = listing.urls()
     if server is None:
-        paths = [os.path.abspath(path) for path in listing.urls()]
-        return Texts(LocalFiles(), listing, paths)
+        return LocalFiles(), list(map(os.path.abspath, urls))
     try:
-        urls = listing.urls()
         for url, version in zip(urls, server.learn(urls), strict=True):
             if not version.size and server.is_folder(url):
                 raise DataNotFoundError(
@@ -56,7 +43,7 @@ def texts_of(data_path: DataPath | FileSet, options: RemoteOptions | None = None
     except BaseException:
         server.close()
         raise
-    return Texts(server, listing, urls)
+    return server, urls
 
 
 class TextFilesSource(FilesSource):

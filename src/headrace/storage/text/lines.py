@@ -3,7 +3,7 @@
 A vectorised scan, piece by piece, so that only the positions of a few pieces are in memory. For a
 large text, threads read the next pieces and look for LFs in them, eight bytes at a time; whatever
 depends on the previous piece (a CR at its end, an open quote) is done in order. Line endings are
-those of Python's ``open(newline=...)``.
+those of Python's ``open``: LF, CR and CRLF.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,6 @@ from headrace.dtypes import IntArray
 from headrace.io.ordered import in_order
 from headrace.memory.limits import usable_cpus
 from headrace.memory.whole import read_full
-
-Newline: TypeAlias = Literal["\n", "\r", "\r\n"] | None
 
 PIECE = 1 << 20
 THREADS = 4
@@ -44,14 +42,14 @@ class LineScanner:
     """Finds the places right behind the ends of lines, in a text that is given a piece at a time.
 
     Args:
-        newline: what ends a line: one of these texts; or None: any of them.
+        lf_only: True if nothing but an LF ends a line; else a CR and CRLF do too.
         quote: a character (its code) between two of which no line ends, as in CSV files; None:
             there is none.
         at: the place of the text's first byte.
     """
 
-    def __init__(self, newline: Newline = None, quote: int | None = None, at: int = 0) -> None:
-        self._newline = newline
+    def __init__(self, lf_only: bool, quote: int | None, at: int) -> None:
+        self._lf_only = lf_only
         self._quote = quote
         self._at = at  # of the next piece
         # True if a CR was the last byte, of which nobody knows yet whether an LF follows
@@ -64,49 +62,31 @@ class LineScanner:
         """
         if not piece.data.size:
             return np.empty(0, np.int64)
-        cut = self._at
-        self._at += piece.data.size
-        ends: IntArray = self._ends(piece)
+        ends = self._ends(piece)
         if self._quote is not None:
-            ends = self._outside_of_quotes(piece.data, ends)
-        ends += cut  # nobody else has them
+            quotes = np.flatnonzero(piece.data == self._quote)
+            inside = (np.searchsorted(quotes, ends) + self._is_open) % 2 == 1
+            self._is_open = (quotes.size + self._is_open) % 2 == 1
+            ends = ends[~inside]
+        ends += self._at  # nobody else has them
+        self._at += piece.data.size
         return ends
 
-    def _ends(self, piece: Piece) -> Any:
-        data = piece.data
-        feeds = piece.feeds
-        if self._newline == "\n":
-            return feeds
+    def _ends(self, piece: Piece) -> IntArray:
         after_cr = self._after_cr
+        if self._lf_only or not (after_cr or piece.has_cr):
+            return piece.feeds
+        data = piece.data
         self._after_cr = bool(data[-1] == CR)
-        if self._newline is None and not (after_cr or piece.has_cr):
-            return feeds
-        returns = np.flatnonzero(data == CR) + 1
-        if self._newline == "\r":
-            return returns
-        is_pair = np.where(feeds > 1, data[feeds - 2] == CR, after_cr)
-        if self._newline == "\r\n":
-            return feeds[is_pair]
-        inside = returns[returns < data.size]  # what follows the last byte is not known
-        alone = inside[data[inside] != LF]
+        returns = np.flatnonzero(data[:-1] == CR) + 1  # what follows the last byte is not known
+        alone = returns[data[returns] != LF]
         if after_cr and data[0] != LF:
             alone = np.concatenate([[0], alone])
-        return np.sort(np.concatenate([feeds, alone]))
-
-    def _outside_of_quotes(self, piece: npt.NDArray[np.uint8], ends: IntArray) -> IntArray:
-        quotes = np.flatnonzero(piece == self._quote)
-        inside = (np.searchsorted(quotes, ends) + self._is_open) % 2 == 1
-        self._is_open = (quotes.size + self._is_open) % 2 == 1
-        outside: IntArray = ends[~inside]
-        return outside
+        return np.sort(np.concatenate([piece.feeds, alone]))
 
 
 def line_starts(
-    pieces: Iterable[Piece],
-    begin: int,
-    end: int,
-    newline: Newline = None,
-    quote: int | None = None,
+    pieces: Iterable[Piece], begin: int, end: int, lf_only: bool = False, quote: int | None = None
 ) -> Iterator[IntArray]:
     """The places where the lines of a part of a file begin, and at last the place where the last
     one ends.
@@ -116,9 +96,9 @@ def line_starts(
     Args:
         pieces: of the part.
         begin, end: where it begins and ends.
-        newline, quote: see `LineScanner`.
+        lf_only, quote: see `LineScanner`.
     """
-    scanner = LineScanner(newline, quote, begin)
+    scanner = LineScanner(lf_only, quote, begin)
     last = begin
     yield np.array([begin], np.int64)
     for piece in pieces:
@@ -218,10 +198,8 @@ def looked_at(data: npt.NDArray[np.uint8]) -> Piece:
     return Piece(data, _Scratch(data.size).behind_feeds(data), bool((data == CR).any()))
 
 
-def strip_end(line: bytes, newline: Newline) -> bytes:
+def strip_end(line: bytes) -> bytes:
     """A line without its end."""
-    if newline is not None:
-        return line.removesuffix(newline.encode())
     if line.endswith(b"\n"):
         return line[:-1].removesuffix(b"\r")
     return line.removesuffix(b"\r")

@@ -32,7 +32,6 @@ from headrace.io.sequential import Part, in_order
 from headrace.storage.text import records
 from headrace.storage.text.lines import (
     QUOTE,
-    Newline,
     Piece,
     file_pieces,
     is_blank,
@@ -82,7 +81,6 @@ class Scan:
     Args:
         texts: the files.
         bases: what is added to the places in each file for that.
-        newline: what ends a line.
         codec: how bytes are decoded: encoding and errors.
         room: for what is held at once.
         delimiters: what stands between fields, of each format of tables.
@@ -101,7 +99,6 @@ class Scan:
         self,
         texts: Sequence[TextFile],
         bases: Sequence[int],
-        newline: Newline,
         codec: tuple[str, str],
         room: Room,
         delimiters: Mapping[str, str],
@@ -110,7 +107,6 @@ class Scan:
     ) -> None:
         self._texts = texts
         self._bases = bases
-        self._newline = newline
         self._codec = codec
         self._room = room
         self._delimiters = delimiters
@@ -160,15 +156,13 @@ class Scan:
                 data += piece.data.data
             yield begin + records.json_places(data)
             return
-        newline = self._newline
-        if text.kind == ".jsonl":
-            newline = "\n"  # whatever else may be white space there
         if text.kind not in self._delimiters:
-            places = line_starts(self._pieces(file, begin, text.end), begin, text.end, newline)
+            lf_only = text.kind == ".jsonl"  # whatever else may be white space there
+            places = line_starts(self._pieces(file, begin, text.end), begin, text.end, lf_only)
         elif self._is_slow:
-            places = self._slow_table(file, begin, text, newline)
+            places = self._slow_table(file, begin, text)
         else:
-            places = self._table(file, begin, text, newline)
+            places = self._table(file, begin, text)
         if text.kind:
             places = _without_blanks(file, places)
         if text.kind in self._delimiters:
@@ -180,9 +174,7 @@ class Scan:
             self._bar.update(piece.data.size)
             yield piece
 
-    def _table(
-        self, file: _Bytes, begin: int, text: TextFile, newline: Newline
-    ) -> Iterator[IntArray]:
+    def _table(self, file: _Bytes, begin: int, text: TextFile) -> Iterator[IntArray]:
         """By the parity of quotes."""
         check = records.QuoteCheck(self._delimiters[text.kind])
 
@@ -193,19 +185,17 @@ class Scan:
                     raise OddQuotesError
                 yield piece
 
-        yield from line_starts(checked(), begin, text.end, newline, QUOTE)
+        yield from line_starts(checked(), begin, text.end, quote=QUOTE)
         if check.count % 2:
             raise OddQuotesError
 
-    def _slow_table(
-        self, file: _Bytes, begin: int, text: TextFile, newline: Newline
-    ) -> Iterator[IntArray]:
+    def _slow_table(self, file: _Bytes, begin: int, text: TextFile) -> Iterator[IntArray]:
         """By Python's own reader: right for every quote."""
         ends = [begin]  # of the lines of a record
 
         def lines() -> Iterator[bytes]:
             pieces = self._pieces(file, begin, text.end)
-            for places in line_starts(pieces, begin, text.end, newline):
+            for places in line_starts(pieces, begin, text.end):
                 for place in places.tolist():
                     if place > ends[-1]:
                         self._room.check(place - ends[-1])

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,20 +20,24 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.io.array_file import HEAD, ArrayFile, Unkept
 from headrace.io.local.files import LocalFiles
-from headrace.io.paths import redact, without_query
+from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
+from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
+from headrace.io.resolve.resolver import resolve
 from headrace.io.single_flight import found_or_built
 from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
 from headrace.storage.files import fingerprint_names
+from headrace.storage.kinds import TEXTS
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
-from headrace.storage.text.files import Texts
+from headrace.storage.text.files import files_of
 from headrace.storage.text.line_index import Arrays, HeldArrays, Places, PlacesEncoder
-from headrace.storage.text.lines import Newline, strip_end
+from headrace.storage.text.lines import strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines, undecodable
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
 
@@ -57,13 +60,12 @@ class LinesSource(Locatable):
     end, is read through a plain copy.
 
     Args:
-        texts: which.
+        data_path: which.
         unit: "line" or "record".
-        newline: see `headrace.storage.text.lines`.
+        reach: how URLs are reached, and where the table, and plain copies, are kept. Without a
+            `cache_dir` those of local texts are kept if they are large.
         encoding, errors: of the text, as Python has them; only what shows no lines, or is
             compressed, is decoded here.
-        folder: where the table, and plain copies, are kept.
-        is_kept: False: only tables of large local texts are kept.
         room: for one line or record; a file in the form of one JSON list is read as a whole, at the
             start.
         progress: show a progress bar; None: only on a terminal.
@@ -83,32 +85,30 @@ class LinesSource(Locatable):
 
     def __init__(
         self,
-        texts: Texts,
+        data_path: DataPath | FileSet,
         unit: str,
-        newline: Newline,
-        encoding: str,
-        errors: str,
-        folder: Path,
+        reach: RemoteOptions | None = None,
         *,
-        is_kept: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "strict",
         room: Room | None = None,
         progress: bool | None = None,
         delimiter: str | None = None,
     ) -> None:
-        self.listing: FileSet = texts.listing
-        self.files = texts.files
+        reach = reach or RemoteOptions()
+        self.listing: FileSet = resolve(data_path, TEXTS, reach)
+        self.files, paths = files_of(self.listing)
         self._copies = LocalFiles()
         self._unit = unit
-        self.newline: Newline = newline
-        self._is_kept = is_kept
+        self._is_kept = reach.cache_dir is not None or self.files.is_remote
         self._delimiter = delimiter
         self.delimiters = records.delimiters_of(delimiter)
         self.room: Room = room or Room()
-        self._cache_dir = os.path.abspath(folder)
+        self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         self.codec: tuple[str, str] = encoding, errors
         if not shows_lines(encoding):
             self.codec = "utf-8", "surrogatepass"
-        self._texts = [self._text(path, encoding, errors) for path in texts.paths]
+        self._texts = [self._text(path, encoding, errors) for path in paths]
         if self.files.is_remote and not self._texts[0].is_copy:
             cast(RemoteFiles, self.files).check_ranges(self._texts[0].path)
         self.kinds = [text.kind for text in self._texts]
@@ -175,7 +175,6 @@ class LinesSource(Locatable):
             "version": _VERSION,
             "of": of,
             "unit": self._unit,
-            "newline": self.newline,
             "delimiter": self._delimiter,
         }
         cached = ArrayFile(self._cache_dir, "lines", about)
@@ -191,7 +190,7 @@ class LinesSource(Locatable):
     def _scanned_once(
         self, progress: bool | None, cached: ArrayFile | None, is_slow: bool
     ) -> Arrays:
-        of_lines = (self.newline, self.codec, self.room, self.delimiters)
+        of_lines = (self.codec, self.room, self.delimiters)
         scan = Scan(self._texts, self._bases.tolist(), *of_lines, is_slow, progress)
         encoder = PlacesEncoder()
 
@@ -275,8 +274,7 @@ class LinesSource(Locatable):
         else:
             joined = b"".join(self._read_all(files, starts, ends))
         # each line has its end, and inside there is none
-        is_plain = self.newline in (None, "\n") and b"\r" not in joined
-        if is_plain and joined.count(b"\n") == len(sizes):
+        if b"\r" not in joined and joined.count(b"\n") == len(sizes):
             return joined.replace(b"\n", b""), sizes - 1
         edges = [0, *np.cumsum(sizes).tolist()]
         lines = [joined[begin:end] for begin, end in itertools.pairwise(edges)]
@@ -300,9 +298,9 @@ class LinesSource(Locatable):
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         if self.has_records:
             return [line.rstrip(b"\r\n") for line in lines]
-        if self.newline in (None, "\n") and not any(b"\r" in line for line in lines):
+        if not any(b"\r" in line for line in lines):
             return [line.removesuffix(b"\n") for line in lines]
-        return [strip_end(line, self.newline) for line in lines]
+        return list(map(strip_end, lines))
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         """The bytes of lines; none of what is read through a plain copy."""
@@ -425,13 +423,3 @@ class LinesSource(Locatable):
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
         facts = {"files": self.files.explain()} if self.files.is_remote else {}
         return Description([column], facts, len(self._texts), nbytes)
-
-
-def _joined(lines: list[bytes]) -> tuple[bytes, IntArray]:
-    return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
-
-
-def _without_ends(lines: list[bytes], newline: Newline) -> list[bytes]:
-    if newline in (None, "\n") and not any(b"\r" in line for line in lines):
-        return [line[:-1] if line[-1:] == b"\n" else line for line in lines]
-    return [strip_end(line, newline) for line in lines]
