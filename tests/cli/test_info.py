@@ -241,6 +241,17 @@ def test_a_url_is_told_as_a_path(tmp_path: Path, photos: Path, told: Any, own_ca
                 assert local["columns"][0]["decoded"] in (0, dataset.describe().columns[0].decoded)
 
 
+def test_large_texts_on_a_server_are_not_read(
+    tmp_path: Path, told: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cli.info._FETCHED", 10)
+    (tmp_path / "a.jsonl").write_text('{"text": "mill"}\n' * 3000)
+    with RangeServer(tmp_path) as server:
+        assert told(f"{server.url}/a.jsonl")["samples"] == 1
+        assert server.counts()["bytes"] < 1000
+        assert told(f"{server.url}/a.jsonl", "--unit", "record")["samples"] == 3000
+
+
 def test_facts_fit_forty_columns(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.output import Output, fields_of, shortened, visible
 from headrace.errors import FormatError, MissingNameError, warn
-from headrace.io.paths import named_part, redact
+from headrace.io.paths import is_url, named_part, redact
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
@@ -35,6 +35,7 @@ _BAR = 16  # columns
 _CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json
 _TIMES, _DECODED = 4, 1 << 16  # bytes decoded for each byte of a sample, and in all: too many
 _COUNTED = 100_000  # files of a folder whose sizes are looked at
+_FETCHED = 64 << 20  # bytes of remote texts that are read to count their records
 _SIDE = 512  # of images that most train on, at most
 _MAGIC = (
     (0, b"\x89HDF", "HDF5 file"),
@@ -97,6 +98,8 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
     from headrace import EpisodeDataset, HDF5Dataset, SparseDataset, ZarrDataset
 
     options = data_options(given)
+    if is_url(given.path) and "unit" not in options:
+        options |= _unit_of(given.path)
     try:
         dataset = open_data(given.path, options)
     except MissingNameError:
@@ -110,6 +113,26 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
     if not isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset):
         return dataset, []
     return dataset, _arrays(given.path)
+
+
+def _unit_of(path: str) -> dict[str, str]:
+    """Of large texts on a server whole files, since all bytes are read to count their lines."""
+    from headrace.io.remote.options import RemoteOptions
+    from headrace.memory.budget import format_size
+    from headrace.storage.files import FilesSource
+    from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
+    from headrace.storage.registry import format_of
+
+    reach = RemoteOptions()
+    if format_of(path, reach) is not TEXTS:
+        return {}
+    source = FilesSource(path, TEXT_EXTENSIONS, reach)
+    nbytes = int(source.sizes().sum())
+    source.close()
+    if nbytes <= _FETCHED:
+        return {}
+    warn(f"{format_size(nbytes)} of text are shown as files: --unit record reads and counts them")
+    return {"unit": "file"}
 
 
 def _arrays(path: str) -> list[Column]:
