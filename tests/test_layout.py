@@ -57,7 +57,7 @@ INSIDE = {
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
-        cells image arrays hdf5 episodes zarr sparse table text
+        cells image members arrays hdf5 episodes zarr sparse table text
         shards columns indexing unnormalized open memory_efficient
     """,
     "core": """
@@ -66,13 +66,13 @@ INSIDE = {
     """,
     "datasets/image": """
         claims pixels augment masks format matching coco joint
-        labels opening image
+        labels columns opening image
     """,
     "datasets/text": """
         options batches decoders tokenizing targets opening text
     """,
-    "datasets/table": "ways format table",
-    "datasets/shards": "members streaming",
+    "datasets/table": "format table",
+    "datasets/shards": "streaming",
     "packing": """
         part options stream columns images plan values texts hdf5 destination own_source
         parts status verify file jobs dry_run api

@@ -39,8 +39,7 @@ BY_ARGUMENT = {
         "labels label target y label_column label_key label_field target_column target_key"
     ),
     "text_field": "text_column text_key content_field",
-    "column": "text_column",
-    "image_column": "image_key image_field",
+    "column": "text_column image_column image_key image_field",
     "transform": "augment augmentation augmentations train_transform pipeline preprocess map_fn",
     "target_transform": "label_transform",
     "normalize": "normalise normalization",

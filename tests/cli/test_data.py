@@ -37,12 +37,11 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 def test_images_of_a_table(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
     images = [{"bytes": encoded(number), "path": f"{number}.png"} for number in range(6)]
     pq.write_table(pa.table({"image": images, "label": [0, 1] * 3}), "images.parquet")
-    options = ["images.parquet", "--image-column", "image", "--target-name", "label"]
+    options = ["images.parquet", "--column", "image", "--targets", "label"]
     shown = told("preview", "-o", "a.png", *options)
     assert shown["batch"] == "(float32 [6, 3, 224, 224], int64 [6])"
     assert {one["caption"] for one in shown["samples"]} == {"0", "1"}
-    assert "target_name='label'" in told("info", *options)["opens_as"]
-    for flags, word in (([], "--image-column"), (["--unit", "line"], "unit")):
+    for flags, word in (([], "--column"), (["--unit", "line"], "unit")):
         assert main(["pack", "images.parquet", "a.h5", *flags]) == 2
         assert word in capsys.readouterr().err
 

@@ -28,7 +28,6 @@ from headrace import (
     MemoryEfficientDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    TableDataset,
     VisionCollator,
 )
 from headrace.collate import DetectionCollator
@@ -127,9 +126,9 @@ def test_batches_are_those_of_the_host(folder: Path, loaders: Loaders, tmp_path:
     def classes(**options: Any) -> Callable[[], Any]:
         return functools.partial(of_classes, folder, targets=None, **options)
 
-    def table(names: Any, **options: Any) -> Callable[[], Any]:
-        options |= {"image_column": "image", "image_size": 12}
-        return functools.partial(TableDataset, tmp_path / "photos.parquet", names, **options)
+    def table(**options: Any) -> Callable[[], Any]:
+        options |= {"column": "image", "image_size": 12}
+        return functools.partial(ImageDataset, tmp_path / "photos.parquet", **options)
 
     def held(*chosen: int) -> Callable[[], Any]:
         images = of_classes(folder)
@@ -143,9 +142,8 @@ def test_batches_are_those_of_the_host(folder: Path, loaders: Loaders, tmp_path:
         (masks(target_transform=str, loading_mode="streaming"), {}),
         (classes(), {"collate_fn": "list"}),
         (classes(return_index=True), {}),
-        (table(None), {}),
-        (table("image", target_name="label"), {}),
-        (table(["caption", "image"], return_index=True), {}),
+        (table(), {}),
+        (table(targets="label", return_index=True), {}),
         (held(), {}),
         (held(4, 1, 9, 11), {}),
         (lambda: of_masks(folder).subset([9, 3, 3, 1, 0, 7]), {}),

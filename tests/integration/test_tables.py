@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import TableDataset, create_dataloader, open_dataset
+from headrace import ImageDataset, TableDataset, create_dataloader, open_dataset
 from headrace.testing.contract import same
 
 pytestmark = pytest.mark.integration
@@ -83,9 +83,8 @@ def test_splits_and_images(hf: Any, tmp_path: Path) -> None:
     hf.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(str(tmp_path / "saved"))
     dataset.to_parquet(str(tmp_path / "a.parquet"))
     for path in (tmp_path / "saved" / "train", tmp_path / "a.parquet"):
-        with TableDataset(
-            path, image_column="image", target_name="label", image_size=None, normalize=False
-        ) as ours:
+        options: Any = {"column": "image", "targets": "label", "normalize": False}
+        with ImageDataset(path, image_size=None, **options) as ours:
             image, target = ours[7]
             assert (image == 7).all() and image.shape == (3, 6, 8)
             assert target == 1 and ours.classes == ["a", "b"]

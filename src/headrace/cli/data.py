@@ -41,8 +41,11 @@ _DATA = {
     "unused_targets": (("raise", "skip"), "targets of files that are missing (default: raise)"),
     "delimiter": (str, "between the cells of a .csv (default: a comma; .tsv: a tab)"),
     "dataset_name": (str, "of HDF5 and Zarr: the array (default: 'data', or the only one)"),
-    "image_column": (str, "of a table such as Parquet: the column of encoded images"),
-    "column": (str, "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts"),
+    "column": (
+        str,
+        "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts; with --targets, "
+        "which names a column too, that of images",
+    ),
     "columns": (list, "of a table: a column to read, may be given again (default: all)"),
 }
 """Arguments of datasets."""

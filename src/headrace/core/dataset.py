@@ -618,13 +618,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
         layout alone.
         """
-        return lanes_for(blocks, self._layout_nbytes())
-
-    def _layout_nbytes(self) -> int:
-        """Decoded bytes of a block that is decoded as a whole, by the layout alone; 0: blocks may
-        be cut anywhere.
-        """
-        return self.sample_source.block_nbytes
+        return lanes_for(blocks, self.sample_source.layout_nbytes)
 
     def epoch_order(
         self,
@@ -650,7 +644,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             global_batch=global_batch,
             interleave=interleave,
             turns=turns or DEFAULT_TURNS,
-            aligned=self._layout_nbytes() > 0,
+            aligned=self.sample_source.layout_nbytes > 0,
         )
 
     def prefetch(self, key: Any, steps: range, batches: RankBatches) -> None:

@@ -11,7 +11,7 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
-from headrace.datasets.shards.members import DECODERS
+from headrace.datasets.members import DECODERS, decoded
 from headrace.errors import FormatError, MissingNameError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath, entries_of
@@ -76,12 +76,7 @@ class ColumnsDataset(BaseDataset):
     def _decoded(self, column: str, value: Any) -> Any:
         decode = self._decoders.get(column)
         if decode is not None:
-            try:
-                return decode(value)
-            except MemoryError:
-                raise
-            except Exception as error:
-                raise FormatError(f"column {column!r}: {error}") from error
+            return decoded(value, decode, f"column {column!r}")
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return torch.from_numpy(value)
         return value

@@ -46,6 +46,8 @@ _OF_EPISODES = keywords_of(EpisodeDataset).difference(
     *(keywords_of(cls) for cls in _KINDS if cls is not EpisodeDataset)
 )
 """Keywords by which episodes are meant: no other dataset has them."""
+_OF_IMAGES = keywords_of(ImageDataset) - keywords_of(TextDataset)
+"""Keywords by which a column of images is meant."""
 _OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of(SparseDataset)
 """Keywords by which arrays are meant, also where there is a sparse matrix."""
 
@@ -70,7 +72,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are an error. The metadata
     files that HuggingFace's `datasets` writes next to tables do not count as texts.
 
-    With `column`, which names a column of texts, any container is opened as a `TextDataset`.
+    With `column` any container is opened as a `TextDataset`; or as an `ImageDataset`, if an option
+    is given that only images have, such as `targets`.
 
     Args:
         data_path: as in `ImageDataset`, `TextDataset`, `HDF5Dataset`, `EpisodeDataset`,
@@ -110,7 +113,7 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
     get the group.
     """
     if options.get("column") is not None:
-        return TextDataset
+        return ImageDataset if options.keys() & _OF_IMAGES else TextDataset
     remote = RemoteOptions.taken_from(dict(options))
     kind = format_of(data_path, remote)
     cls = ColumnsDataset if kind.open is not None else _BY_NAME[kind.dataset]

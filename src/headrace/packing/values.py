@@ -235,7 +235,7 @@ def as_row(what: str, value: Any) -> Array:
         raise ConfigError(
             f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as "
             "samples of their own, not as fields or targets: leave the column of a table out by "
-            "columns=, decode one of images by image_column=, open one of texts as "
+            "columns=, open one of images as ImageDataset(column=), one of texts as "
             "TextDataset(column=), or convert it in decode, or in __getitem__"
         )
     made: Array | None = None

@@ -99,6 +99,13 @@ class Source(ABC):
         return 0
 
     @property
+    def layout_nbytes(self) -> int:
+        """Decoded bytes of the largest block that is decoded as a whole, by the layout alone,
+        wherever it lies; 0: blocks may be cut anywhere.
+        """
+        return self.block_nbytes
+
+    @property
     def decoded_nbytes(self) -> int:
         """Bytes of all decoded blocks, if each has so many rows that a random order should cache
         them all; else 0.

@@ -23,7 +23,7 @@ from headrace.datasets.image.pixels import (
     normalize,
     resize_image,
 )
-from headrace.datasets.shards.members import DECODERS
+from headrace.datasets.members import DECODERS
 from headrace.errors import FormatError
 from tests.data.make import (
     READABLE,

@@ -176,7 +176,7 @@ def test_archives_that_are_refused(tmp_path: Path) -> None:
 
 def test_names_that_have_no_meaning(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", ROWS)
-    for option in ("columns", "target_name", "image_column"):
+    for option in ("columns", "target_name", "decode"):
         with pytest.raises(ConfigError):
             TableDataset(path, **{option: "x"})
 

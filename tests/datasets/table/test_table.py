@@ -24,7 +24,6 @@ from headrace import (
     ImageDataset,
     Loader,
     MissingNameError,
-    RandomResizedCrop,
     SampleError,
     TableDataset,
     create_dataloader,
@@ -237,7 +236,7 @@ def test_targets_are_no_column(tmp_path: Path) -> None:
 
 def test_the_row_of_a_missing_target_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "texts.parquet", some_table())
-    with pytest.raises(FormatError, match="row 10: target_name='text'"):
+    with pytest.raises(FormatError, match="row 10: column 'text'"):
         TableDataset(path, target_name="text")
     for null, where in ((0, "a.parquet, row 0"), (2, "b.parquet, row 0"), (4, "b.parquet, row 2")):
         numbers = [None if row == null else row for row in range(5)]
@@ -384,77 +383,22 @@ def encoded(number: int, size: tuple[int, int] = (20, 14), kind: str = "PNG") ->
     return image_bytes(pixels, kind)
 
 
-def pictures(as_struct: bool, n: int = 24) -> Any:
-    images: list[Any] = [encoded(number) for number in range(n)]
-    if as_struct:
-        images = [{"bytes": image, "path": f"{number}.png"} for number, image in enumerate(images)]
-    return pa.table(
-        {
-            "image": pa.array(images),
-            "label": [number % 3 for number in range(n)],
-            "caption": [f"no {number}" for number in range(n)],
-        }
-    )
-
-
-@pytest.fixture
-def folder_of_pictures(tmp_path: Path) -> Path:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for number in range(24):
-        (folder / f"{number:02}.png").write_bytes(encoded(number))
-    return folder
-
-
-@pytest.mark.parametrize("as_struct", [False, True])
-def test_images_of_image_dataset(as_struct: bool, folder_of_pictures: Path, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pictures(as_struct))
-    given: tuple[dict[str, Any], ...] = (
-        {},
-        {"image_size": 8, "normalize": False},
-        {"image_size": None, "color": "L"},
-        {"transform": np.asarray},
-        {"transform": RandomResizedCrop(8)},
-        {"transform": RandomResizedCrop(8), "loading_mode": "cached"},
-    )
-    for options in given:
-        plain = ImageDataset(folder_of_pictures, targets=None, **options)
-        with TableDataset(path, image_column="image", target_name="label", **options) as dataset:
-            for number in (0, 13, 23, 13):
-                image, target = dataset[number]
-                assert same(image, plain[number][0]), options
-                assert target == number % 3
-            if isinstance(options.get("transform"), RandomResizedCrop):
-                images, targets = first_batch(dataset, 6)
-                assert same([*images], [plain[number][0] for number in range(6)])
-            if options.get("image_size"):
-                loader = loader_of(dataset, 6)
-                assert "row by row" in loader.explain()
-                images, targets = next(iter(loader))
-                assert images.shape == (6, 3, 8, 8)
-                assert images.dtype == torch.uint8
-                assert targets.tolist() == [0, 1, 2] * 2
-
-
-@pytest.mark.falls_back
-def test_images_that_are_none(tmp_path: Path) -> None:
+def test_bytes_are_decoded_by_extension(tmp_path: Path) -> None:
     images = [encoded(0), None, b"no image", encoded(3)]
-    path = write(tmp_path / "a.parquet", pa.table({"image": images}))
-    with TableDataset(path, image_column="image", on_error="skip") as dataset:
-        assert len(first_batch(dataset, 4)[0]) == 2
-    with TableDataset(path, image_column="image") as dataset:
+    table = pa.table({"image": images, "text": ["a"] * 4, "note": [b'{"x": 1}'] * 4})
+    path = write(tmp_path / "a.parquet", table)
+    decode: Any = {"image": "png", "note": json.loads}
+    with TableDataset(path, decode=decode, on_error="skip") as dataset:
+        batch = next(iter(loader_of(dataset, 4, collate_fn="list")))
+        assert [sample["note"] for sample in batch] == [{"x": 1}] * 2
+        assert batch[0]["image"].dtype == torch.uint8 and batch[0]["image"].shape[0] == 3
+    with TableDataset(path, "image", decode={"image": "png"}) as dataset:
         for row, said in ((1, "row 1: column 'image'"), (2, "sample 2")):
             with pytest.raises(SampleError, match=said):
                 dataset[row]
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    paths = pa.array([{"bytes": None, "path": "a/b.png"}] * 2, kind)
-    path = write(tmp_path / "b.parquet", pa.table({"image": paths}))
-    for transform in (None, RandomResizedCrop(8)):
-        dataset = TableDataset(path, image_column="image", transform=transform)
-        with pytest.raises(SampleError, match=r"'a/b.png'"):
-            dataset.__getitems__([0, 1])
-    with pytest.raises(FormatError, match="image_column='label'"):
-        TableDataset(write(tmp_path / "c.parquet", pictures(True)), image_column="label")
+    for wrong in ({"image": "doc"}, {"text": "txt"}, {"x": "png"}, "png"):
+        with pytest.raises(ConfigError, match="decode"):
+            TableDataset(path, decode=wrong)  # type: ignore[arg-type]
 
 
 # -- arguments and files that make no sense
@@ -466,7 +410,6 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         ({"columns": ["number", "number"]}, "columns"),
         ({"columns": []}, "columns"),
         ({"column": "number"}, "columns"),
-        ({"image_size": 8}, "image_column"),
         ({"target_name": 3}, "target_name"),
     )
     for options, said in bad:

@@ -26,7 +26,7 @@ from headrace.datasets.image.format import (
     check_image_options,
     image_dtype,
 )
-from headrace.datasets.image.joint import BoxDecoder, MaskDecoder
+from headrace.datasets.image.joint import BoxDecoder, LabelDecoder, MaskDecoder
 from headrace.datasets.image.labels import (
     FOLDERS,
     TargetsArgument,
@@ -59,7 +59,12 @@ class ImageDataset(BaseDataset):
             .gif .avif .heic .heif .jxl in any case), a file, a glob, a pattern with braces, fsspec
             URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5),
             given in any of these ways except a folder. Or the folder of a pack of several parts, or
-            its manifest.json.
+            its manifest.json. Or .tar shards in the WebDataset convention; or, with `column`,
+            tables (Parquet, Arrow).
+        column: of a table: name of the column with the encoded images, as bytes or structs
+            {"bytes", "path"}. Of tars: extension of the images; None: the first of a sample.
+            `targets` then names the column, or the extension of the class numbers; default: none,
+            or "cls" if the first sample has it. Texts become class numbers.
         image_size: (height, width), or one int for both. Images are resized bilinearly with
             antialiasing, before the transform; the aspect ratio is not kept. None: images keep
             their size. Default: (224, 224) without transforms, else None; for a packed file of
@@ -138,6 +143,7 @@ class ImageDataset(BaseDataset):
         self,
         data_path: DataPath,
         *,
+        column: str | None = None,
         image_size: int | tuple[int, int] | None = UNSET,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
@@ -171,7 +177,9 @@ class ImageDataset(BaseDataset):
         )
         check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
-        source, labels = open_images(data_path, wanted, reach)
+        if not (column is None or isinstance(column, str)):
+            raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
+        source, labels = open_images(data_path, wanted, reach, column)
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
@@ -209,6 +217,8 @@ class ImageDataset(BaseDataset):
         format_class: type[ImageDecoder] = BoxDecoder if has_boxes else ImageDecoder
         if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
             format_class = MaskDecoder
+        elif getattr(source, "target", None) is not None:  # tars with class numbers
+            format_class = LabelDecoder
         usage = common.get("max_memory_usage", 0.8)
         sample_decoder = format_class(
             color=color,
@@ -304,6 +314,8 @@ class ImageDataset(BaseDataset):
         source: Any = self.sample_source
         if self.holds_encoded:
             parts = source.sources if isinstance(source, ConcatSource) else [source]
+            if not all(hasattr(part, "sizes") for part in parts):
+                return None
             return sum(int(part.sizes().sum()) for part in parts)
         # of masks the dtype is not known
         if self.image_size is None or isinstance(self._decoder, MaskDecoder):

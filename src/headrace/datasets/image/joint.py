@@ -120,6 +120,36 @@ class MaskDecoder(JointDecoder):
         return nbytes + 8 * size[0] * size[1]
 
 
+@dataclass(kw_only=True, eq=False)
+class LabelDecoder(JointDecoder):
+    """Pairs of an image and its class number. Records hold the bytes of both."""
+
+    def decode(self, record: Any) -> Any:
+        image, label = record
+        if not self.is_encoded:
+            return super().decode(image), np.array(_integer(label), np.int64)
+        return image, label
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        return value[0], _integer(value[1])
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
+        row = self._row()
+        if row is None or not collating.stacks:
+            return None
+        return row, ArraySpec((), np.dtype(np.int64))
+
+    def placed(self, target: int, drawn: Drawn | None) -> int:
+        return target
+
+
+def _integer(label: Any) -> int:
+    try:
+        return int(label)
+    except ValueError as error:
+        raise FormatError(f"the class number is none: {label!r:.60}") from error
+
+
 def mask_of(
     image: Any, data: Any, left: Left | None = None, read: Callable[..., Any] = decode_mask
 ) -> Any:

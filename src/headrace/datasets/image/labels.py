@@ -156,7 +156,7 @@ class Table(NamedTuple):
             return np.array(values, np.float64), []
         if gap is not None:
             return values, []
-        return _encoded(values)
+        return encoded(values)
 
 
 class Wanted(NamedTuple):
@@ -322,7 +322,7 @@ def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = 
             return Labels(None, [])
         assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
-    made, classes = _encoded(_separated(values, wanted.label_separator))
+    made, classes = encoded(_separated(values, wanted.label_separator))
     _check(made, classes, "targets", files)
     return Labels(made, classes)
 
@@ -375,7 +375,7 @@ def _separated(values: list[Any], separator: str | None) -> list[Any]:
     return [[part.strip() for part in text.split(separator) if part.strip()] for text in values]
 
 
-def _encoded(values: list[Any]) -> tuple[Any, list[str]]:
+def encoded(values: list[Any]) -> tuple[Any, list[str]]:
     """Values as targets, and the classes that texts among them are."""
     if all(isinstance(value, str) for value in values):
         several = MultiHot([[value] for value in values])

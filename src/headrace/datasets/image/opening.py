@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools
+from headrace.datasets.image.columns import open_column
 from headrace.datasets.image.labels import (
     Labels,
     Wanted,
@@ -38,22 +39,31 @@ from headrace.storage.hdf5.kind import HDF5
 from headrace.storage.image_formats import BY_PLUGIN, is_readable, remedy
 from headrace.storage.kinds import EXTENSIONS, IMAGES
 from headrace.storage.pairs import PairedSource
+from headrace.storage.tar.source import TARS
 
 if TYPE_CHECKING:
     from headrace.storage.hdf5.rows import HDF5Source
+    from headrace.storage.source import Source
 
-    ImageSource = FilesSource | PairedSource | HDF5Source | ConcatSource[HDF5Source]
+    ImageSource = FilesSource | PairedSource | HDF5Source | ConcatSource[HDF5Source] | Source
 
 
 def open_images(
-    data_path: DataPath, wanted: Wanted, reach: RemoteOptions
+    data_path: DataPath, wanted: Wanted, reach: RemoteOptions, column: str | None = None
 ) -> tuple[ImageSource, Labels]:
-    """The images under a path, and their targets.
+    """The images under a path, or in a column, and their targets.
 
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
-    if isinstance(data_path, FileSet) or kind_of(data_path, (IMAGES, HDF5), reach) is HDF5:
+    if column is not None:
+        return open_column(data_path, column, wanted, reach)
+    kind = HDF5
+    if not isinstance(data_path, FileSet):
+        kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach) or IMAGES
+    if kind is TARS:
+        return open_column(data_path, None, wanted, reach)
+    if kind is HDF5:
         return _open_packed(data_path, wanted, reach)
     if wanted.masks:
         import_pycocotools()
@@ -209,7 +219,5 @@ def _common(source: HDF5Source) -> tuple[Any, ...]:
 
 def first_packed(source: ImageSource) -> HDF5Source | None:
     """The packed file, or the first of several; None: images are files of their own."""
-    first = source.sources[0] if isinstance(source, ConcatSource) else source
-    if isinstance(first, (FilesSource, PairedSource)):
-        return None
-    return first
+    first: Any = source.sources[0] if isinstance(source, ConcatSource) else source
+    return first if getattr(first, "info", None) is not None else None

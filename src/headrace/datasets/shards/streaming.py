@@ -12,7 +12,7 @@ from headrace.core.modes import LoadingMode
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.shards.members import Decoders, LineDecoder, TarDecoder
+from headrace.datasets.members import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
@@ -138,7 +138,7 @@ class StreamingDataset(BaseDataset):
         their open blocks, in two turns.
         """
         interleave = interleave_for(self.buffer_size // 2, len(self), blocks, FEWEST)
-        return lanes_for(blocks, self._layout_nbytes(), interleave)
+        return lanes_for(blocks, self.sample_source.layout_nbytes, interleave)
 
 
 def _open(

@@ -1,65 +1,21 @@
-"""What the samples of a table are: dicts of the values of a row, or the value of one column;
-images in it decoded.
-"""
+"""What the samples of a table are: dicts of the values of a row, or the value of one column."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.casting import cast
-from headrace.core.batcher import BatchReader, Collating
-from headrace.core.decoder import Decoder, Unnormalized
+from headrace.casting import cast, cast_into
+from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
+from headrace.core.decoder import Decoder
 from headrace.datasets.arrays import as_input
-from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.format import ImageDecoder
-from headrace.datasets.table.ways import reader_of_columns
+from headrace.datasets.members import decoded
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
-
-
-def encoded_image(record: Any, column: str) -> bytes:
-    """The encoded image in a value of a column: the value itself, or its field "bytes".
-
-    Raises:
-        FormatError: there is none.
-    """
-    data = record.get("bytes") if isinstance(record, dict) else record
-    if isinstance(data, bytes):
-        return data
-    path = record.get("path") if isinstance(record, dict) else None
-    if path:
-        raise FormatError(
-            f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the "
-            "folder with ImageDataset"
-        )
-    raise FormatError(f"column {column!r} has no image (null) there")
-
-
-@dataclass(kw_only=True, eq=False)
-class ColumnImages(ImageDecoder):
-    """The images of one column, which nothing is read beside: as those of `ImageDataset`."""
-
-    column: str = ""
-
-    def decode(self, record: Any) -> Any:
-        return super().decode(encoded_image(record, self.column))
-
-    def draw(self, value: Any) -> Drawn | None:
-        if self.is_encoded:  # a value, or a record that is not decoded yet
-            value = encoded_image(value, self.column)
-        return super().draw(value)
-
-
-class ColumnImage(NamedTuple):
-    """A column of images among others."""
-
-    column: str
-    format: ImageDecoder
+from headrace.storage.table.source import TableSource
 
 
 class TableDecoder(Decoder):
@@ -69,8 +25,8 @@ class TableDecoder(Decoder):
     Args:
         specs: shape and dtype of the values of each column as they are stored, if they are alike.
         lists: names of the columns whose values are str or bytes.
-        is_one: True if a sample is the value of the one column.
-        image: the column of images, if there is one.
+        one: the name of the one column that samples are the values of; None: they are dicts.
+        decoders: what decodes the bytes of columns, by their names.
         dtype: that numbers are cast to; None: they stay as they are.
     """
 
@@ -78,25 +34,35 @@ class TableDecoder(Decoder):
         self,
         specs: Mapping[str, ArraySpec | None],
         lists: Sequence[str],
-        is_one: bool,
-        image: ColumnImage | None = None,
+        one: str | None,
+        decoders: Mapping[str, Callable[[bytes], Any]],
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self._stored = dict(specs)
-        self.specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
-        self.lists = frozenset(lists)
-        self.dtype = dtype
-        self._image = image
-        self._spec = next(iter(self.specs.values())) if is_one and image is None else None
-        self.stores_values: bool = image is None and dtype is None
+        self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
+        self._lists = frozenset(lists)
+        self._dtype = dtype
+        self._one = one
+        self._decoders = dict(decoders)
+        self._spec = None if one is None else self._specs[one]
+        self.stores_values: bool = dtype is None and not decoders
 
     def decode(self, record: Any) -> Any:
-        if self.dtype is not None:
-            record = _cast(record, self.dtype)
-        if self._image is None:
+        if self._dtype is not None:
+            record = _cast(record, self._dtype)
+        if not self._decoders:
             return record
-        column = self._image.column
-        return {**record, column: self._image.format.decode(encoded_image(record[column], column))}
+        if self._one is not None:
+            return self._decoded(self._one, record)
+        return {name: self._decoded(name, value) for name, value in record.items()}
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        if name not in self._decoders:
+            return value
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if data is None:
+            raise FormatError(f"column {name!r} has no bytes (null) there")
+        return decoded(data, self._decoders[name], f"column {name!r}")
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec
@@ -104,34 +70,44 @@ class TableDecoder(Decoder):
     def to_input(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return as_input(value)
-        made: dict[str, Any] = {}
-        for name, one in value.items():
-            if self._image is not None and name == self._image.column:
-                made[name] = self._image.format.to_input(one)
-            else:
-                made[name] = as_input(one)
-        return made
+        return {name: as_input(one) for name, one in value.items()}
 
     def sample_nbytes(self) -> int | None:
-        if self._image is not None:
-            return None
-        sizes = [spec.nbytes for spec in self.specs.values() if spec is not None]
-        return sum(sizes) if len(sizes) == len(self.specs) else None
-
-    def unnormalized(self) -> Unnormalized | str | None:
-        left = None if self._image is None else self._image.format.unnormalized()
-        if self._image is None or not isinstance(left, Unnormalized):
-            return left
-        made = copy.copy(self)
-        column = self._image.column
-        assert isinstance(left.format, ImageDecoder)
-        made._image = ColumnImage(column, left.format)
-        return Unnormalized(made, left.normalization, (column,))
+        sizes = [spec.nbytes for spec in self._specs.values() if spec is not None]
+        return sum(sizes) if len(sizes) == len(self._specs) else None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if self._spec is not None or self._image is not None:
+        """Makes stacked batches of dicts column by column, where nothing is held."""
+        source = dataset.sample_source
+        decoder = dataset.sample_decoder
+        if self._one is not None or self._decoders or not isinstance(source, TableSource):
             return None
-        return reader_of_columns(dataset, collating, self._stored, self.specs, self.lists)
+        if not collating.stacks or not dataset.value_source.is_direct:
+            return None
+        if decoder.splits_targets or not decoder.makes_plain_samples:
+            return None
+        if not all(name in self._lists or is_known(spec) for name, spec in self._specs.items()):
+            return None
+        cast = {
+            name: spec for name, spec in self._stored.items() if spec and spec != self._specs[name]
+        }
+
+        def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+            beside = {}
+            for name, spec in cast.items():
+                beside[name] = np.empty((len(indices), *spec.shape), spec.dtype)
+            source.read_columns(indices, {**outs, **beside})
+            for name, values in beside.items():
+                cast_into(values, outs[name])
+            return sum(map(_nbytes, (*outs.values(), *beside.values())))
+
+        return ColumnReader("column by column, straight from storage", dataset, self._specs, read)
+
+
+def _nbytes(out: Any) -> int:
+    if isinstance(out, list):
+        return sum(len(value) for value in out if value)
+    return int(out.nbytes)
 
 
 def _cast_spec(spec: ArraySpec | None, dtype: np.dtype[Any] | None) -> ArraySpec | None:

@@ -42,8 +42,15 @@ from headrace.storage.arrays.reader import ChunkCache
 from headrace.storage.describe import Column, Description
 from headrace.storage.source import Locatable, Rows, RowSource
 from headrace.storage.table.arrow import INDEX, ArrowTable
-from headrace.storage.table.columns import Numbers
-from headrace.storage.table.files import PARQUET_MAGIC, TABLES, Block, TableFile, table_paths
+from headrace.storage.table.columns import Numbers, is_categorical
+from headrace.storage.table.files import (
+    PARQUET_MAGIC,
+    TABLES,
+    Block,
+    TableFile,
+    classes_in,
+    table_paths,
+)
 from headrace.storage.table.library import pyarrow
 from headrace.storage.table.parquet import TAIL, ParquetTable
 
@@ -156,8 +163,7 @@ class TableSource(RowSource, Locatable):
         self.is_in_place: bool = bool(in_place.all())
         """True if nothing is decoded, for the files lie on this machine, and not compressed."""
         self._in_place = np.array([table.is_in_place for table in self.tables], bool)
-        self.layout_nbytes: int = int(nbytes[rows > 0].max(initial=0))
-        """Bytes of the largest block when it is decoded, wherever it lies."""
+        self._largest = int(nbytes[rows > 0].max(initial=0))
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
         self._decoded = ChunkCache(0)
@@ -175,7 +181,11 @@ class TableSource(RowSource, Locatable):
 
     @property
     def block_nbytes(self) -> int:
-        return 0 if self.is_in_place else self.layout_nbytes
+        return 0 if self.is_in_place else self._largest
+
+    @property
+    def layout_nbytes(self) -> int:
+        return self._largest
 
     @property
     def decoded_nbytes(self) -> int:
@@ -412,6 +422,24 @@ class TableSource(RowSource, Locatable):
                 except FormatError:
                     end = middle
             raise FormatError(f"{alone.location(first)}: {error}") from error
+
+    def targets(self, name: str) -> tuple[Any, list[str]]:
+        """A column as targets, and the names of their classes: those of dictionary-encoded texts
+        become numbers, in the sorted order of the texts.
+
+        Raises:
+            MissingNameError: there is no such column.
+            FormatError: a value is missing; the message says in which row.
+        """
+        values = self.column(name)
+        for row, value in enumerate(values if isinstance(values, list) else ()):
+            if value is None:
+                raise FormatError(f"{self.location(row)}: column {name!r} has no target (null)")
+        if not is_categorical(self.first.schema.field(name).type):
+            return values, classes_in(self.first.schema, name)
+        classes = sorted(set(values))
+        numbers = {text: number for number, text in enumerate(classes)}
+        return np.array([numbers[text] for text in values], np.int64), classes
 
 
 def _runs(numbers: IntArray) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
-"""What the samples of shards are: members of tar samples, decoded by their extension; lines, and
-objects of JSON Lines.
+"""Decodes encoded bytes by their extension: of members of tars, and of columns. And lines of text
+shards.
 """
 
 from __future__ import annotations
@@ -46,6 +46,22 @@ reader runs.
 """
 
 
+def decoded(
+    data: Any, function: Callable[[bytes], Any], where: str, left: Left | None = None
+) -> Any:
+    """What a function makes of encoded bytes.
+
+    Raises:
+        FormatError: it can't; the message begins with `where`.
+    """
+    try:
+        return _image(data, left) if function is _image else function(data)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FormatError(f"{where}: {str(error) or type(error).__name__}") from error
+
+
 class TarDecoder(Decoder):
     """Samples of tar shards as dicts, each member decoded by its extension.
 
@@ -90,17 +106,7 @@ class TarDecoder(Decoder):
             function = self._decoders.get(extension, self._decoders.get(last))
             if function is None or extension in RESERVED:
                 continue
-            try:
-                if function is _image:
-                    sample[extension] = _image(data, self._left)
-                else:
-                    sample[extension] = function(data)
-            except MemoryError:
-                raise
-            except Exception as error:
-                raise FormatError(
-                    f"member {extension!r}: {str(error) or type(error).__name__}"
-                ) from error
+            sample[extension] = decoded(data, function, f"member {extension!r}", self._left)
         return sample
 
 

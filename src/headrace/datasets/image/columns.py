@@ -1,0 +1,139 @@
+"""Images in columns of tables, in tars, and in the formats of other packages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.datasets.image.labels import Labels, Wanted, encoded
+from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.resolve.expressions import DataPath, entries_of
+from headrace.io.resolve.resolver import resolve
+from headrace.storage.kinds import EXTENSIONS
+from headrace.storage.registry import format_of, open_columns
+from headrace.storage.source import Source
+from headrace.storage.table.columns import holds_images
+from headrace.storage.table.files import TABLES
+from headrace.storage.table.source import TableSource, open_tables
+from headrace.storage.tar.source import TARS, TarSource
+
+_CLASSES = "cls"
+
+
+def encoded_image(value: Any, column: str) -> bytes:
+    """The encoded image in a value of a column: the value itself, or its field "bytes".
+
+    Raises:
+        FormatError: there is none.
+    """
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if isinstance(data, bytes):
+        return data
+    path = value.get("path") if isinstance(value, dict) else None
+    if path:
+        raise FormatError(
+            f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the "
+            "folder with ImageDataset"
+        )
+    raise FormatError(f"column {column!r} has no image (null) there")
+
+
+class TableImages(TableSource):
+    """The encoded images of the one column of a table."""
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return [encoded_image(value, self.names[0]) for value in super().read(indices)]
+
+
+class TarImages(TarSource):
+    """The encoded images of tars; or pairs of image and class number, both as their bytes.
+
+    Args:
+        data_path: see `TarSource`.
+        column: the extension of the images; None: any of images.
+        target: that of the class numbers; None: there are none. UNSET: "cls", if the first sample
+            has it.
+    """
+
+    def __init__(
+        self, data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
+    ) -> None:
+        super().__init__(data_path, reach=reach)
+        self._column = column
+        self.target: Any = wanted.targets
+        if not wanted.is_outright:
+            first = super().read([0])[0] if len(self) else {}
+            self.target = _CLASSES if _CLASSES in first else None
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return [self._picked(record) for record in super().read(indices)]
+
+    def _picked(self, record: dict[str, Any]) -> Any:
+        image = self._column
+        if image is None:
+            endings = [name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS]
+            image = endings[0] if endings else "jpg"
+        for name in (image, self.target):
+            if name is not None and name not in record:
+                raise FormatError(f"the sample has no member {name!r}; it has {', '.join(record)}")
+        if self.target is None:
+            return record[image]
+        return record[image], record[self.target]
+
+
+def open_column(
+    data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
+) -> tuple[Source, Labels]:
+    """The images of a column, and their targets.
+
+    Args:
+        data_path: of tables, tars, or files of a format of another package.
+        column: its name; of tars the extension of the images, or None.
+        wanted: the name of the column of the targets.
+        reach: how URLs are read.
+
+    Raises:
+        ConfigError, FormatError, MissingNameError: see `ImageDataset`.
+    """
+    shown = redact(entries_of(data_path)[0])
+    name = wanted.targets
+    wanted.refuse_options("those of a column")
+    if not (name is None or isinstance(name, (str, os.PathLike))) or (
+        wanted.are_folders and wanted.is_outright
+    ):
+        raise ConfigError(
+            f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "
+            "names to find other targets by"
+        )
+    format_ = format_of(data_path, reach)
+    if format_ is TARS:
+        return TarImages(data_path, column, wanted, reach), Labels(None, [])
+    assert column is not None
+    if format_ is TABLES:
+        tables, reader = open_tables(resolve(data_path, TABLES, reach), shown)
+        source = TableImages(tables, reader, [column], True)
+        kind = source.first.schema.field(column).type
+        if not holds_images(kind):
+            raise FormatError(
+                f"{source.first.shown}: column={column!r}: the column is of type {kind}, and "
+                "holds no images, as bytes or structs of them"
+            )
+        if name is None or not wanted.is_outright:
+            return source, Labels(None, [])
+        targets, classes = source.targets(str(name))
+        if not classes and isinstance(targets, list):
+            targets, classes = encoded(targets)
+        return source, Labels(targets, classes)
+    if format_.open is None:
+        raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
+    if wanted.is_outright and name is not None:
+        raise ConfigError(f"targets can't be given for a column of {format_.name} yet")
+    columns = open_columns(data_path, format_, reach)
+    if column not in columns.names:
+        raise MissingNameError(
+            f"{shown} has no column {column!r}; it has {', '.join(map(repr, columns.names))}"
+        )
+    return columns.column(column), Labels(None, [])
