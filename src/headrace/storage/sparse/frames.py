@@ -1,7 +1,7 @@
 """Columns of the tables beside a matrix: what AnnData knows of rows (`obs`) and of columns (`var`).
 
-A table is a group with an array per column; or, in files of AnnData before 0.7, one array of
-compounds. A categorical column has codes, and the categories that they number.
+A table is a group with an array per column. A categorical column has codes, and the categories that
+they number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError, warn
-from headrace.storage.tree import Tree, as_text
+from headrace.storage.tree import Tree
 
 _NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
 
@@ -45,16 +45,12 @@ def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     found: list[str | None] = []
     for base, table in ((rows, "obs"), (columns, "var")):
         name = None if base is None else "/".join([*base, table])
-        found.append(None if name is None or tree.kind(name) is None else name)
+        found.append(name if name is not None and tree.is_group(name) else None)
     return found[0], found[1]
 
 
 def names_in(tree: Tree, table: str) -> npt.NDArray[Any]:
     """The names of a table's rows: [rows] str objects."""
-    if tree.is_array(table):
-        compounds = tree.column(table)
-        index = (compounds.dtype.names or ("index",))[0]
-        return as_text(compounds[index], f"{tree.shown}: {table!r}")
     name = tree.text(table, "_index") or "_index"
     if tree.kind(f"{table}/{name}") is None:
         raise FormatError(
@@ -83,9 +79,7 @@ def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> C
     """
     place = f"{table}/{name}"
     where = f"{tree.shown}: {place}"
-    if tree.is_array(table):
-        column = _of_compounds(tree, table, name, where)
-    elif tree.is_group(place):
+    if tree.is_group(place):
         column = _of_group(tree, place, where)
     elif tree.is_array(place):
         column = _with_categories(tree, tree.column(place), f"{table}/__categories/{name}")  # 0.7
@@ -123,8 +117,6 @@ def column_of_group(tree: Tree, place: str, rows: int) -> Column | None:
 
 def column_names(tree: Tree, table: str) -> list[str]:
     """The names of a table's columns."""
-    if tree.is_array(table):
-        return [*(tree.dtype(table).names or ())]
     order = tree.attrs(table).get("column-order")
     if order is None:
         return tree.children(table)
@@ -161,17 +153,6 @@ def _of_group(tree: Tree, place: str, where: str) -> Column:
             "(SparseDataset takes targets= as an array, too)"
         )
     return Column(tree.column(f"{place}/values"))
-
-
-def _of_compounds(tree: Tree, table: str, name: str, where: str) -> Column:
-    compounds = tree.column(table)
-    fields = [*(compounds.dtype.names or ())]
-    if name not in fields:
-        raise tree.missing(f"column in {table}:", name, fields)
-    values = as_text(compounds[name], where)
-    if values.dtype.kind not in "iu":
-        return Column(values)
-    return _with_categories(tree, values, f"uns/{name}_categories")
 
 
 def _check_codes(codes: npt.NDArray[Any], count: int, where: str) -> None:

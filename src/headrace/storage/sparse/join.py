@@ -13,7 +13,6 @@ from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.io.nearest_names import listed_names
 
 Join = Literal["inner", "outer"]
-_SHOWN = 3  # names that a message shows
 
 
 class Columns(NamedTuple):
@@ -55,75 +54,75 @@ def join_columns(files: Sequence[FileColumns], join: Join | None, columns: Any) 
     if join not in (None, "inner", "outer"):
         raise ConfigError(f"join must be 'inner', 'outer' or None, not {join!r}")
     chosen = _as_array(columns)
-    by_name = chosen is not None and chosen.dtype == object
     first = files[0]
-    is_same = all(
-        file.width == first.width and _same(file.names, first.names) for file in files[1:]
-    )
-    if is_same:
-        joint = None if first.names is None else first.names.tolist()
-        count = first.width
-    else:
-        joint = _joined(files, join, needs=by_name)
-        count = len(joint)
-    numbers = np.arange(count, dtype=np.int32)
-    if chosen is not None:
-        picked = _picked(chosen, joint, count, files)
-        numbers = np.full(count, -1, np.int32)
-        numbers[picked] = np.arange(len(picked), dtype=np.int32)
-        joint, count = (
-            None if joint is None else [joint[number] for number in picked.tolist()],
-            len(picked),
-        )
-    if is_same:
-        whole = (
-            None if chosen is None or np.array_equal(numbers, np.arange(first.width)) else numbers
-        )
-        return Columns(count, joint, [whole] * len(files))
-    assert joint is not None
-    new = {name: number for number, name in enumerate(joint)}
-    each = [
-        np.array([new.get(name, -1) for name in file.names.tolist()], np.int32)
+    are_alike = all(
+        file.width == first.width and np.array_equal(file.names, first.names)  # type: ignore[arg-type]
         for file in files
-        if file.names is not None
-    ]
-    return Columns(
-        count, joint, [None if np.array_equal(one, np.arange(count)) else one for one in each]
     )
+    names: list[str] | None
+    if are_alike:
+        names = None if first.names is None else first.names.tolist()
+    else:
+        names = _joined(files, join, chosen is not None and chosen.dtype == object)
+    width = first.width if names is None else len(names)
+    if chosen is not None:
+        picked = _picked(chosen, names, width, files)
+        if names is not None:
+            names = [names[number] for number in picked.tolist()]
+        if are_alike:
+            numbers = np.full(width, -1, np.int32)
+            numbers[picked] = np.arange(len(picked), dtype=np.int32)
+            return Columns(len(picked), names, [_unless_all(numbers, width)] * len(files))
+    if are_alike or names is None:
+        return Columns(width, names, [None] * len(files))
+    new = {name: number for number, name in enumerate(names)}
+    tables = []
+    for file in files:
+        numbers = np.array([new.get(name, -1) for name in _names_of(file)], np.int32)
+        tables.append(_unless_all(numbers, len(names)))
+    return Columns(len(names), names, tables)
 
 
-def _same(one: npt.NDArray[Any] | None, other: npt.NDArray[Any] | None) -> bool:
-    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+def _unless_all(numbers: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.int32] | None:
+    """None if columns are taken as they are."""
+    return None if np.array_equal(numbers, np.arange(width)) else numbers
 
 
-def _joined(files: Sequence[FileColumns], join: Join | None, needs: bool) -> list[str]:
-    """The names of the joint columns of files that don't have the same. (`needs`: columns are
+def _names_of(file: FileColumns) -> list[str]:
+    """The names of the columns of a file, none of which comes twice."""
+    if file.names is None:
+        raise FormatError(
+            f"{file.path} does not name its {file.width:,} columns (there is no var), so they "
+            "can't be found by name"
+        )
+    names: list[str] = file.names.tolist()
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise FormatError(
+            f"{file.path}: more than one column is called {name!r}, so columns can't be found by "
+            "name: make names unique (anndata: adata.var_names_make_unique()), or choose columns "
+            "by number"
+        )
+    return names
+
+
+def _joined(files: Sequence[FileColumns], join: Join | None, are_named: bool) -> list[str]:
+    """The names of the joint columns of files that don't have the same. (`are_named`: columns are
     named, and looked for among those of all.)
     """
-    for file in files:
-        if file.names is None:
-            raise FormatError(
-                f"{file.path} does not name its {file.width:,} columns (there is no var), so they "
-                "can't be joined with those of "
-                f"{(files[0] if file is not files[0] else files[1]).path}"
-            )
-        _check_unique(file)
-    names = [dict.fromkeys(file.names.tolist()) for file in files if file.names is not None]
+    names = [dict.fromkeys(_names_of(file)) for file in files]
     if join == "outer":
-        return list({name: None for one in names for name in one})
-    common = [name for name in names[0] if all(name in one for one in names[1:])]
-    if join is None and not needs:
-        for file, one in zip(files[1:], names[1:], strict=True):
-            if one.keys() != names[0].keys():
-                differences = [
-                    _lacks(files[0], names[0], file, one),
-                    _lacks(file, one, files[0], names[0]),
-                ]
-                raise FormatError(
-                    f"{' and '.join(filter(None, differences))}: pass join='inner' (columns that "
-                    "all files have) or join='outer' (columns "
-                    "that any has, zeros where a file has none)"
-                )
+        return list({name: None for some in names for name in some})
+    common = [name for name in names[0] if all(name in some for some in names[1:])]
+    for file, some in zip(files, names, strict=True):
+        if join is not None or are_named or some.keys() == names[0].keys():
+            continue
+        odd = sorted(some.keys() ^ names[0].keys())
+        raise FormatError(
+            f"{file.path} and {files[0].path} differ in {len(odd):,} columns, such as "
+            f"{listed_names(odd[:3], show=repr)}: pass join='inner' (columns that all files have) "
+            "or join='outer' (columns that any has, zeros where a file has none)"
+        )
     if not common:
         raise FormatError(
             f"{files[0].path} and the other files have no column in common: are their names of "
@@ -132,66 +131,35 @@ def _joined(files: Sequence[FileColumns], join: Join | None, needs: bool) -> lis
     return common
 
 
-def _lacks(
-    file: FileColumns, names: dict[str, None], other: FileColumns, others: dict[str, None]
-) -> str:
-    missing = [name for name in others if name not in names]
-    return (
-        f"{file.path} lacks {len(missing):,} columns of {other.path}, such as "
-        f"{', '.join(map(repr, missing[:_SHOWN]))}"
-        if missing
-        else ""
-    )
-
-
-def _check_unique(file: FileColumns) -> None:
-    assert file.names is not None
-    seen = set[str]()
-    for name in file.names.tolist():
-        if name in seen:
-            raise FormatError(
-                f"{file.path}: more than one column is called {name!r}, so columns can't be found "
-                "by name: make names unique (anndata: "
-                "adata.var_names_make_unique()), or choose columns by number"
-            )
-        seen.add(name)
-
-
 def _as_array(columns: Any) -> npt.NDArray[Any] | None:
     """Names as objects, numbers as int64, a mask as bool."""
     if columns is None:
         return None
-    if isinstance(columns, (str, bytes)) or not hasattr(columns, "__len__"):
-        raise ConfigError(
-            f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
-        )
-    array = np.asarray(columns)
-    if array.ndim == 1 and not len(array):
-        raise ConfigError("columns is empty: name at least one, or leave it out")
-    if array.ndim == 1 and array.dtype.kind in "iub":
-        return array if array.dtype.kind == "b" else array.astype(np.int64)
-    if (
-        array.ndim == 1
-        and array.dtype.kind in "UOT"
-        and all(isinstance(name, str) for name in array.tolist())
-    ):
-        return array.astype(object)
+    if not isinstance(columns, (str, bytes)) and hasattr(columns, "__len__"):
+        array = np.asarray(columns)
+        if array.ndim == 1 and not len(array):
+            raise ConfigError("columns is empty: name at least one, or leave it out")
+        if array.ndim == 1 and array.dtype.kind == "b":
+            return array
+        if array.ndim == 1 and array.dtype.kind in "iu":
+            return array.astype(np.int64)
+        if array.ndim == 1 and all(isinstance(name, str) for name in array.tolist()):
+            return array.astype(object)
     raise ConfigError(
-        "columns must hold either names (str) or numbers (int) of columns, or be a mask"
+        f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
     )
 
 
 def _picked(
-    chosen: npt.NDArray[Any], names: list[str] | None, count: int, files: Sequence[FileColumns]
+    chosen: npt.NDArray[Any], names: list[str] | None, width: int, files: Sequence[FileColumns]
 ) -> npt.NDArray[np.int64]:
     """The numbers of the chosen columns among the joint ones."""
     if chosen.dtype == bool:
-        if len(chosen) != count:
+        if len(chosen) != width or not chosen.any():
             raise ConfigError(
-                f"columns is a mask of {len(chosen):,}, and there are {count:,} columns"
+                f"columns is a mask of {len(chosen):,} that takes {int(chosen.sum()):,}, and there "
+                f"are {width:,} columns"
             )
-        if not chosen.any():
-            raise ConfigError("columns is a mask that takes no column")
         return np.flatnonzero(chosen)
     if chosen.dtype == object:
         if names is None:
@@ -199,32 +167,25 @@ def _picked(
                 f"columns holds names, and {files[0].path} does not name its columns (there is no "
                 "var): pass numbers"
             )
-        for file in files:
-            _check_unique(file)
         known = {name: number for number, name in enumerate(names)}
-        for name in chosen.tolist():
-            if name not in known:
-                without = [
-                    file.path
-                    for file in files
-                    if file.names is not None and name not in set(file.names.tolist())
-                ]
+        for file in files:
+            own = set(_names_of(file))
+            absent = [name for name in chosen.tolist() if name not in own and name not in known]
+            if absent:
                 raise MissingNameError(
-                    f"{without[0] if without else files[0].path} has no column {name!r}; it has: "
-                    f"{listed_names(names, name, repr)}"
+                    f"{file.path} has no column {absent[0]!r}; it has: "
+                    f"{listed_names(names, absent[0], repr)}"
                 )
         picked = np.array([known[name] for name in chosen.tolist()], np.int64)
     else:
-        if chosen.min() < -count or chosen.max() >= count:
+        if chosen.min() < -width or chosen.max() >= width:
             raise ConfigError(
-                f"columns reach from {chosen.min():,} to {chosen.max():,}, and there are {count:,}"
+                f"columns reach from {chosen.min():,} to {chosen.max():,}, and there are {width:,}"
             )
-        picked = chosen % count
+        picked = chosen % width
     unique, counts = np.unique(picked, return_counts=True)
     if (counts > 1).any():
         number = int(unique[np.argmax(counts > 1)])
-        raise ConfigError(
-            f"columns takes {repr(names[number]) if names is not None else f'column {number:,}'} "
-            "more than once"
-        )
+        shown = f"column {number:,}" if names is None else repr(names[number])
+        raise ConfigError(f"columns takes {shown} more than once")
     return picked
