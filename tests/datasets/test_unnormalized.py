@@ -43,7 +43,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 @pytest.fixture(autouse=True)
 def _cpu_is_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "is_accelerator", lambda device: device is not None)
+    monkeypatch.setattr("headrace.loader.loader.is_accelerator", lambda device: device is not None)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import pytest
 
 from headrace import ConfigError, ImageDataset, create_dataloader
 from headrace.cli.main import main as headrace_main
-from headrace.loader import data as loader_data
 from tests.data.make import make_photos
 from tests.loader.test_agreement import loader, ranks
 from tests.test_examples import TINY
@@ -134,7 +133,7 @@ def mixup(samples: list[object]) -> list[object]:
 
 def test_where_images_are_normalised(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: "cpu" passes for one here."""
-    monkeypatch.setattr(loader_data, "is_accelerator", lambda device: device is not None)
+    monkeypatch.setattr("headrace.loader.loader.is_accelerator", lambda device: device is not None)
     printed = ""
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "device": "cpu"}
     with ImageDataset(photos) as dataset:

@@ -100,7 +100,7 @@ class Collating:
         """True if the function is none of headrace's."""
         return self.function is not None and not self._names_samples
 
-    def calls(self, function: Callable[[Any], Any]) -> bool:
+    def calls(self, function: Callable[[Any], Any] | None) -> bool:
         """True if that function gets the samples of each batch."""
         return self.function is function and not self._of_one
 

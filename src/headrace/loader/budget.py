@@ -12,7 +12,7 @@ from headrace.core.budgeting import CHUNK_BYTES
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
 from headrace.core.modes import LoadingMode
-from headrace.datasets.unnormalized import PixelBatches
+from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
 from headrace.loader.data import inner_datasets
@@ -43,7 +43,7 @@ class LoaderMemory:
         usage: Any,
         collating: Collating,
         local_world_size: int,
-        pixels: PixelBatches | None,
+        pixels: DevicePixels | None,
     ) -> None:
         self.reservation: Reservation | None = None
         self.too_large: int = 0

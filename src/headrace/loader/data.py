@@ -10,10 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import described
-from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import parts_of
-from headrace.datasets.unnormalized import Images, look_at_images
 from headrace.errors import ConfigError
 
 
@@ -83,11 +81,6 @@ def check_dataset(door: str, name: str, dataset: Any, has_sampler: bool = False)
 def is_accelerator(device: Any) -> bool:
     """True of a device that computes beside the host."""
     return device is not None and torch.device(device).type not in ("cpu", "meta")
-
-
-def images_until(device: Any, dataset: Any, collating: Collating) -> Images:
-    """Where the images of a loader are normalised: there, or on the host."""
-    return look_at_images(dataset, collating) if is_accelerator(device) else Images()
 
 
 def check_device(device: Any) -> None:

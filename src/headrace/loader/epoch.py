@@ -157,7 +157,8 @@ class EpochIterator:
         self._transfer: Transfer | None = None
         config = loader.config
         if config.device is not None:
-            normalization = loader._images.normalization
+            pixels = loader._pixels
+            normalization = None if pixels is None else pixels.normalization
             self._transfer = transfer_to(config.device, normalization, config.memory_format)
         self._is_closed = False
         self._deliveries: Deliveries | None = None

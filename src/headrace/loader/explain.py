@@ -11,7 +11,7 @@ import torch
 from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
-from headrace.datasets.unnormalized import Images
+from headrace.datasets.unnormalized import DevicePixels
 from headrace.display import Lines, is_default
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.config import DataLoaderConfig, Reasons
@@ -43,14 +43,15 @@ def explain_loader(
     dataset: Any,
     collating: Collating,
     memory: LoaderMemory,
-    images: Images,
+    pixels: DevicePixels | None,
+    why_on_host: str | None,
 ) -> Lines:
     """Everything that is to be said of a loader.
 
     Args:
         config, given: with all auto values decided, and as the user gave it.
         reasons: why values are what they are, where more is known than that they were given.
-        plan, dataset, collating, memory, images: the loader's.
+        plan, dataset, collating, memory, pixels, why_on_host: the loader's.
     """
     own = isinstance(dataset, BaseDataset)
     lines = [*_options(config, given, reasons, plan, collating.function), *_epoch(plan)]
@@ -58,10 +59,10 @@ def explain_loader(
         lines += _blocks(plan, dataset)
     if own:
         lines.append(f"batches: {Batcher(dataset, collating).explain()}")
-    if images.why_on_host is not None:
-        lines.append(f"images: finished on the host, and copied as they are: {images.why_on_host}")
-    if images.pixels is not None and config.device is not None:
-        dtype = str(images.pixels.normalization.dtype).removeprefix("torch.")
+    if why_on_host is not None:
+        lines.append(f"images: finished on the host, and copied as they are: {why_on_host}")
+    if pixels is not None and config.device is not None:
+        dtype = str(pixels.normalization.dtype).removeprefix("torch.")
         lines.append(
             f"images: uint8 until {torch.device(config.device)}, and normalised there, to {dtype} "
             "(normalize='host': on the host)"

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
+from headrace.datasets.unnormalized import DevicePixels, look_at_images
 from headrace.display import short_call
 from headrace.errors import StateError, warn
 from headrace.loader.agreement import Agreement
@@ -30,8 +31,8 @@ from headrace.loader.config import (
 )
 from headrace.loader.data import (
     check_dataset,
-    images_until,
     inner_datasets,
+    is_accelerator,
     is_path,
     length_of,
     source_of,
@@ -103,13 +104,17 @@ class Loader(DataLoader[B]):
         self._reasons: Reasons
         config, collate, self._reasons = resolve(config, dataset, world)
         self._collating = Collating(collate, config.yields_batches)
-        self._images = images_until(config.device, dataset, self._collating)
+        # what leaves images to a device, and why it doesn't
+        self._pixels: DevicePixels | None = None
+        self._why_on_host: str | None = None
+        if is_accelerator(config.device):
+            self._pixels, self._why_on_host = look_at_images(dataset, self._collating)
         self._memory = LoaderMemory(
             dataset,
             config.max_memory_usage,
             self._collating,
             world.local_world_size,
-            self._images.pixels,
+            self._pixels,
         )
         self.config = config = self._memory.fit(config, self._reasons)
         draws_again = config.replacement and (config.weights is not None or config.balanced)
@@ -302,7 +307,7 @@ class Loader(DataLoader[B]):
         dataset = self.dataset
         workers = config.num_workers or 0
         ring = Ring(workers * (config.prefetch_factor or 1) + 2)
-        common: dict[str, Any] = {"collating": self._collating, "pixels": self._images.pixels}
+        common: dict[str, Any] = {"collating": self._collating, "pixels": self._pixels}
         if isinstance(self._plan, StreamPlan):
             size = config.batch_size or 1
             return FetchIterable(
@@ -579,7 +584,8 @@ class Loader(DataLoader[B]):
             self.dataset,
             self._collating,
             self._memory,
-            self._images,
+            self._pixels,
+            self._why_on_host,
         )
 
 

@@ -23,7 +23,7 @@ from headrace.collate.stack import gathered
 from headrace.core.batcher import Batcher, Collating, MadeBatch, named
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import answers_batches
-from headrace.datasets.unnormalized import PixelBatches, numbers_of
+from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import EmptyBatchError
 from headrace.loader.data import inner_datasets, length_of
 from headrace.loader.state import asked, give_back, is_stateful, iterator_of
@@ -68,7 +68,7 @@ class Fetch(Dataset[Any]):
         batches: RankBatches | None = None,
         stride: int = 1,
         origin: str = "the order",
-        pixels: PixelBatches | None = None,
+        pixels: DevicePixels | None = None,
     ) -> None:
         self.dataset = dataset
         self.ring = ring
@@ -130,8 +130,7 @@ class Fetch(Dataset[Any]):
                 make = functools.partial(self._make, report=report)
                 if self._pixels is None:
                     return make(request)
-                made, pixels = self._pixels.make(request, make)
-                report["pixels"] = numbers_of(made.batch, pixels)
+                made, report["pixels"] = self._pixels.make(request, make)
                 return made
         except IndexError as error:
             n = length_of(self.dataset)
@@ -282,7 +281,7 @@ class FetchIterable(Fetch):
         collating: Collating,
         batch_size: int,
         drop_last: bool,
-        pixels: PixelBatches | None = None,
+        pixels: DevicePixels | None = None,
     ) -> None:
         super().__init__(dataset, ring, collating, pixels=pixels)
         self._size = batch_size
