@@ -76,7 +76,7 @@ def test_hints_name_flags_of_the_verb(capsys: pytest.CaptureFixture[str]) -> Non
     for number in range(4):
         Path(f"photos/{number}.png").write_bytes(encoded(number) if number else b"no image")
     preview = ["preview", "photos", "-o", "a.png"]
-    assert main(preview) == 1 and "pass --skip-bad" in capsys.readouterr().err
-    assert main([*preview, "--skip-bad", "-q"]) == 0
+    assert main(preview) == 1 and "pass --on-error skip" in capsys.readouterr().err
+    assert main([*preview, "--on-error", "skip", "-q"]) == 0
     assert main(["bench", "photos", "--seconds", "1"]) == 1  # it has no such flag
-    assert "--skip-bad" not in capsys.readouterr().err
+    assert "--on-error" not in capsys.readouterr().err

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from headrace.cli.flags import add_options, number
+from headrace.cli.flags import add_options
 from headrace.cli.output import Output, fields_of, visible
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options = {
         "batch_size": (64, "samples in a batch"),
-        "workers": (number(0), "processes that load (default: as many as a loader takes here)"),
+        "workers": (int, "processes that load (default: as many as a loader takes here)"),
         "seconds": (60.0, "for all modes together, about"),
         "dataset_name": (str, "of HDF5 and Zarr: the array"),
         "encoding": (str, "of texts (default: utf-8)"),

@@ -46,6 +46,7 @@ _DATA = {
         "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts; with --targets, "
         "which names a column too, that of images",
     ),
+    "on_error": (("raise", "skip"), "samples that can't be read (default: raise)"),
     "columns": (list, "of a table: a column to read, may be given again (default: all)"),
 }
 """Arguments of datasets."""
@@ -58,7 +59,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     shape = {"patch_shape": (_extents, "of a Zarr volume: extents of a patch: 64 or 32,64,64")}
     add_options(data, shape)
     add_options(data, {"masks": (bool, "of annotations of COCO: the outlines of objects too")})
-    add_options(data, {"skip_bad": (bool, "leave out samples that can't be read")})
     add_options(parser.add_argument_group("texts"), _TEXTS)
 
 
@@ -76,12 +76,10 @@ def data_options(given: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in values.items() if value is not None}
     if len(options.get("target_name", ())) == 1:
         [options["target_name"]] = options["target_name"]
-    if given.targets == "none":
+    if given.targets in ("none", "None"):
         options["targets"] = None
     if given.masks:
         options["masks"] = True
-    if given.skip_bad:
-        options["on_error"] = "skip"
     if given.tokenizer is not None:
         options["tokenizer"] = _tokenizer(given.tokenizer)
     return options

@@ -14,54 +14,27 @@ from typing import Any
 from headrace.errors import AccessError, ConfigError, HeadraceError, WriteError
 
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
-_POSITIONAL = {"verb", "path", "paths", "src", "dst", "target"}
-_IN_WORDS = {
-    'on_error="skip"': ("skip_bad", "skip_bad=True"),
-    "image_size": ("size", "size"),
-    "(height, width)": ("size", ""),
-    "encoding= or errors=": ("encoding", "encoding="),
-    ": use ImageDataset": ("unit", ": leave out the options for texts"),
-    ": use TextDataset": ("unit", ": pass unit='file'"),
-}
-"""Words of messages, the flag that a verb must have, and other words for them then."""
 
 
 def as_flags(message: str, given: argparse.Namespace) -> str:
-    """A message of an error or a warning with the flags of the verb: ``unit='file'`` becomes
-    ``--unit file``.
+    """A message of an error or a warning with the flags of the verb in place of arguments:
+    ``unit='file'`` becomes ``--unit file``.
     """
-    for words, (name, instead) in _IN_WORDS.items():
-        if name in given:
-            message = message.replace(words, instead)
-    flags = [name for name in vars(given) if name not in _POSITIONAL]
-    pattern = rf"(?<![\w.'/-])({'|'.join(flags)})\b(=('[^']*'|\"[^\"]*\"|[\w.-]+)?)?"
-    return re.sub(pattern, lambda match: _as_flag(match, given), message)
+
+    def flag(match: re.Match[str]) -> str:
+        value = match[2].strip("'\"").removeprefix("True")
+        if match[1] not in given:
+            return match[0]
+        return f"--{match[1].replace('_', '-')} {shlex.quote(value) if value else ''}".rstrip()
+
+    return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.-]*)", flag, message)
 
 
-def _as_flag(match: re.Match[str], given: argparse.Namespace) -> str:
-    name = match[1]
-    if not match[2] and "_" not in name:
-        return match[0]
-    value = (match[3] or "").strip("'\"")
-    if not value or isinstance(getattr(given, name), bool):
-        return f"--{name.replace('_', '-')}"
-    return f"--{name.replace('_', '-')} {'none' if value == 'None' else shlex.quote(value)}"
-
-
-def number(least: int, most: int = 10**18) -> Callable[[str], int]:
-    """What reads an option: a number from `least` to `most`."""
-
-    def parsed(text: str) -> int:
-        if text.isascii() and text.isdigit() and least <= int(text) <= most:
-            return int(text)
-        wanted = f"{least} or more" if most == 10**18 else f"one from {least} to {most}"
-        raise argparse.ArgumentTypeError(f"{text!r} is no such number: write {wanted}")
-
-    return parsed
-
-
-count = number(1)
-"""A number of threads, processes or samples."""
+def count(text: str) -> int:
+    """A number of threads, processes or samples, as an option has it."""
+    if text.isascii() and text.isdigit() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no such number: write 1 or more")
 
 
 def seconds(text: str) -> float:
