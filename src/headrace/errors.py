@@ -113,7 +113,9 @@ class HeadraceWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Warns at the user's line: the nearest calling line outside of headrace."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     warnings.warn(message, HeadraceWarning, stacklevel=level)

@@ -32,7 +32,8 @@ from headrace.memory.tree import like_mapping
 
 Number = bool | int | float | complex
 _NUMBERS = (bool, int, float, np.bool_, np.number)
-_MASK, _LENGTHS = "attention_mask", "lengths"
+_MASK = "attention_mask"
+_LENGTHS = "lengths"
 _SEQUENCES = ("input_ids", "tokens", "token_ids", "sequence")
 """Fields that vary in length by their name. The lengths in a batch don't tell: they may be equal
 by chance.

@@ -68,7 +68,9 @@ class Unkept:
     """
 
     def __init__(self, folder: str, what: str, instead: str) -> None:
-        self._folder, self._what, self._instead = folder, what, instead
+        self._folder = folder
+        self._what = what
+        self._instead = instead
 
     def __enter__(self) -> None:
         pass
@@ -145,7 +147,8 @@ class ArrayFile:
             OSError, UntrustedError: as `load`.
         """
         with self._opened() as (file, size):
-            head, crc = _known_head(file.read(HEAD), self._contents), 0
+            head = _known_head(file.read(HEAD), self._contents)
+            crc = 0
             while piece := file.read(_PIECE):
                 crc = _checksum(crc, piece)
             _compare(head, crc)
@@ -210,7 +213,8 @@ class ArrayFile:
 
 def array_bytes(arrays: Sequence[npt.NDArray[Any]], contents: Contents) -> bytes:
     """The same file as bytes, to be put beside other files."""
-    file, arrays = io.BytesIO(), _typed(arrays, contents.types)
+    file = io.BytesIO()
+    arrays = _typed(arrays, contents.types)
     writer = ArrayWriter(file, arrays[0].dtype.str)
     writer.write(arrays[0])
     writer.short(arrays[1:])
@@ -230,7 +234,8 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
         UntrustedError: it is something else, or not whole.
     """
     first = file.read(HEAD)
-    head, body = _known_head(first, contents), bytearray(max(0, size - HEAD))
+    head = _known_head(first, contents)
+    body = bytearray(max(0, size - HEAD))
     if file.readinto(body) != len(body):  # type: ignore[attr-defined]
         raise UntrustedError("it is damaged")
     crc = 0
@@ -399,8 +404,11 @@ class ArrayWriter:
     """
 
     def __init__(self, file: BinaryIO, dtype: str, pool: ThreadPoolExecutor | None = None) -> None:
-        self._file, self._dtype, self._pool = file, np.dtype(dtype), pool
-        self._nbytes, self._crc = 0, 0
+        self._file = file
+        self._dtype = np.dtype(dtype)
+        self._pool = pool
+        self._nbytes = 0
+        self._crc = 0
         self._short: list[npt.NDArray[Any]] = []
         self._flushed = 0  # bytes that are on their way, or there
         self._flush: Future[None] | None = None
@@ -438,17 +446,24 @@ class ArrayWriter:
 
     def narrow(self, dtype: str) -> None:
         """Rewrites the long array in a smaller dtype, which must hold its values."""
-        old, new = self._dtype, np.dtype(dtype)
-        count, read, put = self._nbytes // old.itemsize, HEAD, HEAD
+        old = self._dtype
+        new = np.dtype(dtype)
+        count = self._nbytes // old.itemsize
+        read = HEAD
+        put = HEAD
         self._file.flush()
-        self._dtype, self._nbytes, self._crc, self._flushed = new, 0, 0, 0
+        self._dtype = new
+        self._nbytes = 0
+        self._crc = 0
+        self._flushed = 0
         for start in range(0, count, _PIECE):
             wanted = min(_PIECE, count - start) * old.itemsize
             self._file.seek(read)
             piece = np.frombuffer(self._file.read(wanted), old).astype(new)
             self._file.seek(put)
             self.write(piece)
-            read, put = read + wanted, put + piece.nbytes
+            read = read + wanted
+            put = put + piece.nbytes
         self._file.seek(put)
         self._file.truncate()
 
@@ -579,7 +594,8 @@ def _compare(head: bytes, crc: int) -> None:
 
 def _split(body: memoryview, head: bytes) -> Arrays:
     """The arrays out of what follows the head."""
-    arrays, at = Arrays(), 0
+    arrays = Arrays()
+    at = 0
     for dtype, nbytes in _parts(head):
         arrays.append(np.frombuffer(body[at : at + nbytes], dtype))
         at += up(nbytes)

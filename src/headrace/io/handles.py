@@ -43,7 +43,8 @@ class WorkerFiles(Generic[T]):
     ) -> None:
         self._opener: Callable[[str], Any] = opener or _open_descriptor
         self._closer: Callable[[Any], object] = closer or os.close
-        self._most, self._survives_fork = most, survives_fork
+        self._most = most
+        self._survives_fork = survives_fork
         # path -> [handle, number of readers]; the latest at the end
         self._open: OrderedDict[str, list[Any]] = OrderedDict()
         self._lock = threading.Lock()

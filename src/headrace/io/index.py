@@ -88,7 +88,8 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     """The index of a file as it is kept on this machine, or lies beside the file; None: it is
     nowhere, or not to be trusted.
     """
-    version, beside = files.version(url), files.beside(url)
+    version = files.version(url)
+    beside = files.beside(url)
     if version.tag is not None:
         cached = kept_index(files, url, kind).loaded()
         if cached is not None:

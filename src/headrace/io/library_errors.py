@@ -61,7 +61,8 @@ class _Inner(threading.local):
     depth = 0
 
     def taken(self) -> BaseException | None:
-        error, self.error = self.error, None
+        error = self.error
+        self.error = None
         return error
 
 

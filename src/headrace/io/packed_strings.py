@@ -53,7 +53,8 @@ class PackedNames(Sequence[bytes]):
         return builder.build()
 
     def _adopt(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
-        self._bytes, self._offsets = SharedArray(data), SharedArray(offsets)
+        self._bytes = SharedArray(data)
+        self._offsets = SharedArray(offsets)
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -99,10 +100,12 @@ class PackedNames(Sequence[bytes]):
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
         """The names at some positions ([m] int64), in that order."""
         data, offsets = self.arrays
-        view, packed = data.data, NamesBuilder()
+        view = data.data
+        packed = NamesBuilder()
         for start in range(0, len(order), _CHUNK):
             chosen = order[start : start + _CHUNK]
-            begins, ends = offsets[chosen], offsets[chosen + 1]
+            begins = offsets[chosen]
+            ends = offsets[chosen + 1]
             joined = b"".join(
                 [view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
             )
@@ -114,7 +117,8 @@ class NamesBuilder:
     """Takes names in, and holds no more than what a `PackedNames` of them holds."""
 
     def __init__(self) -> None:
-        self._bytes, self._offsets = _Growing(np.uint8), _Growing(np.int64)
+        self._bytes = _Growing(np.uint8)
+        self._offsets = _Growing(np.int64)
         self._offsets.extend(np.zeros(1, np.int64))
 
     def __len__(self) -> int:
@@ -161,7 +165,8 @@ class _Growing:
         self.used = needed
 
     def take(self) -> npt.NDArray[Any]:
-        array, self._array = self._array, np.empty(0, self._array.dtype)
+        array = self._array
+        self._array = np.empty(0, self._array.dtype)
         array.resize(self.used, refcheck=False)
         return array
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 
-GAP, MOST = 64 << 10, 4 << 20
+GAP = 64 << 10
+MOST = 4 << 20
 """Remote ranges with so few bytes between them are fetched as one; requests that are longer are
 split.
 """
@@ -158,14 +159,17 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
     paths, file, start, stop = ranges
     order = np.flatnonzero(stop > start)
     if len(order) < len(file):
-        file, start, stop = file[order], start[order], stop[order]
+        file = file[order]
+        start = start[order]
+        stop = stop[order]
     sort = start.argsort(kind="stable") if len(paths) < 2 else np.lexsort((start, file))
-    order, file, start, stop = order[sort], file[sort], start[sort], stop[sort]
+    order = order[sort]
+    file = file[sort]
+    start = start[sort]
+    stop = stop[sort]
     steps = start[1:] - stop[:-1]
-    is_first, is_other = (
-        steps > gap,
-        file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool),
-    )
+    is_first = steps > gap
+    is_other = file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool)
     if len(paths) > 1:
         is_first |= is_other
         steps[is_other] = 0
@@ -180,10 +184,12 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
             np.maximum.accumulate(end[first:last], out=end[first:last])
         is_first = is_other | (start[1:] > end[:-1] + gap)
     edges = np.concatenate([[0], np.flatnonzero(is_first) + 1, [len(order)]])
-    starts, stops = start[edges[:-1]], end[edges[1:] - 1]
+    starts = start[edges[:-1]]
+    stops = end[edges[1:] - 1]
     if most is not None and (stops - starts > most).any():
         edges = _cut(edges, start, end, most)
-        starts, stops = start[edges[:-1]], end[edges[1:] - 1]
+        starts = start[edges[:-1]]
+        stops = end[edges[1:] - 1]
     return Requests(ByteRanges(paths, file[edges[:-1]], starts, stops), order, edges)
 
 
@@ -218,7 +224,9 @@ def with_between(
             leave `most` requests, none of them longer than `BETWEEN`.
     """
     order = np.lexsort((~is_wanted, ranges.stop, ranges.start, ranges.file))
-    file, start, stop = ranges.file[order], ranges.start[order], ranges.stop[order]
+    file = ranges.file[order]
+    start = ranges.start[order]
+    stop = ranges.stop[order]
     is_new = np.ones(len(order), bool)
     is_new[1:] = (np.diff(file) != 0) | (np.diff(start) != 0) | (np.diff(stop) != 0)
     first = np.flatnonzero(is_new)

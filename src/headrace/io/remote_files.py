@@ -276,10 +276,8 @@ class RemoteFiles(Files):
         self, ranges: ByteRanges, urgent: bool, bypass: bool
     ) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * ranges.size
-        parts, wholes = (
-            np.flatnonzero(ranges.is_written & ~ranges.is_whole),
-            np.flatnonzero(ranges.is_whole),
-        )
+        parts = np.flatnonzero(ranges.is_written & ~ranges.is_whole)
+        wholes = np.flatnonzero(ranges.is_whole)
         if len(parts):
             for number, data in zip(
                 parts.tolist(),
@@ -305,7 +303,8 @@ class RemoteFiles(Files):
         sizes[list(used)] = [self._versions[path].size for path in used.values()]
         beyond = np.flatnonzero(ranges.stop > sizes[ranges.file])
         if len(beyond):
-            path, stop = ranges.paths[ranges.file[beyond[0]]], int(ranges.stop[beyond[0]])
+            path = ranges.paths[ranges.file[beyond[0]]]
+            stop = int(ranges.stop[beyond[0]])
             raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
         if self.cache is None:
             return await self._remote.fetch(ranges, self._versions, urgent)
@@ -403,10 +402,8 @@ class RemoteFiles(Files):
         return {**state, "_beside": {}, "_handed_out": ("", b""), "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._prefetcher, self._bypass = (
-            Prefetcher(self._begin_prefetch, state.pop("room")),
-            _Bypass(),
-        )
+        self._prefetcher = Prefetcher(self._begin_prefetch, state.pop("room"))
+        self._bypass = _Bypass()
         self.__dict__.update(state)
 
 

@@ -53,7 +53,8 @@ def _parts(group: ByteRanges, contents: list[memoryview | None]) -> Iterator[Par
 
 def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
     """Pieces that are fetched together: no more than `PIECE` bytes, and no more than some."""
-    ends, first = np.cumsum(pieces.nbytes), 0
+    ends = np.cumsum(pieces.nbytes)
+    first = 0
     while first < pieces.size:
         before = int(ends[first - 1]) if first else 0
         last = max(
@@ -76,7 +77,8 @@ def opened_in_order(files: Files, path: str) -> BinaryIO:
 class _Raw(io.RawIOBase):
     def __init__(self, files: RemoteFiles, url: str) -> None:
         self._parts = in_order(files, ByteRanges.of([(url, 0, files.version(url).size)]))
-        self._left, self._at = memoryview(b""), 0
+        self._left = memoryview(b"")
+        self._at = 0
 
     def readable(self) -> bool:
         return True
@@ -89,7 +91,8 @@ class _Raw(io.RawIOBase):
             self._left = part[1]
         count = min(len(buffer), len(self._left))
         buffer[:count] = self._left[:count]
-        self._left, self._at = self._left[count:], self._at + count
+        self._left = self._left[count:]
+        self._at = self._at + count
         return count
 
     def tell(self) -> int:

@@ -70,12 +70,14 @@ def _attempts(
         )
 
     def each() -> Iterator[None]:
-        end, last = time.monotonic() + patience, progress()
+        end = time.monotonic() + patience
+        last = progress()
         with contextlib.suppress(OSError):
             for key in sorted(set(keys)):  # in order: so nobody waits for one that waits for him
                 while fd is not None and not try_lock(fd, key):
                     if (now := progress()) != last:
-                        end, last = time.monotonic() + patience, now
+                        end = time.monotonic() + patience
+                        last = now
                     if time.monotonic() >= end:
                         break
                     yield

@@ -260,7 +260,8 @@ class MemoryBudget:
             ]
             for limit in self._ledger.limits or ():
                 if limit is not tight:
-                    free, total = format_size(limit.headroom), format_size(limit.total)
+                    free = format_size(limit.headroom)
+                    total = format_size(limit.total)
                     lines.append(f"  wider: {limit.name}: {free} of {total} free")
             lines += [f"  ignored: {note}" for note in self._ledger.notes]
             return Lines("\n".join(lines))

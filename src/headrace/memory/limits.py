@@ -253,7 +253,9 @@ def cpu_quota(proc: Path, sys_fs: Path) -> Cores | None:
 
 PERIOD = 1.0
 """Seconds between two looks, which cost a tenth of a millisecond or more."""
-_LOW, _LOW_BYTES, _LOW_OF_HEADROOM = 0.05, 1 << 30, 0.1
+_LOW = 0.05
+_LOW_BYTES = 1 << 30
+_LOW_OF_HEADROOM = 0.1
 
 
 class PressureWatch:

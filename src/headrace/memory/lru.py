@@ -33,7 +33,9 @@ def held_bytes(value: object) -> int:
     `value`. Lists, tuples, dicts (their values) and object arrays count their contents. Anything
     else counts its `nbytes`, or `sys.getsizeof` if it has none.
     """
-    total, seen, todo = 0, set[int](), [value]
+    total = 0
+    seen = set[int]()
+    todo = [value]
     while todo:
         item = _root(todo.pop())
         if id(item) in seen:

@@ -36,10 +36,12 @@ from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.store import SampleStore
 from headrace.memory.whole import write_full
 
-PREFIX, SUFFIX = "headrace-store-", ".mem"
+PREFIX = "headrace-store-"
+SUFFIX = ".mem"
 VERSION = "3"
 # seconds that the door is waited for; and where it is no matter if it stays shut
-_PATIENCE, _SHORT_PATIENCE = 10.0, 1.0
+_PATIENCE = 10.0
+_SHORT_PATIENCE = 1.0
 
 _open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
 

@@ -69,7 +69,8 @@ _INLINE = 4096  # arrays and tensors below this stay in the pickle
 # Linux
 _MESSAGE = 3072
 # bytes of an array, and how often they go into those of its batch, that is copied out of the slot
-_LIGHT, _LIGHT_SHARE = 64 << 10, 8
+_LIGHT = 64 << 10
+_LIGHT_SHARE = 8
 _POPULATE_WRITE = 23  # of <asm-generic/mman-common.h>, Linux 5.14; `mmap` has no name for it
 
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = weakref.WeakValueDictionary()

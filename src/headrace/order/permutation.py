@@ -188,7 +188,8 @@ def _feistel(
         mixed = mix(right, key)
         mixed &= mask
         mixed ^= left
-        left, right = right, mixed
+        left = right
+        right = mixed
         mask, other_mask = other_mask, mask
     if inverse:
         left, right = right, left

@@ -67,7 +67,8 @@ def current_request() -> BatchRequest | None:
 def working_on(request: BatchRequest) -> Iterator[None]:
     """While a batch of this process is made."""
     global _current
-    before, _current = _current, request
+    before = _current
+    _current = request
     try:
         yield
     finally:

@@ -42,11 +42,9 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
         DataNotFoundError: a class folder is empty (as torchvision has it).
     """
     names = files.names
-    targets, number, first = (
-        np.empty(len(names), np.int64),
-        dict[bytes, int](),
-        dict[bytes, bytes](),
-    )
+    targets = np.empty(len(names), np.int64)
+    number = dict[bytes, int]()
+    first = dict[bytes, bytes]()
     for folder, start, stop in _runs(names):
         if folder is None:
             return _beside_the_folders(files)
@@ -228,7 +226,8 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
     such run are looked at; unless a name holds b"\\0", which sorts like b"/".
     """
     data, _ = names.arrays
-    in_runs, start = not len(data) or data.min() > 0, 0
+    in_runs = not len(data) or data.min() > 0
+    start = 0
     while start < len(names):
         folder, slash, _ = names[start].partition(b"/")
         stop = _end_of_run(names, start, folder + slash) if slash and in_runs else start + 1

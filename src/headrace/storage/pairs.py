@@ -26,7 +26,9 @@ class PairedSource(Source):
     """
 
     def __init__(self, files: FilesSource, others: FilesSource, numbers: IntArray) -> None:
-        self.files, self.others, self.numbers = files, others, numbers
+        self.files = files
+        self.others = others
+        self.numbers = numbers
 
     def __len__(self) -> int:
         return len(self.files)
@@ -37,7 +39,8 @@ class PairedSource(Source):
         return list(zip(self.files.read(indices), others, strict=True))
 
     def describe(self) -> Description:
-        files, others = self.files.describe(), self.others.describe()
+        files = self.files.describe()
+        others = self.others.describe()
         files.columns.append(replace(others.columns[0], name="beside"))
         files.files += others.files
         files.stored += others.stored

@@ -275,7 +275,8 @@ def _read(
     if not isinstance(source, ConcatSource):
         source.gather(rows, out, run)
         return
-    order, starts = np.argsort(rows, kind="stable"), np.cumsum([0, *map(len, source.sources)])
+    order = np.argsort(rows, kind="stable")
+    starts = np.cumsum([0, *map(len, source.sources)])
     edges = np.searchsorted(rows[order], starts)
     for number, (begin, end) in enumerate(itertools.pairwise(edges.tolist())):
         if end > begin:

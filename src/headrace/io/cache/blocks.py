@@ -43,7 +43,8 @@ async def fetch_cached(
         all_fits: True if all files that will be read have room in the cache. Else small ranges are
             not worth a block, which would be gone before the rest of it is read.
     """
-    needed, is_whole = [], ranges.is_whole
+    needed = []
+    is_whole = ranges.is_whole
     if is_whole.any():
         needed = [_blocks_of(*one) for one in ranges.each()]
         sizes = np.array([versions[path].size for path in ranges.paths])
@@ -162,7 +163,8 @@ def _assembled(
 ) -> memoryview:
     parts = []
     for path, number in blocks:
-        data, begin = found[path, number], max(0, number) * BLOCK
+        data = found[path, number]
+        begin = max(0, number) * BLOCK
         assert data is not None
         parts.append(memoryview(data)[max(0, start - begin) : stop - begin])
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

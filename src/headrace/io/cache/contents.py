@@ -36,11 +36,9 @@ _WHAT = {
     "lines-index": "indices of remote texts",
     "arrow-index": "indices of remote Arrow files",
 }
-BLOCKS, SAMPLES, REST = (
-    "blocks of remote files",
-    "samples shared by the ranks of this machine",
-    "what killed processes left",
-)
+BLOCKS = "blocks of remote files"
+SAMPLES = "samples shared by the ranks of this machine"
+REST = "what killed processes left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,8 @@ def cache_entries(folder: str) -> list[CacheEntry]:
 
 def _entry(path: str, name: str) -> CacheEntry | None:
     """A file by its name; None: it is none of headrace's."""
-    base, is_temporary = name, name.endswith(TEMPORARY)
+    base = name
+    is_temporary = name.endswith(TEMPORARY)
     if is_temporary:
         base = name.removesuffix(TEMPORARY).rpartition(".")[0]
     match = _ARRAYS.match(base)
@@ -143,7 +142,8 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
 
     What a job of this machine shares among its ranks stays, as long as the job runs.
     """
-    removed, since = [], time.time() - older_than
+    removed = []
+    since = time.time() - older_than
     for entry in entries:
         in_use = entry.what == SAMPLES and not entry.is_abandoned
         if entry.user != user_id() or in_use or not (entry.is_abandoned or entry.used <= since):

@@ -79,7 +79,8 @@ class DiskCache:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._paused_until, self._has_warned = 0.0, False
+        self._paused_until = 0.0
+        self._has_warned = False
         renew_after_fork(self)
 
     after_fork = _reset
@@ -214,7 +215,8 @@ class DiskCache:
         Under the ledger's lock. A block that is being written counts with the size that its name
         says.
         """
-        found, total = [], 0
+        found = []
+        total = 0
         for path, status in self._files():
             if path.endswith(TEMPORARY):
                 if _has_writer(path):
@@ -279,7 +281,8 @@ class DiskCache:
     def take_counts(self) -> Counter[str]:
         """Hits, blocks written, evicted and found damaged by this process, since the last call."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
         return counts
 
     def explain(self) -> str:

@@ -62,8 +62,10 @@ class SumsAhead:
     """
 
     def __init__(self, fd: int, edges: IntArray, settle: Callable[[int, int], object]) -> None:
-        self._fd, self._settle = fd, settle
-        self.edges, self.crcs = edges, np.zeros(len(edges) - 1, np.uint32)
+        self._fd = fd
+        self._settle = settle
+        self.edges = edges
+        self.crcs = np.zeros(len(edges) - 1, np.uint32)
         self.futures: dict[Segment, Future[int]] = {}
         self._ahead = deque(_segments_of_samples(edges))
         self._pool: ThreadPoolExecutor | None = None
@@ -128,9 +130,11 @@ def sum_file(
     """
     size = os.fstat(fd).st_size
     if ahead is None or not np.array_equal(ahead.edges, edges):
-        known, crcs = dict[Segment, Future[int]](), np.zeros(len(edges) - 1, np.uint32)
+        known = dict[Segment, Future[int]]()
+        crcs = np.zeros(len(edges) - 1, np.uint32)
     else:
-        known, crcs = ahead.futures, ahead.crcs
+        known = ahead.futures
+        crcs = ahead.crcs
     crc = 0
 
     def task(segment: Segment) -> int:
@@ -164,7 +168,8 @@ def _segments(edges: IntArray, size: int) -> Iterator[Segment]:
 
 
 def _segments_of_samples(edges: IntArray) -> Iterator[Segment]:
-    first, count = 0, len(edges) - 1
+    first = 0
+    count = len(edges) - 1
     while first < count:
         last = int(np.searchsorted(edges, edges[first] + _SEGMENT, side="right")) - 1
         # of empty ones any number begins at one place
@@ -175,11 +180,12 @@ def _segments_of_samples(edges: IntArray) -> Iterator[Segment]:
 
 def _sum_segment(fd: int, segment: Segment, edges: IntArray, crcs: npt.NDArray[np.uint32]) -> int:
     """The CRC of a segment; those of its samples, which lie between `edges`, go to `crcs`."""
-    crc32, buffer = (
-        isal_zlib.crc32,
-        memoryview(bytearray(min(_PIECE, max(1, segment.stop - segment.start)))),
-    )
-    crc, carried, number, last = 0, 0, 0, len(edges) - 2
+    crc32 = isal_zlib.crc32
+    buffer = memoryview(bytearray(min(_PIECE, max(1, segment.stop - segment.start))))
+    crc = 0
+    carried = 0
+    number = 0
+    last = len(edges) - 2
     found = list[int]()
     for start in range(segment.start, segment.stop, _PIECE):
         piece = buffer[: min(_PIECE, segment.stop - start)]
@@ -194,7 +200,8 @@ def _sum_segment(fd: int, segment: Segment, edges: IntArray, crcs: npt.NDArray[n
             cuts: Sequence[int] = (edges[number : end + 1] - start).tolist()
             found.append(crc32(piece[max(0, cuts[0]) : cuts[1]], carried))
             found += [crc32(piece[a:b]) for a, b in itertools.pairwise(cuts[1:])]
-            number, carried = end, 0
+            number = end
+            carried = 0
         if number <= last:
             carried = crc32(piece[max(0, int(edges[number]) - start) :], carried)
     found += [0] * (last + 1 - number)  # empty ones of an empty segment
@@ -223,7 +230,8 @@ def shifted(crc: int, nbytes: int) -> int:
     while nbytes and factor:
         if nbytes & 1:
             factor = _product(factor, power)
-        power, nbytes = _product(power, power), nbytes >> 1
+        power = _product(power, power)
+        nbytes = nbytes >> 1
     return factor
 
 

@@ -126,16 +126,12 @@ class LocalFiles(Files):
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
         requests = coalesce(ranges, _GAP, _MOST)
-        order, edges, begins = (
-            requests.order.tolist(),
-            requests.edges.tolist(),
-            requests.ranges.start.tolist(),
-        )
-        starts, stops, ends = (
-            ranges.start.tolist(),
-            ranges.stop.tolist(),
-            requests.ranges.stop.tolist(),
-        )
+        order = requests.order.tolist()
+        edges = requests.edges.tolist()
+        begins = requests.ranges.start.tolist()
+        starts = ranges.start.tolist()
+        stops = ranges.stop.tolist()
+        ends = requests.ranges.stop.tolist()
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
                 begin = begins[request]
@@ -189,15 +185,15 @@ class LocalFiles(Files):
             HINTS.note(began, 1, len(buffers[0]))
             return
         requests = coalesce(ranges, 0, _MOST)
-        order, edges, begins = (
-            requests.order.tolist(),
-            requests.edges.tolist(),
-            requests.ranges.start.tolist(),
-        )
+        order = requests.order.tolist()
+        edges = requests.edges.tolist()
+        begins = requests.ranges.start.tolist()
         sizes = (requests.ranges.stop - requests.ranges.start).tolist()
         for path, fd, first, last in self._each_file(requests):
             for request in range(first, last):
-                at, end, nbytes = edges[request], edges[request + 1], sizes[request]
+                at = edges[request]
+                end = edges[request + 1]
+                nbytes = sizes[request]
                 if end == at + 1:
                     wanted = [buffers[order[at]]]
                 else:
@@ -221,10 +217,8 @@ class LocalFiles(Files):
             if len(requests.paths) > 1
             else [0]
         )
-        paths, edges = (
-            [requests.paths[file] for file in requests.file[firsts].tolist()],
-            [*firsts, requests.size],
-        )
+        paths = [requests.paths[file] for file in requests.file[firsts].tolist()]
+        edges = [*firsts, requests.size]
         with contextlib.closing(self.descriptors.reading_each(paths)) as opened:
             for at, fds in opened:
                 if HINTS.are_wanted and requests.size > 1:
@@ -234,7 +228,8 @@ class LocalFiles(Files):
                 for number, fd in enumerate(fds, at):
                     self.check_open(paths[number], fd)
                     yield paths[number], fd, edges[number], edges[number + 1]
-                first, end = edges[at], edges[at + len(fds)]
+                first = edges[at]
+                end = edges[at + len(fds)]
                 HINTS.note(
                     began,
                     int(wanted.edges[end] - wanted.edges[first]),
@@ -250,15 +245,14 @@ class LocalFiles(Files):
             if len(ranges.paths) > 1
             else ranges.start.argsort()
         )
-        of, starts, sizes = (
-            ranges.file[order],
-            ranges.start[order].tolist(),
-            ranges.nbytes[order].tolist(),
-        )
+        of = ranges.file[order]
+        starts = ranges.start[order].tolist()
+        sizes = ranges.nbytes[order].tolist()
         found: list[Any] = [None] * len(order)
         edges = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(order)] if len(order) else [0]
         for first, last in itertools.pairwise(edges):
-            path, some = ranges.paths[of[first]], sizes[first:last]
+            path = ranges.paths[of[first]]
+            some = sizes[first:last]
             with self.opened(path) as fd:
                 if HINTS.are_wanted:
                     HINTS.give(fd, zip(starts[first:last], some, strict=True))
@@ -277,7 +271,8 @@ class LocalFiles(Files):
     def read_joined(self, ranges: ByteRanges) -> bytes:
         if ranges.size > 1 and ranges.stop[0] != WHOLE:
             path = ranges.paths[ranges.file[0]]
-            first, stop = int(ranges.start.min()), int(ranges.stop.max())
+            first = int(ranges.start.min())
+            stop = int(ranges.stop.max())
             if stop - first <= _SPAN + 2 * int(ranges.nbytes.sum()):
                 return self._read_span(path, first, stop, ranges)
             with contextlib.suppress(OSError):  # said where it is read in the other way
@@ -301,7 +296,8 @@ class LocalFiles(Files):
         HINTS.note(began, 1, stop - first)
         if (ranges.start[1:] == ranges.stop[:-1]).all():
             return span
-        starts, stops = (ranges.start - first).tolist(), (ranges.stop - first).tolist()
+        starts = (ranges.start - first).tolist()
+        stops = (ranges.stop - first).tolist()
         return b"".join([span[start:stop] for start, stop in zip(starts, stops, strict=True)])
 
     # -- what is read next
@@ -363,7 +359,8 @@ def changed(path: str) -> FileChangedError:
 
 
 def _tell(fd: int, ranges: ByteRanges, first: int, end: int) -> None:
-    starts, stops = ranges.start[first:end], ranges.stop[first:end]
+    starts = ranges.start[first:end]
+    stops = ranges.stop[first:end]
     HINTS.give(fd, zip(starts.tolist(), (stops - starts).tolist(), strict=True))
 
 

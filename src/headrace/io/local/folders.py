@@ -46,12 +46,10 @@ class FolderReader:
         latest: int,
         changed: Callable[[str], Exception],
     ) -> None:
-        self._descriptors, self._folder, self._latest, self._changed = (
-            descriptors,
-            folder,
-            latest,
-            changed,
-        )
+        self._descriptors = descriptors
+        self._folder = folder
+        self._latest = latest
+        self._changed = changed
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
         """The contents of files; None for those that are missing."""
@@ -93,7 +91,9 @@ class FolderReader:
                 yield from self._together(folder, names[start : start + _TOGETHER])
 
     def _together(self, folder: int, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        began, total, opened = time.perf_counter(), 0, list[int]()
+        began = time.perf_counter()
+        total = 0
+        opened = list[int]()
         try:
             for name in names:
                 try:

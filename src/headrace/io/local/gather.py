@@ -127,7 +127,8 @@ class _Scratch:
     def gathered(self, stretches: list[memoryview], total: int) -> bytes | None:
         """Their bytes; None, where some of them are not there."""
         with self._lock:
-            done, began = 0, time.perf_counter()
+            done = 0
+            began = time.perf_counter()
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
                     done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)

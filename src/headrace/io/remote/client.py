@@ -73,7 +73,8 @@ from headrace.memory.per_process import PerProcess, renew_after_fork
 
 WINDOW = 64 << 20
 """Bytes that a process fetches at once, at most."""
-_WAIT, _LONGEST_WAIT = 0.1, 10.0
+_WAIT = 0.1
+_LONGEST_WAIT = 10.0
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 _SAMPLE = 64 << 10  # bytes that are compared to know a mirror
 _LISTS = ("find", "glob", "ls")
@@ -112,7 +113,8 @@ class Remote:
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
-        self.retries, self.deadline = options.retries, float(options.deadline)
+        self.retries = options.retries
+        self.deadline = float(options.deadline)
         self._url = url
         passed = options.storage_options or {}
         self.place: str = repr(
@@ -205,8 +207,11 @@ class Remote:
             for a, b in itertools.pairwise(edges.tolist())
         ]
         found = [memoryview(b"")] * ranges.size
-        starts, stops, order = ranges.start.tolist(), ranges.stop.tolist(), requests.order.tolist()
-        ends, begins = requests.edges.tolist(), requests.ranges.start.tolist()
+        starts = ranges.start.tolist()
+        stops = ranges.stop.tolist()
+        order = requests.order.tolist()
+        ends = requests.edges.tolist()
+        begins = requests.ranges.start.tolist()
         for request, (first, last) in enumerate(itertools.pairwise(ends)):
             for number in order[first:last]:
                 found[number] = whole[request][
@@ -287,13 +292,16 @@ class Remote:
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
         return counts
 
     def close(self) -> None:
         """Ends this process's connections; the next call opens new ones."""
         with self._lock:
-            plain, self._plain, self._is_plain = self._plain, None, None
+            plain = self._plain
+            self._plain = None
+            self._is_plain = None
         if plain is not None:
             plain.close()
         self._filesystem.close()
@@ -356,7 +364,8 @@ class Remote:
             await self._range(url, size - 1, size, self.shown(url), None)
 
     async def _whole(self, url: str) -> bytes:
-        fs, path = self.filesystem, self._path(url)
+        fs = self.filesystem
+        path = self._path(url)
 
         async def ask(attempt: Attempt) -> bytes:
             plain = self._plain_http() if self._has_plain_wholes else None
@@ -439,7 +448,8 @@ class Remote:
 
     async def _range(self, url: str, start: int, stop: int, where: str, etag: str | None) -> Answer:
         """A range, of a version with one of these ETags where servers look at them."""
-        fs, path = self.filesystem, self._path(url)
+        fs = self.filesystem
+        path = self._path(url)
 
         async def ask(attempt: Attempt) -> Answer:
             plain = self._plain_http()
@@ -477,7 +487,9 @@ class Remote:
         """Asks until the answer is right, or retries or deadline are through; of the deadline an
         attempt knows only if it `hurries`, and it may go on while bytes come.
         """
-        begin, attempts, cause = time.monotonic(), 0, ""
+        begin = time.monotonic()
+        attempts = 0
+        cause = ""
         retries, deadline = (
             (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
         )
@@ -515,10 +527,8 @@ class Remote:
                 if isinstance(error, TimeoutError):
                     cause = attempt.shortfall
                 if is_absent and not self._has_answered:
-                    retries, remedy = (
-                        min(retries, _OPENING_RETRIES),
-                        "is the URL right, and does the server run?",
-                    )
+                    retries = min(retries, _OPENING_RETRIES)
+                    remedy = "is the URL right, and does the server run?"
             attempts += 1
             left = begin + deadline - time.monotonic()
             if wait is None:

@@ -47,8 +47,10 @@ def judged(error: BaseException, where: str) -> Passing:
     if is_of_way and isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         # fsspec takes whatever goes wrong with a question for a size for a missing file
         error = error.__cause__
-    kind, said = type(error).__name__, redact(str(error))
-    text, named = said or kind, f"{kind}: {said}" if said else kind
+    kind = type(error).__name__
+    said = redact(str(error))
+    text = said or kind
+    named = f"{kind}: {said}" if said else kind
     if status in (412, 416):  # another version; shorter than it was
         raise was_replaced(where) from None
     if status == 404 or (
@@ -119,7 +121,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen = 0
     while error is not None and seen < 8:
         yield error
-        error, seen = error.__cause__ or error.__context__, seen + 1
+        error = error.__cause__ or error.__context__
+        seen = seen + 1
 
 
 def status_of(error: BaseException) -> tuple[int | None, Any]:

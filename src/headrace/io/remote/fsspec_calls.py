@@ -168,7 +168,8 @@ def is_http(fs: Any) -> bool:
 
 def close_filesystem(filesystem: Any) -> None:
     """Closes its connections, if it has any of its own."""
-    session, loop = getattr(filesystem, "_session", None), getattr(filesystem, "loop", None)
+    session = getattr(filesystem, "_session", None)
+    loop = getattr(filesystem, "loop", None)
     close = getattr(session, "close", None)
     if close is None or loop is None or not loop.is_running():
         return
@@ -210,11 +211,13 @@ def path_in(url: str, filesystem: Any) -> str:
 def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
     """What stands before and after the paths of a server in their URLs, by one of these."""
     first, *others = chain_of(url)
-    rest, inner = "::".join(others), getattr(filesystem, "fs", None)
+    rest = "::".join(others)
+    inner = getattr(filesystem, "fs", None)
     if others and inner is not None and "://" not in first:
         before, after = url_ends(rest, inner)
         return f"{first}::{before}", after
-    path, before = path_in(url, filesystem), first.rstrip("/")
+    path = path_in(url, filesystem)
+    before = first.rstrip("/")
     before = (
         before.removesuffix(path)
         if path and before.endswith(path)

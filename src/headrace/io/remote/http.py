@@ -160,15 +160,14 @@ class HTTPRanges:
                 with answer:
                     if 300 <= answer.status < 400:
                         raise NotPlainError(f"{answer.status}")
-                    size, length = (
-                        checked_size(
-                            answer.status, answer.reason, answer.headers, answer.length, start, stop
-                        ),
-                        answer.length,
+                    size = checked_size(
+                        answer.status, answer.reason, answer.headers, answer.length, start, stop
                     )
+                    length = answer.length
                     if length is None:
                         raise NotPlainError("a body without a length, or encoded")
-                    body, done = bytearray(length), 0
+                    body = bytearray(length)
+                    done = 0
                     with memoryview(body) as whole:
                         while done < length:
                             # else the answer has it, which is the connection's last

@@ -12,7 +12,8 @@ from headrace.errors import ConfigError
 from headrace.io.paths import is_url, redact
 from headrace.memory.budget import parse_size
 
-RETRIES, DEADLINE = 8, 60.0
+RETRIES = 8
+DEADLINE = 60.0
 
 
 class ServerKeywords(TypedDict, total=False):

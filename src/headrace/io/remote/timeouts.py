@@ -26,7 +26,8 @@ class Attempt:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._began = seconds, time.monotonic()
+        self._seconds = seconds
+        self._began = time.monotonic()
         self._nbytes = 0
 
     def came(self, nbytes: int) -> None:

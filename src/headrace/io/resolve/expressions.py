@@ -113,7 +113,8 @@ def _parts(inside: str) -> Sequence[str]:
         return inside.split(",")
     first, last, *by = inside.split("..")
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
-    width, step = max(len(first), len(last)) if is_padded else 0, max(1, int(by[0])) if by else 1
+    width = max(len(first), len(last)) if is_padded else 0
+    step = max(1, int(by[0])) if by else 1
     if abs(int(last) - int(first)) // step > _MOST:
         raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
     sign = 1 if int(first) <= int(last) else -1

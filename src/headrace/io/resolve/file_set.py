@@ -132,13 +132,12 @@ def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
     """The files of several entries as one set. Of equal names that of an earlier entry comes
     first.
     """
-    builder, roots, numbers, counts = (
-        NamesBuilder(),
-        dict[tuple[str, str], int](),
-        list[int](),
-        list[int](),
-    )
-    folders, searched = set[bytes](), set[str]()
+    builder = NamesBuilder()
+    roots = dict[tuple[str, str], int]()
+    numbers = list[int]()
+    counts = list[int]()
+    folders = set[bytes]()
+    searched = set[str]()
     for found in lists:
         data, offsets = found.names.arrays
         builder.add_joined(data, np.diff(offsets))
@@ -150,7 +149,8 @@ def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
     root_of = np.repeat(np.array(numbers, np.int32), counts) if len(roots) > 1 else None
     order = None if keeps_order else order_of_parts(names)
     if order is not None:
-        names, root_of = names.take(order), None if root_of is None else root_of[order]
+        names = names.take(order)
+        root_of = None if root_of is None else root_of[order]
     return _set_of(
         [*roots], None if root_of is None else SharedArray(root_of), names, folders, searched
     )

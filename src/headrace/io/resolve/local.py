@@ -126,7 +126,8 @@ def _globbed(pattern: str) -> list[str]:
     if "**" not in parts:
         return glob.glob(pattern)
     at = parts.index("**")
-    start, rest = "/".join(parts[:at]), "/".join(parts[at + 1 :] or ["*"])
+    start = "/".join(parts[:at])
+    rest = "/".join(parts[at + 1 :] or ["*"])
     if at and not start:
         start = "/"
     found: dict[str, None] = {}

@@ -17,7 +17,8 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
 from headrace.io.resolve.file_set import FileSet
 
-PLAN, MANIFEST = "plan.json", "manifest.json"
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
 _KEYS = {"plan", "parts", "kind", "store", "crc32"}
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)|plan-[0-9a-f]{{8}}\.crc32")
@@ -59,7 +60,8 @@ def _check_manifest(said: dict[str, Any]) -> None:
     """Raises a ValueError for a value that no pack writes, such as the name of a part that leads
     out of the folder.
     """
-    parts, classes = said.get("parts"), said.get("classes")
+    parts = said.get("parts")
+    classes = said.get("classes")
     if not isinstance(parts, list) or not parts:
         raise ValueError(f"'parts' is {parts!r:.40}")
     if classes is not None and not are_texts(classes):

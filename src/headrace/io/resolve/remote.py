@@ -92,7 +92,9 @@ class RemoteWalk:
     """
 
     def __init__(self, kind: Kind, server: RemoteFiles, asks: bool) -> None:
-        self._kind, self._server, self._asks = kind, server, asks
+        self._kind = kind
+        self._server = server
+        self._asks = asks
         self._endings = tuple(os.fsencode(ending) for ending in kind.endings)
         self._stores = tuple(os.fsencode(ending) for ending in kind.stores)
         self.others: list[str] = []
@@ -116,10 +118,8 @@ class RemoteWalk:
         path = self._path(url)
         plain = path.partition("?")[0].rstrip("/")
         root, _, name = plain.rpartition("/")
-        root, query = (
-            root or ("/" if path.startswith("/") else ""),
-            path[len(plain) :].removeprefix("/"),
-        )
+        root = root or ("/" if path.startswith("/") else "")
+        query = path[len(plain) :].removeprefix("/")
         # elsewhere a question mark may be part of a name
         is_web = path.startswith(("http://", "https://"))
         return Found(
@@ -192,7 +192,8 @@ class RemoteWalk:
         )
 
     def _globbed(self, pattern: str, paths: list[str]) -> Found:
-        root, folders = _root(before_magic(pattern, "/"), paths), set[bytes]()
+        root = _root(before_magic(pattern, "/"), paths)
+        folders = set[bytes]()
         endings = (*self._endings, *self._stores)
         names = PackedNames(_below(root, paths, endings, folders, "/." in pattern[len(root) :]))
         if not len(names) and not self._endings:  # stores may have any name

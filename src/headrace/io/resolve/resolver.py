@@ -157,12 +157,12 @@ def kind_of(
         FormatError: the manifest of a pack is damaged.
         AccessError, RemoteError: a server does not answer.
     """
-    met, noted, looks_inside = set[str](), set[str](), True
+    met = set[str]()
+    noted = set[str]()
+    looks_inside = True
     bookkeeping = frozenset[str]().union(*(kind.bookkeeping for kind in kinds))
-    entries, by_ending = (
-        entries_of(data_path),
-        functools.lru_cache(1024)(lambda ending: _kind_by_name(ending, kinds)),
-    )
+    entries = entries_of(data_path)
+    by_ending = functools.lru_cache(1024)(lambda ending: _kind_by_name(ending, kinds))
     pack = next(filter(names_pack, entries), None)
     if (
         pack is not None
@@ -200,7 +200,9 @@ def _refuse_several(
     entries: Sequence[Any], kinds: Sequence[Kind], options: RemoteOptions | None
 ) -> None:
     """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
-    counted, patterns, first = list[str](), list[str](), redact(entries[0])
+    counted = list[str]()
+    patterns = list[str]()
+    first = redact(entries[0])
     folder = (
         first
         if is_url(first) or os.path.isdir(os.path.expanduser(first))

@@ -60,7 +60,10 @@ class _OneRange(ChunkIndex):
     """An array that lies in a file as one chunk."""
 
     def __init__(self, path: str, files: Files, begin: int, end: int) -> None:
-        self._path, self._files, self._begin, self._end = path, files, begin, end
+        self._path = path
+        self._files = files
+        self._begin = begin
+        self._end = end
         self.nbytes = end - begin
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
@@ -93,7 +96,8 @@ class NumpySource(ArraysSource):
         arrays: dict[str, StoredArray],
         names: str | tuple[str, ...],
     ) -> None:
-        self._file, self._arrays = path, arrays
+        self._file = path
+        self._arrays = arrays
         some = (names,) if isinstance(names, str) else names
         chosen = {name: arrays[name] for name in some}
         if len({array.shape[0] for array in chosen.values()}) > 1:
@@ -149,7 +153,8 @@ def open_arrays(
         files.server.learn(paths)
     sources = []
     for path in paths:
-        arrays, shown = arrays_of(path, opened.files), redact(path)
+        arrays = arrays_of(path, opened.files)
+        shown = redact(path)
         names: str | tuple[str, ...]
         if "" in arrays:
             if columns is not None or target_name is not None:
@@ -197,7 +202,8 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
     Raises:
         FormatError: it is neither, or damaged.
     """
-    size, shown = files.version(path).size, redact(path)
+    size = files.version(path).size
+    shown = redact(path)
 
     def read(start: int, stop: int) -> bytes:
         if not 0 <= start <= stop <= size:
@@ -224,7 +230,8 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
         )
     arrays: dict[str, StoredArray | FormatError] = {}
     for info, begin in _members(path, size, read, shown):
-        name, where = info.filename.removesuffix(".npy"), f"{shown}, {info.filename!r}"
+        name = info.filename.removesuffix(".npy")
+        where = f"{shown}, {info.filename!r}"
         if info.is_dir() or not info.filename.endswith(".npy"):
             raise FormatError(f"{where} is no array: the zip file was not written by numpy.savez")
         if info.compress_type != zipfile.ZIP_STORED:
@@ -313,11 +320,9 @@ def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: st
             .decode("utf-8" if first[6] == 3 else "latin-1")
             .strip()
         )
-        dtype, shape, is_fortran = (
-            np.lib.format.descr_to_dtype(header["descr"]),
-            tuple(header["shape"]),
-            bool(header["fortran_order"]),
-        )
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+        shape = tuple(header["shape"])
+        is_fortran = bool(header["fortran_order"])
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError(f"shape {shape}")
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:

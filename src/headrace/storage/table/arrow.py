@@ -240,7 +240,9 @@ class ArrowTable(TableFile):
         FormatError: it is none, or cut short.
     """
 
-    kind, block_is, blocks_are = "Arrow", "record batch", "record batches"
+    kind = "Arrow"
+    block_is = "record batch"
+    blocks_are = "record batches"
 
     def __init__(self, path: str, shown: str, files: Files) -> None:
         self._files = files

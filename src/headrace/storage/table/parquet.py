@@ -42,7 +42,9 @@ class ParquetTable(TableFile):
         FormatError: it is none, or cut short.
     """
 
-    kind, block_is, blocks_are = "Parquet", "row group", "row groups"
+    kind = "Parquet"
+    block_is = "row group"
+    blocks_are = "row groups"
 
     def __init__(self, path: str, shown: str, files: Files, tail: bytes) -> None:
         self.files = files

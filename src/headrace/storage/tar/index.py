@@ -210,9 +210,14 @@ class _Headers:
     """The headers of a tar: where they are near one another by long reads, elsewhere one by one."""
 
     def __init__(self, files: Files, path: str) -> None:
-        self._files, self._path, self.size = files, path, files.version(path).size
+        self._files = files
+        self._path = path
+        self.size = files.version(path).size
         self._near, self._hop, self._first, self._most = _REMOTE if files.is_remote else _LOCAL
-        self._start, self._window, self._last, self._nbytes = 0, b"", 0, self._first
+        self._start = 0
+        self._window = b""
+        self._last = 0
+        self._nbytes = self._first
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes that lie inside of the tar."""
@@ -223,7 +228,8 @@ class _Headers:
             window = bytearray(end - offset)
             ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
             self._files.read_into(ranges, [memoryview(window)])
-            self._start, self._window = offset, bytes(window)
+            self._start = offset
+            self._window = bytes(window)
         self._last = offset + nbytes
         return self._window[offset - self._start : self._last - self._start]
 
@@ -236,9 +242,11 @@ def scanned(files: Files, path: str) -> TarIndex:
             sample; the message names the offset.
         Exception: what `Files.read_into` raises.
     """
-    shown, headers = redact(path), _Headers(files, path)
+    shown = redact(path)
+    headers = _Headers(files, path)
     size = headers.size
-    builder, at = _IndexBuilder(shown), 0
+    builder = _IndexBuilder(shown)
+    at = 0
     # what extensions say of the next member, the first one being the outermost
     overrides: list[dict[bytes, bytes]] = []
     if size == 0:
@@ -297,7 +305,8 @@ def scanned(files: Files, path: str) -> TarIndex:
                 overrides.append(_pax(content, shown, data))
             at = data + _up(member.size)
             continue
-        name, nbytes = os.fsencode(member.name), member.size
+        name = os.fsencode(member.name)
+        nbytes = member.size
         for extension in reversed(overrides):
             if any(keyword.startswith(b"GNU.sparse.") for keyword in extension):
                 raise _sparse(shown, extension.get(b"GNU.sparse.name", name), at)
@@ -327,13 +336,12 @@ class _IndexBuilder:
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
-        self._first, self._offsets, self._sizes, self._kinds = (
-            array.array("q"),
-            array.array("q"),
-            array.array("q"),
-            array.array("i"),
-        )
-        self._keys, self._new_keys = NamesBuilder(), list[bytes]()
+        self._first = array.array("q")
+        self._offsets = array.array("q")
+        self._sizes = array.array("q")
+        self._kinds = array.array("i")
+        self._keys = NamesBuilder()
+        self._new_keys = list[bytes]()
         self._numbers: dict[str, int] = {}  # of extensions
         self._key: bytes | None = None
         self._hashes = array.array("q")  # of each sample's key
@@ -443,15 +451,14 @@ def _plain_member(block: bytes) -> tuple[bytes, int] | None:
     if block[156] != 0x30 or block[124] & 0x80:
         return None
     try:
-        size, checksum = (
-            int(block[124:136].partition(b"\0")[0] or b"0", 8),
-            int(block[148:156].partition(b"\0")[0] or b"0", 8),
-        )
+        size = int(block[124:136].partition(b"\0")[0] or b"0", 8)
+        checksum = int(block[148:156].partition(b"\0")[0] or b"0", 8)
     except ValueError:
         return None
     if size < 0 or sum(block) - sum(block[148:156]) + 8 * 0x20 != checksum:
         return None
-    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
+    name = block[:100].partition(b"\0")[0]
+    prefix = block[345:500].partition(b"\0")[0]
     return prefix + b"/" + name if prefix else name, size
 
 
@@ -503,7 +510,8 @@ def _pax(data: bytes, shown: str, begin: int) -> dict[bytes, bytes]:
     """The keywords of an extended header: ``length keyword=value`` and an LF, one after the
     other.
     """
-    found, at = dict[bytes, bytes](), 0
+    found = dict[bytes, bytes]()
+    at = 0
     while at < len(data) and data[at]:
         length, space, _ = data[at : at + 20].partition(b" ")
         end = at + (int(length) if length.isdigit() else 0)

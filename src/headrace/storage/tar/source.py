@@ -76,7 +76,8 @@ class TarSource(Locatable):
         reach: RemoteOptions | None = None,
     ) -> None:
         files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
-        self.names, paths = files.names, files.urls()
+        self.names = files.names
+        paths = files.urls()
         self.files = files.server or LocalFiles()
         self._shown = list(map(redact, paths)) if files.is_remote else paths
         self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
@@ -89,10 +90,8 @@ class TarSource(Locatable):
 
     def _join(self, indices: Sequence[TarIndex]) -> None:
         """The indices of all shards as one."""
-        samples, members = (
-            [len(index.keys) for index in indices],
-            [len(index.offsets) for index in indices],
-        )
+        samples = [len(index.keys) for index in indices]
+        members = [len(index.offsets) for index in indices]
         self._starts = np.cumsum([0, *samples])
         before = np.cumsum([0, *members])
         first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
@@ -103,7 +102,9 @@ class TarSource(Locatable):
         self._sizes = SharedArray(
             np.concatenate([np.empty(0, np.int64), *(index.sizes for index in indices)])
         )
-        keys, numbers, kinds = NamesBuilder(), dict[bytes, int](), list[npt.NDArray[np.int32]]()
+        keys = NamesBuilder()
+        numbers = dict[bytes, int]()
+        kinds = list[npt.NDArray[np.int32]]()
         for index in indices:
             data, offsets = index.keys.arrays
             keys.add_joined(data, np.diff(offsets))
@@ -158,7 +159,8 @@ class TarSource(Locatable):
         """
         rows = np.asarray(indices, np.int64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        first, last = self._first.array[rows], self._first.array[rows + 1]
+        first = self._first.array[rows]
+        last = self._first.array[rows + 1]
         return (
             shards,
             first,
@@ -207,10 +209,8 @@ class TarSource(Locatable):
             "__key__": os.fsdecode(self.keys[index]),
             "__url__": self._shown[shard],
         }
-        starts, sizes = (
-            self._offsets.array[first:last].tolist(),
-            self._sizes.array[first:last].tolist(),
-        )
+        starts = self._offsets.array[first:last].tolist()
+        sizes = self._sizes.array[first:last].tolist()
         for kind, start, size in zip(
             self._kinds.array[first:last].tolist(), starts, sizes, strict=True
         ):
@@ -235,10 +235,8 @@ class TarSource(Locatable):
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Number of samples that start in each range of `nbytes` of a shard."""
-        shards, begins = (
-            np.repeat(np.arange(len(self._paths)), np.diff(self._starts)),
-            self._offsets.array[self._first.array[:-1]],
-        )
+        shards = np.repeat(np.arange(len(self._paths)), np.diff(self._starts))
+        begins = self._offsets.array[self._first.array[:-1]]
         begin_anew = (np.diff(shards, prepend=-1) != 0) | (
             np.diff(begins // nbytes, prepend=-1) != 0
         )
