@@ -191,7 +191,7 @@ class TestTargets:
         path = one_file(tmp_path, "a.csv", table("b", "a"))
         options: Any = {"target_field": "label", "cache_dir": tmp_path / "kept"}
         assert labels(TextDataset(path, **options)) == [1, 0]
-        monkeypatch.setattr(passes, "_found", lambda *_: pytest.fail("read again"))
+        monkeypatch.setattr(passes, "read_targets", lambda *_: pytest.fail("read again"))
         with TextDataset(path, **options) as again:
             assert again.classes == ["a", "b"]
             assert labels(again) == [1, 0]

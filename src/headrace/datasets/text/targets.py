@@ -16,10 +16,9 @@ from headrace.datasets.text.tokenizing import PATIENCE_S, reading_all
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError, warn
-from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.array_file import ArrayFile
 from headrace.io.paths import cache_folder, composed
-from headrace.io.single_flight import found_or_built
-from headrace.storage.text.line_index import Arrays, HeldArrays
+from headrace.storage.text.line_index import Arrays, kept_or_held
 
 _VERSION = 5
 _TOGETHER = 1024  # records that are read at a time
@@ -66,33 +65,21 @@ def targets_of(texts: Texts, reader: SampleReader) -> Targets:
 
 def _arrays(texts: Texts, reader: SampleReader) -> Arrays:
     with reading_all(texts, reader) as (about, expect):
-        if about is None or not texts.source.keeps_tables:
-            return _found(texts, reader, expect)
-        folder = str(cache_folder(texts.options.cache_dir))
-        file = ArrayFile(folder, "records", {"version": _VERSION, **about})
+        cached = None
+        if about is not None and texts.source.keeps_tables:
+            folder = str(cache_folder(texts.options.cache_dir))
+            cached = ArrayFile(folder, "records", {"version": _VERSION, **about})
 
-        def build() -> Arrays:
-            found = _found(texts, reader, expect)
-            with Unkept(folder, "targets of records are", "they are found anew at every start"):
-                with file.writing("<i8") as writer:
-                    writer.write(found.long)
-                    writer.short(found.short)
-                return file.open()
-            return found
+        def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+            everything = np.arange(len(texts.source))
+            values = read_targets(texts, reader, everything, expect)
+            numbers, classes = _numbers_of(texts, values)
+            dtype = None if numbers is None else numbers.dtype.str
+            take(np.empty(0, np.int64) if numbers is None else numbers.view("<i8"))
+            about = json.dumps({"dtype": dtype, "classes": classes}).encode()
+            return [np.frombuffer(about, np.uint8)]
 
-        return found_or_built(file, PATIENCE_S, build)
-
-
-def _found(texts: Texts, reader: SampleReader, expect: Callable[[range], None]) -> HeldArrays:
-    values = read_targets(texts, reader, np.arange(len(texts.source)), expect)
-    numbers, classes = _numbers_of(texts, values)
-    dtype = None
-    if numbers is None:
-        numbers = np.empty(0, np.int64)
-    else:
-        dtype = numbers.dtype.str
-    about = json.dumps({"dtype": dtype, "classes": classes}).encode()
-    return HeldArrays(numbers.view("<i8"), [np.frombuffer(about, np.uint8)])
+        return kept_or_held(cached, PATIENCE_S, "targets of records are", "<i8", make)
 
 
 def read_targets(

@@ -67,24 +67,21 @@ def reading_all(
     options = texts.options
     with contextlib.ExitStack() as stack:
         expect: Callable[[range], None] = lambda _: None  # noqa: E731
-        if not hasattr(source, "of_one_version"):  # of a column of another container
-            yield None, expect
-            return
-        version = stack.enter_context(source.of_one_version())
+        version = None
+        if hasattr(source, "of_one_version"):  # not of columns of every container
+            version = stack.enter_context(source.of_one_version())
         if isinstance(source, LinesSource) and source.is_remote:
             expect = stack.enter_context(source.in_order())
-        if version is None or callable(options.text_field):
-            yield None, expect
-            return
-        about = {
-            "of": version,
-            "fingerprint": source.fingerprint(),
-            "fields": [options.text_field, options.target_field],
-            "encoding": [options.encoding, options.errors],
-            "delimiter": options.delimiter,
-            "column": options.column,
-            "skips": reader.on_error != "raise",
-        }
+        about: dict[str, Any] | None = None
+        if version is not None and not callable(options.text_field):
+            about = {
+                "of": version,
+                "fingerprint": source.fingerprint(),
+                "fields": [options.text_field, options.target_field, options.column],
+                "encoding": [options.encoding, options.errors],
+                "delimiter": options.delimiter,
+                "skips": reader.on_error != "raise",
+            }
         yield about, expect
 
 
@@ -105,68 +102,59 @@ def tokens_of(
         BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
     """
     source = texts.source
-    options = texts.options
     identity = texts.identity
-    documents = Decoded(Records(source))
-    access = Access(reader, texts.uncut())
     with reading_all(texts, reader) as (about, expect):
-
-        def read(some: range) -> list[Any]:
-            expect(some)
-            return documents.read(list(some), access)
-
-        every = _AllTokens(read, len(source), end_token, options.progress)
-        arrays = None
+        every = _AllTokens(texts, reader, end_token, expect)
+        arrays: Arrays | None = None
         if about is None or identity is None:
             _log.info("the tokens of these texts are not kept: texts or tokenizer have no version")
         else:
             made_of = {"version": _VERSION, **about, "tokenizer": identity, "end": end_token}
-            folder = str(cache_folder(options.cache_dir))
+            folder = str(cache_folder(texts.options.cache_dir))
             kept = ArrayFile(folder, "tokens", made_of)
             with Unkept(folder, "tokens are", "they are held in memory"):
                 arrays = found_or_built(kept, PATIENCE_S, lambda: every.written(kept))
-        tokens = ArrayTokens(every.held(budget) if arrays is None else arrays)
-    _warn_of_left_out(source, tokens.short[1])
-    return tokens, f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
-
-
-def _warn_of_left_out(source: Any, left_out: npt.NDArray[np.int64]) -> None:
-    if not len(left_out):
-        return
-    first = source.location(int(left_out[0]))
-    if len(left_out) == len(source):
-        raise SampleError(
-            f"none of {len(source):,} documents can be read, or tokenised, so there is nothing to "
-            f'train on; the first: {first}: with on_error="raise" the message says why'
+        if arrays is None:
+            arrays = every.held(budget)
+    left_out = arrays.short[1]
+    if len(left_out):
+        count = len(source)
+        first = source.location(int(left_out[0]))
+        if len(left_out) == count:
+            raise SampleError(
+                f"none of {count:,} documents can be read, or tokenised, so there is nothing to "
+                f'train on; the first: {first}: with on_error="raise" the message says why'
+            )
+        warn(
+            f"{len(left_out):,} of {count:,} documents can't be read, or tokenised, and are left "
+            f"out; the first: {first}"
         )
-    warn(
-        f"{len(left_out):,} of {len(source):,} documents can't be read, or tokenised, and are left "
-        f"out; the first: {first}"
-    )
+    return ArrayTokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
 
 class _AllTokens:
     """The tokens of all documents, made some documents at a time.
 
     Args:
-        read: gives the tokens of some documents, by their numbers, or a SampleError for each that
-            can't be read.
-        count: number of documents.
+        texts: the documents.
+        reader: reads them.
         end_token: an id that is put behind each document; None: none.
-        progress: show a progress bar; None: only on a terminal.
+        expect: is told which ones are read next.
     """
 
     def __init__(
         self,
-        read: Callable[[range], list[Any]],
-        count: int,
+        texts: Texts,
+        reader: SampleReader,
         end_token: int | None,
-        progress: bool | None,
+        expect: Callable[[range], None],
     ) -> None:
-        self._read = read
-        self._progress = progress
+        self._documents = Decoded(Records(texts.source))
+        self._access = Access(reader, texts.uncut())
+        self._expect = expect
+        self._progress = texts.options.progress
         self._end = np.array([] if end_token is None else [end_token], np.int32)
-        self._edges = np.zeros(count + 1, np.int64)
+        self._edges = np.zeros(len(texts.source) + 1, np.int64)
 
     def written(self, kept: ArrayFile) -> Arrays:
         """Writes the tokens into a file."""
@@ -181,11 +169,13 @@ class _AllTokens:
     def held(self, budget: MemoryBudget) -> Arrays:
         """The tokens in memory."""
         pieces = deque[npt.NDArray[np.int32]]()
-        reserved = budget.reserve(self._edges.nbytes, "tokens")
+        nbytes = self._edges.nbytes
+        reserved = budget.reserve(nbytes, "tokens")
         try:
             for tokens in self:
                 pieces.append(tokens)
-                reserved.resize(self._edges.nbytes + 4 * int(self._edges.max()))
+                nbytes += tokens.nbytes
+                reserved.resize(nbytes)
         except BudgetError as error:
             reserved.close()
             raise BudgetError(
@@ -223,9 +213,11 @@ class _AllTokens:
         ) as bar:
             for start in range(0, count, _TOGETHER):
                 some = range(start, min(start + _TOGETHER, count))
+                self._expect(some)
                 pieces = [np.empty(0, np.int32)]
                 size = int(self._edges[start])
-                for number, ids in zip(some, self._read(some), strict=True):
+                documents = self._documents.read(list(some), self._access)
+                for number, ids in zip(some, documents, strict=True):
                     if isinstance(ids, SampleError):
                         self._left_out.append(number)
                     else:

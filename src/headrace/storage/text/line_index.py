@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import FileArrays, parts_of, rows_of
+from headrace.io.array_file import ArrayFile, FileArrays, Unkept, parts_of, rows_of
+from headrace.io.single_flight import found_or_built
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import Reservation
 from headrace.sorting import distinct
@@ -79,6 +81,43 @@ class HeldArrays:
 
 Arrays: TypeAlias = FileArrays | HeldArrays
 """A long array and some short ones. Picklable."""
+Make: TypeAlias = Callable[[Callable[[npt.NDArray[Any]], None]], list[npt.NDArray[Any]]]
+"""Hands out a long array a piece at a time, and returns the short ones."""
+
+
+def held(make: Make) -> HeldArrays:
+    """Arrays in memory."""
+    pieces: list[npt.NDArray[Any]] = []
+    short = make(pieces.append)
+    return HeldArrays(np.concatenate(pieces), short)
+
+
+def kept_or_held(
+    cached: ArrayFile | None, patience: float, what: str, dtype: str, make: Make
+) -> Arrays:
+    """The arrays of a cache file, found or made; in memory without one, or if it can't be written.
+
+    Args:
+        cached: the file.
+        patience: seconds that it may stay as it is while another process writes it.
+        what: for a warning: "the table of lines is".
+        dtype: of the long array.
+        make: makes them.
+    """
+    if cached is None:
+        return held(make)
+    unkept = Unkept(
+        os.path.dirname(cached.path), what, "they are held in memory, and made at every start"
+    )
+
+    def build() -> Arrays:
+        with unkept:
+            with cached.writing(dtype) as writer:
+                writer.short(make(writer.write))
+            return cached.open()
+        return held(make)
+
+    return found_or_built(cached, patience, build)
 
 
 class PlacesEncoder:
@@ -108,6 +147,7 @@ class PlacesEncoder:
                 yield from self._groups(joined[: full + 1])
                 waiting = [joined[full:].copy()]
                 count = joined.size - full
+        yield np.empty(0, np.uint8)
         if count:
             joined = np.concatenate(waiting)
             missing = -(-count // GROUP) * GROUP + 1 - count

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.io.array_file import HEAD, ArrayFile, Unkept
+from headrace.io.array_file import HEAD, ArrayFile
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
@@ -27,7 +27,6 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
-from headrace.io.single_flight import found_or_built
 from headrace.sorting import distinct
 from headrace.storage.blocks import block_length
 from headrace.storage.describe import Column, Description
@@ -36,7 +35,7 @@ from headrace.storage.kinds import TEXTS
 from headrace.storage.source import Locatable
 from headrace.storage.text import records
 from headrace.storage.text.files import files_of
-from headrace.storage.text.line_index import Arrays, HeldArrays, Places, PlacesEncoder
+from headrace.storage.text.line_index import Arrays, Places, PlacesEncoder, kept_or_held
 from headrace.storage.text.lines import strip_end
 from headrace.storage.text.plain import Room, is_compressed, plain_copy, shows_lines, undecodable
 from headrace.storage.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
@@ -162,57 +161,37 @@ class LinesSource(Locatable):
         return self._is_kept and all(self.files.version(path).tag for path in of_remote)
 
     def _made(self, progress: bool | None) -> Arrays:
-        if not self.keeps_tables:
-            return self._scanned(progress, None)
-        of = []
-        for text in self._texts:
-            # a copy is named by its text
-            identity: list[Any] = [text.path, text.end, 0]
-            if not text.is_copy:
-                identity = text.files.identity(text.path)
-            of.append([*identity, text.begin])
-        about = {
-            "version": _VERSION,
-            "of": of,
-            "unit": self._unit,
-            "delimiter": self._delimiter,
-        }
-        cached = ArrayFile(self._cache_dir, "lines", about)
-        return found_or_built(cached, self.files.patience, lambda: self._scanned(progress, cached))
+        """The table, found by a pass over all texts."""
+        cached = None
+        if self.keeps_tables:
+            of = []
+            for text in self._texts:
+                # a copy is named by its text
+                identity: list[Any] = [text.path, text.end, 0]
+                if not text.is_copy:
+                    identity = text.files.identity(text.path)
+                of.append([*identity, text.begin])
+            about = {"of": of, "unit": self._unit, "delimiter": self._delimiter}
+            cached = ArrayFile(self._cache_dir, "lines", {"version": _VERSION, **about})
 
-    def _scanned(self, progress: bool | None, cached: ArrayFile | None) -> Arrays:
-        """The table, found by a pass over all texts, in a file or in memory."""
-        try:
-            return self._scanned_once(progress, cached, False)
-        except OddQuotesError:
-            return self._scanned_once(progress, cached, True)
-
-    def _scanned_once(
-        self, progress: bool | None, cached: ArrayFile | None, is_slow: bool
-    ) -> Arrays:
-        of_lines = (self.codec, self.room, self.delimiters)
-        scan = Scan(self._texts, self._bases.tolist(), *of_lines, is_slow, progress)
-        encoder = PlacesEncoder()
-
-        def short() -> list[npt.NDArray[Any]]:
-            headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
-            first = np.cumsum([0, *scan.counts], dtype=np.int64)
-            return [first, headers, np.array(encoder.edges, np.int64)]
-
-        if cached is None:
-            encoded = np.concatenate([np.empty(0, np.uint8), *encoder.encoded(scan)])
-            return HeldArrays(encoded, short())
-        with Unkept(
-            self._cache_dir,
-            "the table of lines is",
-            "it is held in memory, and made at every start",
-        ):
-            with cached.writing("u1") as writer:
+        def scanned(is_slow: bool) -> Arrays:
+            def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+                of_lines = (self.codec, self.room, self.delimiters)
+                scan = Scan(self._texts, self._bases.tolist(), *of_lines, is_slow, progress)
+                encoder = PlacesEncoder()
                 for piece in encoder.encoded(scan):
-                    writer.write(piece)
-                writer.short(short())
-            return cached.open()
-        return self._scanned_once(progress, None, is_slow)
+                    take(piece)
+                first = np.cumsum([0, *scan.counts], dtype=np.int64)
+                headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
+                return [first, headers, np.array(encoder.edges, np.int64)]
+
+            patience = self.files.patience
+            return kept_or_held(cached, patience, "the table of lines is", "u1", make)
+
+        try:
+            return scanned(False)
+        except OddQuotesError:
+            return scanned(True)
 
     # -- reading
 
