@@ -298,7 +298,6 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         ({"target_name": ["other"]}, ConfigError, "target_name"),
         ({"dtype": "no such"}, ConfigError, "'no such'"),
         ({"dataset_name": "texts", "encoding": "no-8"}, ConfigError, "'no-8'"),
-        ({"axis": ""}, ConfigError, "axis"),
         ({"dataset_name": ["data", "other"]}, MissingNameError, "it has: data"),
         ({"dataset_name": "null"}, FormatError, "'null'"),
         ({"target_name": "null"}, FormatError, "'null'"),

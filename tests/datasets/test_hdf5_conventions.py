@@ -1,4 +1,4 @@
-"""HDF5Dataset along other axes, and on files as netCDF-4 lays them out."""
+"""HDF5Dataset on files as netCDF-4 lays them out."""
 
 from __future__ import annotations
 
@@ -27,65 +27,11 @@ def equal(found: Any, expected: Any) -> bool:
     return np.array_equal(found, expected, equal_nan=True)
 
 
-# -- axes
-
-
-@pytest.mark.quick_every(2)
-@pytest.mark.parametrize("layout", [{}, PARTS, GROWING, {**PARTS, "compression": "lzf"}])
-def test_samples_along_any_axis(
-    tmp_path: Path, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, path = DRAWS.integers(0, 99, (11, 13, 17)), tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=rows, **layout)
-    # how many bytes of a contiguous array are read at once
-    bands = [(1 << 20, 1 << 20), (200, 1 << 20), (1, 1)]
-    for band, least in bands[: 1 if layout else 3]:
-        monkeypatch.setattr("headrace.storage.arrays.chunks._BAND", band)
-        monkeypatch.setattr("headrace.storage.arrays.chunks._WHOLE", least)
-        for axis in (0, 1, -1):
-            whole = np.moveaxis(rows, axis, 0)
-            for direct in (True, False):
-                with HDF5Dataset(path, direct=direct, axis=axis) as dataset:
-                    assert len(dataset) == len(whole)
-                    for indices in ([0], [len(whole) - 1, 3, 3, 0], list(range(len(whole)))):
-                        found = torch.stack(dataset.__getitems__(indices))
-                        assert same(found, torch.from_numpy(whole[indices])), (band, axis)
-                    assert np.array_equal(
-                        read_rows(dataset, None, slice(None, None, 2)), whole[::2]
-                    )
-
-
 def test_what_is_read_in_another_way_is_packed(tmp_path: Path) -> None:
     write_netcdf(tmp_path / "a.nc")
-    cases: list[dict[str, Any]] = [
-        {"decode_cf": True},
-        {"decode_cf": True, "axis": "lat"},
-        {"axis": "lat"},
-    ]
-    for number, options in enumerate(cases):
-        with HDF5Dataset(tmp_path / "a.nc", "t2m", **options) as dataset:
-            packed = pack(dataset, tmp_path / f"{number}.h5", workers=1, progress=False)
-            assert equal(rows_of(HDF5Dataset(packed)), rows_of(dataset)), options
-
-
-def test_axes_that_are_not_there(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data"], file["words"] = np.zeros((3, 4)), [["a", "b"], ["c", "d"]]
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"axis": 2}, r"axis=2.*\[3, 4\].* 0 to 1"),
-        ({"axis": "time"}, "axis"),
-        ({"dataset_name": "words", "axis": 1}, "words"),
-        ({"axis": 1.0}, "axis"),
-        ({"axis": True}, "axis"),
-        ({"decode_cf": "yes"}, "decode_cf"),
-    ]
-    for options, named in cases:
-        with pytest.raises(ConfigError, match=named):
-            HDF5Dataset(tmp_path / "a.h5", **{"dataset_name": "data", **options})
-
-
-# -- netCDF-4 and CF
+    with HDF5Dataset(tmp_path / "a.nc", "t2m", decode_cf=True) as dataset:
+        packed = pack(dataset, tmp_path / "a.h5", workers=1, progress=False)
+        assert equal(rows_of(HDF5Dataset(packed)), rows_of(dataset))
 
 
 def write_netcdf(path: Path, scale: float = 0.5, begin: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -125,13 +71,13 @@ def test_packed_numbers_are_unpacked(tmp_path: Path, loader_of: Any, direct: boo
         with HDF5Dataset(path, "t2m", direct=direct) as plain:
             assert same(torch.stack(list(plain)), torch.from_numpy(wanted["stored"]))
             assert cf.fingerprint != plain.fingerprint
-    with HDF5Dataset(path, "t2m", decode_cf=True, axis="lat", dtype="float32") as columns:
-        assert equal(rows_of(columns), wanted["t2m"].T.astype("f4"))
+    with HDF5Dataset(path, "t2m", decode_cf=True, dtype="float32") as columns:
+        assert equal(rows_of(columns), wanted["t2m"].astype("f4"))
     with HDF5Dataset(path, ["words", "bytes"], decode_cf=True, target_name="time") as several:
         assert several[3][0]["words"] == "word 3 " and several[3][1] == 3.0
         assert several[0][0]["bytes"] == 251 and torch.isnan(several[4][0]["bytes"])
-    with pytest.raises(ConfigError, match="'time', 'lat'"):
-        HDF5Dataset(path, "t2m", axis="latitude")
+    with pytest.raises(ConfigError, match="decode_cf"):
+        HDF5Dataset(path, "t2m", decode_cf="yes")  # type: ignore[arg-type]
 
 
 def test_files_with_scales_of_their_own(tmp_path: Path) -> None:
@@ -150,7 +96,7 @@ def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
     folder.mkdir()
     write_netcdf(folder / "a.nc")
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("a.nc", {"dataset_name": "t2m", "decode_cf": True, "axis": "lat"}),
+        ("a.nc", {"dataset_name": "t2m", "decode_cf": True}),
         ("a.nc", {"dataset_name": ["t2m", "words"], "decode_cf": True, "target_name": "time"}),
     ]
     with RangeServer(folder) as server:

@@ -22,12 +22,10 @@ from headrace import (
     DataNotFoundError,
     FileChangedError,
     FormatError,
-    HDF5Dataset,
     MissingNameError,
     SampleError,
     ZarrDataset,
     open_dataset,
-    pack,
 )
 from headrace.storage.arrays.patches import PatchGrid
 from headrace.storage.zarr.stores import ZarrFolder
@@ -212,11 +210,6 @@ def test_arguments_that_make_no_sense(store: Path) -> None:
         ({"dataset_name": []}, "dataset_name"),
         ({"dataset_name": [1]}, "dataset_name"),
         ({"target_name": ["y"]}, "target_name"),
-        ({"axis": 4}, r"axis=4.*\[2, 9, 11, 13\].* 0 to 3"),
-        ({"axis": "t"}, "axis"),
-        ({"axis": ""}, "axis"),
-        ({"axis": 1.0}, "axis"),
-        ({"axis": 1, "patch_shape": 2}, "axis"),
     ]  # fmt: skip
     for options, named in cases:
         with pytest.raises(ConfigError, match=named):
@@ -286,9 +279,8 @@ def test_strings_of_any_length(
     assert [ZarrDataset(path, "pairs")[i] for i in range(6)] == words.reshape(6, 2).tolist()
     loader = make_loader(ZarrDataset(path, "words"), batch_size=5, shuffle=False, num_workers=0)
     assert [word for batch in loader for word in batch] == words.tolist()
-    for options in ({"missing": "error"}, {"axis": 1, "dataset_name": ["words", "x"]}):
-        with pytest.raises(ConfigError):
-            ZarrDataset(path, **{"dataset_name": "words", **options})
+    with pytest.raises(ConfigError):
+        ZarrDataset(path, "words", missing="error")
     with pytest.raises(FormatError):
         ZarrDataset(path, "words", patch_shape=(2,))
 
@@ -454,52 +446,19 @@ def test_systems_without_lookups_by_descriptor(
             assert np.array_equal(found, expected), (options, way)
 
 
-# -- axes
+# -- chunks
 
 
-def test_samples_along_any_axis(tmp_path: Path) -> None:
-    rows = np.random.default_rng(3).integers(0, 99, (11, 13, 17))
-    parts: dict[str, Any] = {"chunks": (4, 5, 6)}
-    layouts: list[tuple[int, dict[str, Any]]] = [
-        (0, parts),
-        (1, {**parts, "shards": (8, 10, 12)}),
-        (2, {**parts, "compressors": None}),
-        (-1, {"chunks": (11, 13, 17), "compressors": None}),
-        (2, {**parts, "zarr_format": 2}),
-    ]
-    for axis, layout in layouts:
-        path = tmp_path / "a.zarr"
-        zarr.create_array(path, data=rows, overwrite=True, **layout)
-        whole = np.moveaxis(rows, axis, 0)
-        for direct in (True, False):
-            with ZarrDataset(path, axis=np.int64(axis), direct=direct) as dataset:
-                assert len(dataset) == len(whole)
-                assert axis == 0 or "along axis" in dataset.explain()
-                for indices in ([0], [len(whole) - 1, 3, 3, 0], list(range(len(whole)))):
-                    found = np.stack(dataset.__getitems__(indices))
-                    assert np.array_equal(found, whole[indices]), (axis, layout)
-
-
-def test_batches_along_a_named_axis(tmp_path: Path, make_loader: Any) -> None:
-    rows = np.random.default_rng(4).normal(size=(6, 5, 40)).astype("f4")
-    path, chunks = tmp_path / "a.zarr", (6, 5, 8)
-    group = zarr.open_group(path, mode="w")
-    group.create_array("data", data=rows, chunks=chunks, dimension_names=("y", "x", "t"))
-    group.create_array("other", data=rows + 1, chunks=chunks)
+@pytest.mark.parametrize("across", [6, 3])
+def test_each_chunk_is_decoded_once_an_epoch(tmp_path: Path, make_loader: Any, across: int) -> None:
+    rows = np.random.default_rng(4).normal(size=(40, 6, 5)).astype("f4")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("data", data=rows, chunks=(8, across, 5))
     group.create_array("label", data=np.arange(40))
-    dataset = ZarrDataset(path, "data", axis="t", target_name="label")
+    dataset = ZarrDataset(tmp_path / "a.zarr", "data", target_name="label")
     assert dataset.blocks().tolist() == [8] * 5
-    decoded = 0
     for shuffle in (False, True, "block"):
         loader = make_loader(dataset, batch_size=8, shuffle=shuffle, num_workers=0, seed=1)
         for images, targets in loader:
-            expected = rows[..., targets.numpy()].transpose(2, 0, 1)
-            assert torch.equal(images, torch.from_numpy(expected))
-        decoded += loader.get_stats()["chunks_decoded"]
-    assert decoded == 15  # each chunk once an epoch
-    last = ZarrDataset(path, "data", axis=-1)
-    assert last.fingerprint == dataset.fingerprint != ZarrDataset(path, "data").fingerprint
-    with ZarrDataset(path, ["data", "other"], axis=2) as both:
-        assert np.array_equal(both[7]["other"], rows[..., 7] + 1) and len(both) == 40
-    with HDF5Dataset(pack(last, tmp_path / "a.h5", workers=1, progress=False)) as packed:
-        assert np.array_equal(rows_of(packed), rows_of(last))
+            assert torch.equal(images, torch.from_numpy(rows[targets.numpy()]))
+        assert loader.get_stats()["chunks_decoded"] == 5 * 6 // across

@@ -85,11 +85,6 @@ def xarray(folder: Path) -> list[Case]:
                     cases.append((name, options, [one.decode() for one in values.tolist()]))
                     continue
                 cases.append((name, options, list(values)))
-                if variable.ndim == 1 or not key.startswith(("t2m", "unsigned", "both")):
-                    continue
-                for number, axis in enumerate(variable.dims):
-                    turned = np.moveaxis(values, number, 0)
-                    cases.append((name, {**options, "axis": axis}, list(turned)))
     return cases
 
 

@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "parts": {"shard_size": 3000},
     "decoded": {"store": "decoded"},
     "decoded parts": {"store": "decoded", "shard_size": 500, "compression": "gzip", "chunks": 2},
-    "lz4 parts": {"store": "decoded", "shard_size": 500, "compression": "lz4", "chunks": 2},
+    "zstd parts": {"store": "decoded", "shard_size": 500, "compression": "zstd", "chunks": 2},
 }
 COLUMNS = ("kind", "height/m", "sound", "seen in")
 SHARDS = {"arrays": 500, "ragged": 50, "texts": 40}
@@ -127,7 +127,7 @@ MAKERS = {maker.__name__: maker for maker in (photos, columns, masks, boxes, arr
 IMAGES = ("photos", "columns", "masks", "boxes")
 CASES = [
     *((source, way) for way in WAYS for source in IMAGES),
-    *(("arrays", way) for way in ("file", "parts", "decoded parts", "lz4 parts")),
+    *(("arrays", way) for way in ("file", "parts", "decoded parts", "zstd parts")),
     *(("ragged", way) for way in ("file", "parts")),
     *(("texts", way) for way in ("file", "parts")),
 ]

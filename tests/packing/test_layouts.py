@@ -28,7 +28,7 @@ from tests.packing.shared import flip, images
 
 pytestmark = pytest.mark.quick_every(2)
 
-COMPRESSIONS = ("gzip", "lz4", "zstd")
+COMPRESSIONS = ("gzip", "zstd")
 COUNT = 37
 
 

@@ -59,7 +59,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         "fast (default: decode)",
     ),
     "compression": (
-        ("gzip", "lz4", "zstd"),
+        ("gzip", "zstd"),
         "of arrays and decoded images; gzip needs no plugin of h5py (default: none)",
     ),
     "chunks": (count, "of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"),

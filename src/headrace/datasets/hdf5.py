@@ -22,7 +22,6 @@ from headrace.errors import ConfigError
 from headrace.io.paths import redact
 from headrace.io.resolve.expressions import DataPath
 from headrace.storage.arrays.packed import DATA
-from headrace.storage.arrays.rows import checked_axis
 from headrace.storage.hdf5.files import only_dataset
 from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
 from headrace.storage.hdf5.tree import HDF5Tree
@@ -50,9 +49,6 @@ class HDF5Dataset(ArrayDataset):
         transform: a callable that is applied to the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. None: unchanged.
-        axis: the sample axis: its number, negative from the end, or, if the axes have names
-            (netCDF-4), its name. All chunks that a sample crosses are read. Default: the first
-            axis.
         decode_cf: unpack netCDF numbers with ``scale_factor`` and ``add_offset``, and replace
             ``_FillValue`` and ``missing_value`` by NaN, with the dtypes of xarray. Characters along
             a last axis are joined to strings.
@@ -66,7 +62,7 @@ class HDF5Dataset(ArrayDataset):
         classes: class names of a categorical target. None: targets are not categories.
 
     Raises:
-        ConfigError: paths and URLs are mixed, or a dtype, encoding or axis is invalid.
+        ConfigError: paths and URLs are mixed, or a dtype or encoding is invalid.
         DataNotFoundError, FormatError: a file does not exist; it is not an HDF5 file; or its data
             can't be samples (a single value, references).
         AccessError, RemoteError: a file is not readable; a request to a server failed.
@@ -85,7 +81,6 @@ class HDF5Dataset(ArrayDataset):
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: DTypeArgument | None = None,
-        axis: int | str = 0,
         decode_cf: bool = False,
         direct: bool = True,
         encoding: str | None = "utf-8",
@@ -95,7 +90,6 @@ class HDF5Dataset(ArrayDataset):
         self.data_path = data_path
         names: Any = checked_names(dataset_name, target_name)
         codec = _encoding_named(encoding)
-        axis = checked_axis(axis)
         check_flag("decode_cf", decode_cf)
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach)
@@ -111,7 +105,6 @@ class HDF5Dataset(ArrayDataset):
                 direct=direct,
                 cache_dir=reach.cache_dir,
                 opened=opened,
-                axis=axis,
                 decode_cf=decode_cf,
             )
             if target_name is None:

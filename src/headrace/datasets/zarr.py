@@ -22,7 +22,6 @@ from headrace.datasets.arrays import (
 from headrace.errors import ConfigError, FormatError
 from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.resolver import resolve
-from headrace.storage.arrays.rows import checked_axis
 from headrace.storage.arrays.volumes import PADS, PatchSource
 from headrace.storage.concat import ConcatSource
 from headrace.storage.sparse.frames import Column, column_of_group
@@ -66,7 +65,7 @@ class LabelledPatches(ArrayDecoder):
 class ZarrDataset(ArrayDataset):
     """Rows of Zarr arrays, or patches of volumes, as tensors of the array's dtype.
 
-    Rows: the first axis, or the one that `axis` names, is the sample axis. With `target_name` a
+    Rows: the first axis is the sample axis. With `target_name` a
     sample is ``(row, target)``. With several names it is a dict with one row of each.
 
     Patches: with `patch_shape`. With `target_name` a sample is ``(patch, patch of the labels)``.
@@ -92,9 +91,6 @@ class ZarrDataset(ArrayDataset):
             three; all other axes (channels, time) are whole. None: samples are rows.
         stride: step between patches along the same axes. None: `patch_shape`, so that patches don't
             overlap.
-        axis: for rows: the sample axis: its number, negative from the end, or its name if the store
-            or an OME-NGFF image names its axes. Samples have the other axes. The targets have one
-            row per sample. Default: the first axis.
         scale: resolution level of an OME-NGFF image: the one with the voxel size nearest to this,
             in the image's unit. A number: the smallest extent of a voxel. Several: the extents
             along the spatial axes. A dict: the extents along the axes it names. None: the finest
@@ -140,7 +136,6 @@ class ZarrDataset(ArrayDataset):
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         patch_shape: Extents | int | None = None,
         stride: Extents | int | None = None,
-        axis: int | str = 0,
         scale: Scale | None = None,
         edges: Literal["drop", "pad", "shift"] = "drop",
         pad: Literal["reflect", "edge", "constant"] = "reflect",
@@ -158,7 +153,6 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
         name: Any = checked_names(dataset_name, target_name)
         is_one = not isinstance(name, tuple)
-        axis = checked_axis(axis)
         given = {
             "stride": stride is not None,
             "boxes": boxes is not None,
@@ -168,11 +162,6 @@ class ZarrDataset(ArrayDataset):
         if patch_shape is None and any(given.values()):
             raise ConfigError(
                 f"{next(filter(given.get, given))} goes with patches: give patch_shape too"
-            )
-        if patch_shape is not None and axis != 0:
-            raise ConfigError(
-                "axis is for rows, and patches are cut along all axes: leave it out, or leave out "
-                "patch_shape"
             )
         if not is_one and (patch_shape is not None or scale is not None):
             raise ConfigError(
@@ -210,17 +199,12 @@ class ZarrDataset(ArrayDataset):
             sources = []
             for path, store in zip(paths, stores, strict=True):
                 rows_of = name
-                along = axis
                 if is_one:
                     array = array_or_level(store, name, scale)
                     rows_of = array.name
-                    if axis != 0:
-                        along = array.axis(axis)
                     if target_name is not None:
                         check_row_targets(array, target_name)
-                sources.append(
-                    ZarrSource(path, rows_of, opened=opened, column=target_name, axis=along)
-                )
+                sources.append(ZarrSource(path, rows_of, opened=opened, column=target_name))
             source, sample_decoder = joined_rows(sources, dtype)
             if target_name is not None:
                 columns = [

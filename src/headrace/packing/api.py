@@ -95,9 +95,9 @@ def pack(
             that are empty or not images.
         end_token: for texts: id that is appended to each document. None: none, or the one that the
             dataset's tokens already have.
-        compression: for arrays: "gzip", which h5py reads without plugins; "lz4" or "zstd", for
-            which h5py needs the package `hdf5plugin`, both here and for reading. headrace reads all
-            three itself. Bytes of multi-byte numbers are shuffled first. None: no compression.
+        compression: for arrays: "gzip", which h5py reads without plugins; "zstd", for which h5py
+            needs the package `hdf5plugin`, both here and for reading. headrace reads both itself.
+            Bytes of multi-byte numbers are shuffled first. None: no compression.
         chunks: for arrays: number of samples per chunk; 1: each sample separately. None: contiguous
             or, with `compression`, the largest power of two that stays below 1 MiB (at least 1).
         shard_size: approximate bytes of samples per part ("1GB"), before compression. None: one

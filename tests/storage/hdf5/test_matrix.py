@@ -35,7 +35,7 @@ RARE: dict[str, dict[str, Any]] = {
     "blosc2": dict(hdf5plugin.Blosc2()),
     "shuffle, fletcher32": {"shuffle": True, "fletcher32": True},
 }
-LIBRARY = {"lzf", "bitshuffle", "blosc2"}
+LIBRARY = {"lz4", "lzf", "bitshuffle", "blosc2"}
 
 
 def check(path: Path, name: str, expected: Any, direct: bool = True) -> HDF5Source:

@@ -23,9 +23,6 @@ from headrace.memory.lru import held_bytes
 from headrace.storage.arrays.codecs import Pipeline
 
 COUNTABLE = (1 << 63) - 1
-# bytes of a sample that lie in one piece, from which on they are read by themselves
-_WHOLE = 4 << 10
-_BAND = 1 << 20  # bytes of an array without chunks that are read together where they are fewer
 
 
 class Grid(NamedTuple):
@@ -422,97 +419,6 @@ class Rechunked(Chunks):
     @property
     def stored_nbytes(self) -> int:
         return self.whole.stored_nbytes
-
-
-class AxisChunks(Rechunked):
-    """Chunks of an array whose samples lie along another axis, as if it were the first one; an
-    array that lies in one piece as it is, is read in bands.
-    """
-
-    def __init__(self, whole: Chunks, axis: int) -> None:
-        if (
-            isinstance(whole, DirectChunks)
-            and whole.is_raw
-            and whole.grid.chunks == whole.grid.shape
-        ):
-            whole = _Bands(whole, axis)
-        self._axis = axis
-        grid = Grid(*(_moved(extents, axis) for extents in whole.grid))
-        super().__init__(whole, grid, whole.dtype, f"{whole.how}, along axis {axis}", whole.fill)
-
-    def _stored(self, numbers: Sequence[int] | IntArray) -> IntArray:
-        """The numbers of chunks in the array as it is stored."""
-        first, *rest = np.unravel_index(np.asarray(numbers, np.int64), self.grid.counts)
-        rest.insert(self._axis, first)
-        stored: IntArray = np.ravel_multi_index(tuple(rest), self.whole.grid.counts)
-        return stored
-
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        stored = self._stored(numbers).tolist()
-        return list(zip(stored, self.whole.read(stored), strict=True))
-
-    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
-        chunk = self.whole.decode(*data)
-        return None if chunk is None else np.moveaxis(chunk, self._axis, 0)
-
-    def check_cached(self, number: int) -> None:
-        self.whole.check_cached(int(self._stored([number])[0]))
-
-    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        return self.whole.byte_ranges(self._stored(numbers))
-
-
-def _moved(extents: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (extents[axis], *extents[:axis], *extents[axis + 1 :])
-
-
-class _Bands(DirectChunks):
-    """Parts of an array that lies in one piece, each of which lies in one piece too: what a
-    sample has of it, or some rows.
-    """
-
-    def __init__(self, whole: DirectChunks, axis: int) -> None:
-        shape = whole.grid.shape
-        self._steps = [
-            math.prod(shape[at + 1 :]) * whole.dtype.itemsize for at in range(len(shape))
-        ]
-        if self._steps[axis] >= _WHOLE:
-            chunks = (*[1] * (axis + 1), *shape[axis + 1 :])
-        else:
-            at = next(at for at, step in enumerate(self._steps) if step <= _BAND)
-            rows = min(shape[at], max(1, _BAND // max(1, self._steps[at])))
-            chunks = (*[1] * at, rows, *shape[at + 1 :])
-        super().__init__(
-            Grid(shape, chunks),
-            whole.dtype,
-            whole.index,
-            whole.pipeline,
-            whole.files,
-            where=whole.where,
-            fill=whole.fill,
-            how=whole.how,
-        )
-        self._whole = whole
-        self.is_raw = False  # those at an edge are shorter
-        self.reads_files = False
-
-    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        paths, file, start, _ = self._whole.raw_ranges(np.zeros(len(numbers), np.int64))
-        if (start < 0).any():
-            return ByteRanges(paths, file, start, start.copy())
-        begins = start.copy()
-        sizes = np.full(len(numbers), self.dtype.itemsize, np.int64)
-        places = np.unravel_index(numbers, self.grid.counts)
-        for place, extent, chunk, step in zip(places, *self.grid, self._steps, strict=True):
-            begins += place * chunk * step
-            sizes *= np.minimum(chunk, extent - place * chunk)
-        return ByteRanges(paths, file, begins, begins + sizes)
-
-    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
-        if data is None:
-            return None
-        extents = [cut.stop - cut.start for cut in self.grid.part(number)]
-        return np.frombuffer(data[0], self.dtype).reshape(extents)
 
 
 class Views:

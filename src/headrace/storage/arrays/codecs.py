@@ -7,7 +7,6 @@ else than exactly so many is an error.
 
 from __future__ import annotations
 
-import struct
 import threading
 import zlib
 from abc import ABC, abstractmethod
@@ -235,46 +234,6 @@ def _zstd_of_thread() -> tuple[Any, Any]:
     _local.zstd = zstandard.frame_content_size, zstandard.ZstdDecompressor().decompress
     found: tuple[Any, Any] = _local.zstd
     return found
-
-
-@dataclass(frozen=True)
-class Lz4(Codec):
-    """LZ4 in the frame of HDF5's filter: bytes in all, bytes of a block, then blocks with their
-    own sizes in front, all big-endian.
-    """
-
-    name = "lz4"
-    adds: int | None = None
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        from numcodecs import lz4
-
-        assert size is not None
-        stored = np.frombuffer(data, np.uint8).data
-        if len(stored) < 12:
-            raise FormatError("it is too short for its header")
-        total, block_bytes = struct.unpack(">QI", stored[:12])
-        if total != size:
-            raise (TooLongError if total > size else FormatError)(
-                f"{total:,} bytes would come of it, not {size:,}"
-            )
-        out, at, done = np.empty(size, np.uint8), 12, 0
-        while done < size:
-            wanted = min(block_bytes, size - done)
-            (packed,) = (
-                struct.unpack(">I", stored[at : at + 4])
-                if wanted and at + 4 <= len(stored)
-                else (0,)
-            )
-            block, at = stored[at + 4 : at + 4 + packed], at + 4 + packed
-            if not packed or len(block) < packed:
-                raise FormatError("a block is cut short")
-            if packed == wanted:  # stored as it is
-                out[done : done + wanted] = block
-            else:
-                lz4.decompress(struct.pack("<I", wanted) + bytes(block), out[done : done + wanted])
-            done += wanted
-        return out
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import zlib
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-COMPRESSIONS = ("gzip", "lz4", "zstd")
-"""What `compress` knows: deflate in zlib's frame, LZ4 in HDF5's, Zstandard."""
-LEVELS = {"gzip": 4, "lz4": 1, "zstd": 3}
+COMPRESSIONS = ("gzip", "zstd")
+"""What `compress` knows: deflate in zlib's frame, and Zstandard."""
+LEVELS = {"gzip": 4, "zstd": 3}
 
 _local = threading.local()  # compressors of zstandard are used by one thread at a time
 _PLAIN = 16  # bytes of the largest number
@@ -24,26 +23,11 @@ def compress(name: str, data: npt.NDArray[np.uint8]) -> bytes:
     """
     if name == "gzip":
         return zlib.compress(data.data, LEVELS["gzip"])
-    if name == "lz4":
-        return _lz4(data)
     import zstandard
 
     if not hasattr(_local, "zstd"):
         _local.zstd = zstandard.ZstdCompressor(LEVELS["zstd"])
     return bytes(_local.zstd.compress(data))
-
-
-def _lz4(data: npt.NDArray[np.uint8]) -> bytes:
-    """In the frame of HDF5's filter: bytes in all, bytes of a block, and the only block, which
-    has its own size in front.
-    """
-    from numcodecs import lz4
-
-    # numcodecs puts the size in front
-    packed: Any = memoryview(lz4.compress(data, LEVELS["lz4"]))[4:]
-    if len(packed) >= len(data):  # a block that is as long as what it becomes is stored as it is
-        packed = data
-    return struct.pack(">QII", len(data), len(data), len(packed)) + bytes(packed)
 
 
 def shuffles(dtype: np.dtype[Any]) -> bool:
@@ -64,10 +48,6 @@ def codec_versions(name: str) -> dict[str, str]:
     """The versions of what decides the bytes that `compress` gives."""
     if name == "gzip":
         return {"zlib": zlib.ZLIB_RUNTIME_VERSION}
-    if name == "lz4":
-        import numcodecs
-
-        return {"numcodecs": numcodecs.__version__}
     import zstandard
 
     return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}

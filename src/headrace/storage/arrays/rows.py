@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import BudgetError, ConfigError, FormatError, HeadraceError
+from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -31,44 +31,6 @@ _MOST_BLOCKS = 1 << 28
 def layout_fingerprint(layout: list[Any]) -> str:
     """A hash of name, shape, dtype (``dtype.str``) and chunks of an array, or of several arrays."""
     return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
-
-
-def checked_axis(axis: Any) -> int | str:
-    """An axis as an argument gives it: its number, or its name.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if isinstance(axis, (int, np.integer)) and not isinstance(axis, bool):
-        return int(axis)
-    if not isinstance(axis, str) or not axis:
-        raise ConfigError(f"axis must be the number of an axis, or its name, not {axis!r}")
-    return axis
-
-
-def axis_number(axis: int | str, shape: Sequence[int], names: Sequence[str], where: str) -> int:
-    """The number of an axis that is given by its number, from the end too, or by its name.
-
-    Args:
-        axis: the number or name.
-        shape, names: of the array and its axes; "" where one has none.
-        where: the array, for messages.
-
-    Raises:
-        ConfigError: there is no such axis.
-    """
-    if isinstance(axis, str):
-        if axis not in names:
-            told = ", ".join(map(repr, names)) if any(names) else "none has a name"
-            raise ConfigError(
-                f"axis={axis!r}: {where} has no axis of that name; its axes are: {told}"
-            )
-        return list(names).index(axis)
-    if not -len(shape) <= axis < len(shape):
-        raise ConfigError(
-            f"axis={axis}: {where} has shape {list(shape)}, and so the axes 0 to {len(shape) - 1}"
-        )
-    return int(axis % len(shape))
 
 
 class LibraryRows(ABC):

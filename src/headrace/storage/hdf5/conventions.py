@@ -1,4 +1,4 @@
-"""Packed numbers and named axes of netCDF-4 and CF."""
+"""Packed numbers of netCDF-4 and CF."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.storage.arrays.chunks import Chunks, DirectChunks, Grid, Rechunked
-from headrace.storage.arrays.rows import axis_number
 
 # -- CF: https://cfconventions.org, chapters 2.5 and 8.1
 
@@ -144,24 +143,3 @@ def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
     if offset_type is not None or scale_type is None or scale_type.kind != "f":
         return np.dtype("f8")
     return scale_type
-
-
-# -- axes with names
-
-
-def axis_named(dataset: h5py.Dataset, axis: int | str, where: str) -> int:
-    """The number of an axis that is given by its number, from the end too, or by its name.
-
-    Raises:
-        ConfigError: there is no such axis.
-    """
-    return axis_number(
-        axis, dataset.shape, axis_names(dataset) if isinstance(axis, str) else (), where
-    )
-
-
-def axis_names(dataset: h5py.Dataset) -> list[str]:
-    """The names of a dataset's axes, those of their dimension scales; "" where one has none."""
-    if dataset.is_scale and dataset.ndim == 1:
-        return [dataset.name.rpartition("/")[2]]
-    return [dim[0].name.rpartition("/")[2] if len(dim) else dim.label for dim in dataset.dims]

@@ -9,22 +9,20 @@ import h5py
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Lz4, Unshuffle, Zstd
+from headrace.storage.arrays.codecs import Blosc, Codec, Fletcher32, Inflate, Unshuffle, Zstd
 from headrace.storage.arrays.compressors import LEVELS, codec_versions, shuffles
 
 _CODECS: dict[int, Callable[[], Codec]] = {
     1: Inflate,
     3: Fletcher32,
     32001: Blosc,
-    32004: Lz4,
     32015: Zstd,
 }
-_OF_COMPRESSIONS = {"lz4": (32004, ()), "zstd": (32015, (LEVELS["zstd"],))}
 
 
 def name_of(filter_: tuple[int, int, tuple[int, ...], bytes]) -> str:
     """The name of a filter, as the file says it, or its number."""
-    return filter_[3].decode("utf-8", "replace") or f"filter {filter_[0]}"
+    return filter_[3].decode("utf-8", "replace").partition(";")[0] or f"filter {filter_[0]}"
 
 
 def codecs_of(dataset: h5py.Dataset) -> list[Codec]:
@@ -57,8 +55,7 @@ def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]
         plist.set_deflate(LEVELS["gzip"])
         return
     plugin_version()
-    code, values = _OF_COMPRESSIONS[compression]
-    plist.set_filter(code, h5py.h5z.FLAG_OPTIONAL, values)
+    plist.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (LEVELS["zstd"],))
 
 
 def plugin_version() -> str:
@@ -72,8 +69,8 @@ def plugin_version() -> str:
         import hdf5plugin
     except ImportError:
         raise ConfigError(
-            "compression='lz4' and 'zstd' need the package hdf5plugin: pip install "
-            "'headrace[hdf5]', or use 'gzip'"
+            "compression='zstd' needs the package hdf5plugin: pip install 'headrace[hdf5]', or "
+            "use 'gzip'"
         ) from None
     return str(hdf5plugin.version)
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import (
-    ConfigError,
     FileChangedError,
     FormatError,
     HeadraceError,
@@ -35,7 +34,7 @@ from headrace.io.resolve.expressions import DataPath
 from headrace.io.resolve.file_set import FileSet
 from headrace.io.resolve.resolver import resolve
 from headrace.memory.anonymous import SharedArray
-from headrace.storage.arrays.chunks import AxisChunks, Chunks
+from headrace.storage.arrays.chunks import Chunks
 from headrace.storage.arrays.packed import (
     BESIDE,
     CRC,
@@ -57,7 +56,7 @@ from headrace.storage.arrays.reader import ArrayReader, Map, OpenArrays
 from headrace.storage.arrays.rows import ArraysSource, LibraryRows
 from headrace.storage.describe import Description
 from headrace.storage.hdf5.chunks import holds_objects, rows_of
-from headrace.storage.hdf5.conventions import UnpackedChunks, axis_named, packing_of
+from headrace.storage.hdf5.conventions import UnpackedChunks, packing_of
 from headrace.storage.hdf5.files import (
     HDF5Files,
     check_has_values,
@@ -190,7 +189,6 @@ class HDF5Source(ArraysSource):
         cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache
             folder.
         opened: what is open and decoded, to be shared with other sources.
-        axis: along which samples lie: its number, from the end too, or its name.
         decode_cf: packed numbers of netCDF are unpacked, see `headrace.storage.hdf5.conventions`.
 
     Attributes:
@@ -203,8 +201,6 @@ class HDF5Source(ArraysSource):
         MissingNameError: no dataset of that name; the message lists those there are.
         FormatError: no rows, references instead of values, a filter that nobody here knows, or a
             file that is shorter than it says.
-        ConfigError: there is no such axis; or elements are of any size, so that samples lie along
-            the first axis only.
     """
 
     _opened: OpenHDF5
@@ -222,7 +218,6 @@ class HDF5Source(ArraysSource):
         direct: bool = True,
         cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
-        axis: int | str = 0,
         decode_cf: bool = False,
     ) -> None:
         opened = opened or OpenHDF5()
@@ -238,7 +233,6 @@ class HDF5Source(ArraysSource):
         chunks: list[Any] = []
         with hdf5.reading(self._file) as file:
             for one in names:
-                where = f"{redact(self._file)}: {one!r}"
                 dataset = hdf5.dataset(file, one, self._file)
                 rows = rows_of(
                     dataset,
@@ -249,23 +243,14 @@ class HDF5Source(ArraysSource):
                     direct=direct,
                     cache_dir=cache_dir,
                 )
-                along = axis_named(dataset, axis, where)
                 if isinstance(rows, Chunks):
                     packing = packing_of(dataset) if decode_cf else None
                     if packing is not None:
                         rows = UnpackedChunks(rows, packing)
-                    if along:
-                        rows = AxisChunks(rows, along)
                     fields[one] = ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
-                elif along:
-                    raise ConfigError(
-                        f"axis={axis!r}: {where} has elements of any size, so its samples lie "
-                        "along the first axis only"
-                    )
                 else:
                     fields[one] = rows
-                is_plain = axis == 0 and not decode_cf
-                chunks.append(dataset.chunks if is_plain else [dataset.chunks, axis, decode_cf])
+                chunks.append([dataset.chunks, "cf"] if decode_cf else dataset.chunks)
             super().__init__(
                 redact(self._file), opened, name if isinstance(name, str) else names, fields, chunks
             )

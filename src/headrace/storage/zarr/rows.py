@@ -22,7 +22,6 @@ from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import (
-    AxisChunks,
     ChunkIndex,
     ChunkNames,
     Chunks,
@@ -32,7 +31,7 @@ from headrace.storage.arrays.chunks import (
 )
 from headrace.storage.arrays.codecs import Pipeline
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import ArraysSource, axis_number
+from headrace.storage.arrays.rows import ArraysSource
 from headrace.storage.zarr.layout import UnknownLayout, layout_of
 from headrace.storage.zarr.library import (
     LibraryArray,
@@ -93,7 +92,6 @@ class OpenZarr(OpenArrays[Any]):
         *,
         by_row: bool = True,
         is_column: bool = False,
-        axis: int = 0,
     ) -> ArrayReader:
         """A reader of an array of numbers, of its rows or of boxes.
 
@@ -103,7 +101,6 @@ class OpenZarr(OpenArrays[Any]):
             by_row: True if rows will be read, and not boxes.
             is_column: True for targets, which are read directly where they can be, with fill
                 values.
-            axis: along which rows lie.
 
         Raises:
             FormatError: zarr-python can't open it either, or its elements are no numbers.
@@ -112,41 +109,23 @@ class OpenZarr(OpenArrays[Any]):
         required = self._missing == "error" and not is_column
         chunks: Chunks | str = "direct=False"
         if self._direct or is_column:
-            chunks = self._direct_chunks(store, name, metadata, required, by_row and not axis)
+            chunks = self._direct_chunks(store, name, metadata, required, by_row)
         if isinstance(chunks, str):
             array = self._library_array(store, name, required, chunks)
             chunks = library_chunks(array, shown_array(store.path, name), chunks)
             self.library.close()
-        if axis:
-            chunks = AxisChunks(chunks, axis)
         return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
 
     def rows(
-        self,
-        store: Store,
-        name: str,
-        metadata: dict[str, Any],
-        is_column: bool = False,
-        axis: int | str = 0,
+        self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False
     ) -> ArrayReader | StringRows:
-        """A reader of the rows of an array, which lie along an axis, given by its number or name.
+        """A reader of the rows of an array.
 
         Raises:
-            FormatError, ConfigError: see `reader`; no such axis, or one of strings, whose rows lie
-                along the first axis only.
+            FormatError, ConfigError: see `reader`.
         """
-        where = shown_array(store.path, name)
-        number = 0
-        if axis and metadata["shape"]:
-            names = store.axis_names(name, metadata)
-            number = axis_number(axis, metadata["shape"], names, where)
         if not holds_strings(metadata):
-            return self.reader(store, name, metadata, is_column=is_column, axis=number)
-        if number:
-            raise ConfigError(
-                f"axis={axis!r}: {where} has elements of any size, so its samples lie along the "
-                "first axis only"
-            )
+            return self.reader(store, name, metadata, is_column=is_column)
         required = self._missing == "error" and not is_column
         rows = StringRows(self._library_array(store, name, required, "strings"))
         self.library.close()
@@ -215,7 +194,6 @@ class ZarrSource(ArraysSource):
         opened: what is open and decoded, to be shared with other sources; for a URL it knows the
             server.
         column: the name of an array of which `column` will be asked for.
-        axis: along which samples lie: its number, or its name.
         **options: of `OpenZarr`, where there is none.
 
     Raises:
@@ -232,7 +210,6 @@ class ZarrSource(ArraysSource):
         *,
         opened: OpenZarr | None = None,
         column: str | None = None,
-        axis: int | str = 0,
         **options: Any,
     ) -> None:
         opened = opened or OpenZarr(**options)
@@ -243,18 +220,13 @@ class ZarrSource(ArraysSource):
         cuts: list[Any] = []
         for one in wanted:
             found, metadata = self._store.array(one)
-            field = opened.rows(self._store, found, metadata, axis=axis)
+            field = opened.rows(self._store, found, metadata)
             if not field.shape:
                 raise FormatError(
                     f"{shown_array(shown, found)} is a single value, it has no axis of samples"
                 )
             fields[found] = field
-            extents = None
-            if isinstance(field, ArrayReader):
-                chunks = field.chunks
-                extents = (chunks.whole if isinstance(chunks, AxisChunks) else chunks).grid.chunks
-            # of arrays that are read along another axis the fingerprint is another one
-            cuts.append([extents, axis] if axis else extents)
+            cuts.append(field.chunks.grid.chunks if isinstance(field, ArrayReader) else None)
         names = tuple(fields)
         is_one = name is None or isinstance(name, str)
         super().__init__(shown, opened, names[0] if is_one else names, fields, cuts)

@@ -15,7 +15,6 @@ from headrace.io.paths import redact
 from headrace.storage.arrays.chunks import shown_array
 from headrace.storage.arrays.patches import Box, PatchGrid
 from headrace.storage.arrays.reader import ArrayReader
-from headrace.storage.arrays.rows import axis_number
 from headrace.storage.arrays.volumes import PatchSource, Volume
 from headrace.storage.zarr.ome import (
     Image,
@@ -71,14 +70,6 @@ class ZarrArray:
         else:
             space = [axis for axis, name in enumerate(names) if name.lower() in ("x", "y", "z")]
         return space or [*range(len(names))][-3:]
-
-    def axis(self, axis: int | str) -> int:
-        """The number of an axis, given by its number or name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        return axis_number(axis, self.metadata["shape"], self.axis_names, self.where)
 
     def reader(self, opened: OpenZarr) -> ArrayReader:
         """A reader of boxes.
