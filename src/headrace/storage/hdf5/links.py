@@ -56,21 +56,21 @@ class Versions:
 
     def __init__(self, dataset: h5py.Dataset, path: str, name: str, hdf5: HDF5Files) -> None:
         file = dataset.file
-        self._name, self.path, self.is_linked = name, path, False
+        self._name = name
+        self.path = path
+        self.is_linked = False
         if not hdf5.files.is_remote:  # what is remote leads nowhere else
             self.path = os.path.abspath(file.filename)
             self.is_linked = self.path != path
         self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
         self._files = cast(LocalFiles, hdf5.files)
         self._check(file)
-        others = _Found(hdf5)
-        others.add_external(dataset, self.path)
-        if dataset.is_virtual:
-            others.follow(dataset, self.path, None, [])
-        self._others = list(others.files)
+        # other files, and the first and last row that may lie there
+        self._others: dict[str, _Rows] = {}
+        self._follow(dataset, self.path, None, [], hdf5, set())
         for other in self._others:
             self._files.version(other)
-        self._rows = np.array([*others.files.values()], np.int64).reshape(-1, 2)
+        self._rows = np.array([*self._others.values()], np.int64).reshape(-1, 2)
 
     def _check(self, file: h5py.File) -> None:
         """Compares the file as h5py has it open with its version."""
@@ -101,11 +101,11 @@ class Versions:
         if not self._others:
             return
         asked = np.sort(np.asarray(rows, np.int64))
-        needed = np.searchsorted(asked, self._rows[:, 0], "left") < np.searchsorted(
-            asked, self._rows[:, 1], "right"
-        )
-        for number in np.flatnonzero(needed).tolist():
-            path = self._others[number]
+        firsts = np.searchsorted(asked, self._rows[:, 0])
+        lasts = np.searchsorted(asked, self._rows[:, 1], side="right")
+        paths = list(self._others)
+        for number in np.flatnonzero(firsts < lasts).tolist():
+            path = paths[number]
             if not os.path.exists(path):
                 raise DataNotFoundError(
                     f"{redact(path)} is gone, which holds rows of {redact(file.filename)}"
@@ -113,74 +113,68 @@ class Versions:
             if not self._files.is_same(path):
                 raise changed(path)
 
-
-class _Found:
-    """The files beside its own that a virtual or external dataset is made of.
-
-    Attributes:
-        files: where HDF5 finds each, and the first and last row that may lie there.
-    """
-
-    def __init__(self, hdf5: HDF5Files) -> None:
-        self._hdf5, self._seen = hdf5, set[tuple[str, str]]()
-        self.files: dict[str, _Rows] = {}
-
     def _add(self, path: str, rows: _Rows) -> None:
-        first, last = self.files.get(path, rows)
-        self.files[path] = min(first, rows[0]), max(last, rows[1])
+        first, last = self._others.get(path, rows)
+        self._others[path] = (min(first, rows[0]), max(last, rows[1]))
 
-    def add_external(self, dataset: h5py.Dataset, path: str) -> None:
-        """Notes the files of external storage."""
-        for name, _, _ in dataset.external or ():
-            where = f"{redact(path)}: {dataset.name!r} lies in the external file {redact(name)!r}"
-            if self._hdf5.files.is_remote:
-                raise other_file(where)
-            place = _external_place(name, path)
-            if not os.path.exists(place):
-                raise DataNotFoundError(
-                    f"{where}, which does not exist (working folder: {os.getcwd()})"
-                )
-            self._add(place, ALL_ROWS)
-
-    def follow(
-        self, dataset: h5py.Dataset, path: str, rows: _Rows | None, way: list[tuple[str, str]]
+    def _follow(
+        self,
+        dataset: h5py.Dataset,
+        path: str,
+        rows: _Rows | None,
+        way: list[tuple[str, str]],
+        hdf5: HDF5Files,
+        seen: set[tuple[str, str]],
     ) -> None:
-        """Notes the files of all sources.
+        """Notes the files of external storage, and of all sources of a virtual dataset.
 
         Args:
             dataset, path: where this step of the way is.
             rows: of the dataset where the way began which may lie here; None: it begins here.
             way: the steps before.
+            hdf5: opens files.
+            seen: steps that need not be gone again.
         """
-        is_remote = self._hdf5.files.is_remote
-        here = path if is_remote else os.path.realpath(path), str(dataset.name)
-        what = f"{redact(path)}: the virtual dataset {dataset.name!r}"
+        is_remote = hdf5.files.is_remote
+        here = (path if is_remote else os.path.realpath(path), str(dataset.name))
+        where = f"{redact(path)}: {dataset.name!r}"
         if here in way or len(way) > _DEPTH:
-            raise FormatError(f"{what} leads back to itself, or through more than {_DEPTH} others")
-        if here in self._seen:
+            raise FormatError(
+                f"{where}, a virtual dataset, leads back to itself, or through more than {_DEPTH} "
+                "others"
+            )
+        if here in seen:
             return
-        self._seen.add(here)
-        if not dataset.is_virtual:
-            check_filters(dataset, f"{redact(path)}: {dataset.name!r}")
-            self.add_external(dataset, path)
-            return
-        for source in dataset.virtual_sources():
+        seen.add(here)
+        if way and not dataset.is_virtual:
+            check_filters(dataset, where)
+        for name, _, _ in dataset.external or ():
+            external = f"{where} lies in the external file {redact(name)!r}"
+            if is_remote:
+                raise other_file(external)
+            place = _external_place(name, path)
+            if not os.path.exists(place):
+                raise DataNotFoundError(
+                    f"{external}, which does not exist (working folder: {os.getcwd()})"
+                )
+            self._add(place, ALL_ROWS)
+        for source in dataset.virtual_sources() if dataset.is_virtual else ():
             if is_remote and source.file_name != ".":
-                raise other_file(f"{what} needs {redact(source.file_name)!r}")
+                raise other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
             lies_in = _rows_of(source.vspace) if rows is None else ALL_ROWS
-            for file_name in _files_of(source.file_name, path, what):
+            for file_name in _files_of(source.file_name, path, where):
                 if file_name != path:
                     self._add(file_name, lies_in)
                 if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
                     continue  # there are as many sources as there are: none is missing
-                with self._hdf5.reading(file_name) as file:
+                with hdf5.reading(file_name) as file:
                     target = file.get(_plain(source.dset_name))
                     if not isinstance(target, h5py.Dataset):
                         raise FormatError(
-                            f"{what} needs {source.dset_name!r} of {redact(file_name)}, which is "
-                            "missing"
+                            f"{where}, a virtual dataset, needs {source.dset_name!r} of "
+                            f"{redact(file_name)}, which is missing"
                         )
-                    self.follow(target, file_name, lies_in, [*way, here])
+                    self._follow(target, file_name, lies_in, [*way, here], hdf5, seen)
 
 
 def _rows_of(space: h5py.h5s.SpaceID) -> _Rows:
