@@ -5,6 +5,7 @@ Conventions inside of them (AnnData, episodes, packs) are read through it, each 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -140,7 +141,7 @@ class Tree(ABC):
         """Bytes of an array, of elements of any size at least."""
         dtype = self.dtype(name)
         itemsize = 1 if dtype.hasobject else dtype.itemsize
-        return int(np.prod(self.shape(name), dtype=np.int64)) * itemsize
+        return math.prod(self.shape(name)) * itemsize
 
     def described(self, name: str) -> str:
         """Dtype and shape of an array in messages."""

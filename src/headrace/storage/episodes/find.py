@@ -265,7 +265,7 @@ class _Finder:
         stored: list[str] = []
         if any(map(_is_pattern, patterns)):
             stored = arrays_in(tree, group)
-            if not tree.nodes():
+            if not stored and not tree.nodes():
                 raise MissingNameError(
                     f"{tree.shown}: the names of its arrays are not known, since its server does "
                     "not list them: name them as keys="

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,6 +52,7 @@ class HDF5Tree(Tree):
         self._direct = direct
         self._cache_dir = cache_dir
         self._number: int | None = None  # of the file, once it was compared with its version
+        self._parent: tuple[str, Any] | None = None  # the group that was looked into last
 
     def kind(self, name: str) -> NodeKind | None:
         found = self.file.get(name, getclass=True) if name else h5py.Group
@@ -137,8 +139,11 @@ class HDF5Tree(Tree):
         """An array of numbers that lies in one piece in this very file, which takes a tenth of the
         time to find out; None: it is another.
         """
+        parent, _, last = name.rpartition("/")
         try:
-            found = h5py.h5d.open(self.file.id, name.encode())
+            if self._parent is None or self._parent[0] != parent:
+                self._parent = (parent, h5py.h5g.open(self.file.id, (parent or "/").encode()))
+            found = h5py.h5d.open(self._parent[1], last.encode())
         except (KeyError, TypeError):  # who opens it in the other way says what is wrong
             return None
         plist = found.get_create_plist()
@@ -151,7 +156,7 @@ class HDF5Tree(Tree):
         if h5py.h5o.get_info(found).fileno != self._number:
             return None
         begin = place_of(found)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if begin is None or not nbytes:
             return None
         if begin + nbytes > self.opened.files.version(self.path).size:
