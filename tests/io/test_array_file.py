@@ -186,10 +186,6 @@ class TestWhileInUse:
 
 class TestWriters:
     def test_an_error_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also one of the disk that comes early: the system tells it once, and the last fsync may
-        say that all is well.
-        """
-
         def fails(_: int) -> None:
             raise OSError(5, "Input/output error")
 
@@ -197,8 +193,7 @@ class TestWriters:
             writer.write(LONG)
             raise KeyError
         assert not os.listdir(tmp_path)
-        monkeypatch.setattr(array_file, "_EARLY", 2000)
-        monkeypatch.setattr(array_file, "_to_disk", fails)
+        monkeypatch.setattr(os, "fsync", fails)
         with pytest.raises(OSError, match="Input/output"):
             written(tmp_path, np.arange(2000), pieces=1)
         assert not os.listdir(tmp_path)

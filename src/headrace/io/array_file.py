@@ -24,7 +24,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
@@ -48,7 +47,6 @@ HEAD = 4096
 _FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of a long array that is not left in the file
-_EARLY = 4 << 20  # bytes that begin their way to the disk while more are made
 
 Arrays = list[npt.NDArray[Any]]
 
@@ -151,8 +149,7 @@ class ArrayFile:
             crc = 0
             while piece := file.read(_PIECE):
                 crc = _checksum(crc, piece)
-            _compare(head, crc)
-            _check_parts(head, size, self._contents)
+            _compare(head, crc, size, self._contents)
             first, *others = _ranges_of(head)
             long = _array_at(file, *first) if first[2] - first[1] <= _IN_MEMORY else None
             return FileArrays(self.path, head, [_array_at(file, *one) for one in others], long)
@@ -205,8 +202,8 @@ class ArrayFile:
             OSError: it can't be written.
         """
         make_folder(os.path.dirname(self.path), f"headrace-{self._contents.kind}-")
-        with written_to(self.path) as file, ThreadPoolExecutor(1, "headrace-write-back") as pool:
-            writer = ArrayWriter(file, dtype, pool)
+        with written_to(self.path) as file:
+            writer = ArrayWriter(file, dtype)
             yield writer
             writer.finish(self._contents.about)
 
@@ -241,8 +238,7 @@ def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
     crc = 0
     for start in range(0, len(body), _PIECE):
         crc = _checksum(crc, bytes(body[start : start + _PIECE]))
-    _compare(head, crc)
-    _check_parts(head, size, contents)
+    _compare(head, crc, size, contents)
     arrays = _split(memoryview(body), head)
     return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
 
@@ -394,24 +390,19 @@ def rows_of(
 
 
 class ArrayWriter:
-    """Writes a long array a piece at a time. What is written is on its way to the disk while more
-    is made, so that little is left to be waited for at the end.
+    """Writes a long array a piece at a time, and short ones behind it.
 
     Args:
         file: new, and open for reading too.
         dtype: of the long array.
-        pool: of a thread that waits for the disk; None: it is none.
     """
 
-    def __init__(self, file: BinaryIO, dtype: str, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, file: BinaryIO, dtype: str) -> None:
         self._file = file
         self._dtype = np.dtype(dtype)
-        self._pool = pool
         self._nbytes = 0
         self._crc = 0
         self._short: list[npt.NDArray[Any]] = []
-        self._flushed = 0  # bytes that are on their way, or there
-        self._flush: Future[None] | None = None
         file.write(b"\0" * HEAD)
 
     def write(self, values: npt.NDArray[Any]) -> None:
@@ -419,25 +410,6 @@ class ArrayWriter:
         array = np.ascontiguousarray(values, self._dtype)
         self._put(_bytes_of(array))
         self._nbytes += array.nbytes
-        if (
-            self._pool is not None
-            and self._nbytes - self._flushed >= _EARLY
-            and self._flush_ended()
-        ):
-            self._file.flush()
-            self._flushed, self._flush = (
-                self._nbytes,
-                self._pool.submit(_to_disk, self._file.fileno()),
-            )
-
-    def _flush_ended(self) -> bool:
-        """True if nothing is on its way to the disk. Raises where something could not be
-        written: the system says so once.
-        """
-        if self._flush is not None and self._flush.done():
-            self._flush.result()
-            self._flush = None
-        return self._flush is None
 
     def _put(self, data: npt.NDArray[np.uint8]) -> None:
         self._file.write(data.data)
@@ -455,7 +427,6 @@ class ArrayWriter:
         self._dtype = new
         self._nbytes = 0
         self._crc = 0
-        self._flushed = 0
         for start in range(0, count, _PIECE):
             wanted = min(_PIECE, count - start) * old.itemsize
             self._file.seek(read)
@@ -478,8 +449,6 @@ class ArrayWriter:
 
     def finish(self, about: str) -> None:
         """Writes the head."""
-        if self._flush is not None:
-            self._flush.result()
         parts = [
             [self._dtype.str, self._nbytes],
             *([array.dtype.str, array.nbytes] for array in self._short),
@@ -490,10 +459,6 @@ class ArrayWriter:
             raise ValueError(f"{len(parts)} arrays are too many for one file")
         self._file.seek(0)
         self._file.write(head + b"\n")
-
-
-def _to_disk(fd: int) -> None:
-    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -569,26 +534,16 @@ def _known_head(first: bytes, contents: Contents) -> bytes:
     return head
 
 
-def _check_parts(head: bytes, size: int, contents: Contents) -> None:
-    """Compares dtypes and sizes, whose checksum is right, with the file's bytes and with what is
-    wanted.
+def _compare(head: bytes, crc: int, size: int, contents: Contents) -> None:
+    """Compares a head with the checksum of what follows it, and, since it is right then, with the
+    file's bytes and the dtypes that are wanted.
     """
-    try:
-        parts = _parts(head)
-        is_sound = _size(parts) == size and all(
-            d.kind in "iufb" and n >= 0 and not n % d.itemsize for d, n in parts
-        )
-    except (ValueError, TypeError, KeyError, IndexError):
-        raise UntrustedError("it is damaged, or of another version") from None
-    if not is_sound or (
-        contents.types and [dtype for dtype, _ in parts] != list(map(np.dtype, contents.types))
-    ):
-        raise UntrustedError("it is damaged")
-
-
-def _compare(head: bytes, crc: int) -> None:
     said = json.loads(head)
     if said.pop("checksum", None) != _checksum(crc, _line(said)):
+        raise UntrustedError("it is damaged")
+    parts = _parts(head)
+    wanted = [np.dtype(dtype) for dtype in contents.types]
+    if _size(parts) != size or (wanted and [dtype for dtype, _ in parts] != wanted):
         raise UntrustedError("it is damaged")
 
 

@@ -74,7 +74,6 @@ class Preview:
         """A table of the samples that fits so many columns."""
         yield self.title
         yield f"batch: {self.batch}"
-        rows = []
         for item in self.items:
             number = "" if item.index is None else f"#{item.index:,}"
             what = ""
@@ -83,11 +82,8 @@ class Preview:
                 what = f"{item.tokens:,} tokens{padding}"
             elif item.value is not None:
                 what = f"{item.value.dtype} {list(item.value.shape)}"
-            rows.append((number, item.caption[: max(8, columns // 4)], what, item.text or ""))
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-        for number, caption, what, text in rows:
-            cells = [number.rjust(widths[0]), caption.ljust(widths[1]), what.ljust(widths[2]), text]
-            yield "  ".join(cell for cell in cells if cell)[:columns].rstrip()
+            cells = filter(None, (number, item.caption, what, item.text))
+            yield "  ".join(cells)[:columns]
         yield from self.notes
 
 

@@ -29,9 +29,8 @@ _PAPER = (250, 250, 250)
 _FRAME = (212, 212, 216)
 _BOX = (250, 60, 180)
 _FONTS = (
-    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf"),
-    *("arial.ttf", "NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-microhei.ttc"),
-    *("PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
+    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "Arial.ttf", "arial.ttf"),
+    *("NotoSansCJK-Regular.ttc", "PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
 )
 
 

@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from headrace.core.modes import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import BudgetError, ConfigError
 from headrace.io.paths import is_url
 from headrace.loader.loader import Loader, create_dataloader
-from headrace.memory.tree import map_tensors
-from headrace.profiling.running import samples_of
+from headrace.profiling.running import samples_of, tensors_of
 
 _READING = 3.0  # seconds, at most, in which files are read without headrace
 _LEAST_BATCHES = 3  # that are timed, however long they take
@@ -160,9 +157,10 @@ def _time_mode(
         for epoch, batch in _batches(loader):
             now = time.perf_counter()
             rate.epochs = epoch + 1
+            size = sum(tensor.nbytes for tensor in tensors_of(batch))
             if rate.first_batch_s is None:
                 rate.first_batch_s = now - opened
-                result.sample_mb = _nbytes(batch) / max(1, samples_of(batch)) / 1e6
+                result.sample_mb = size / max(1, samples_of(batch)) / 1e6
                 start = now
                 end = max(opened + seconds, now + _LEAST_S)
                 continue
@@ -172,7 +170,7 @@ def _time_mode(
                 batches = nbytes = rate.samples = 0
                 continue
             rate.samples += samples_of(batch)
-            nbytes += _nbytes(batch)
+            nbytes += size
             batches += 1
             if now >= end and batches >= _LEAST_BATCHES:
                 break
@@ -197,17 +195,6 @@ def _batches(loader: Loader) -> Iterator[tuple[int, Any]]:
             has_batches = True
             yield epoch, batch
         epoch += 1
-
-
-def _nbytes(batch: Any) -> int:
-    sizes: list[int] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.nbytes)
-        return tensor
-
-    map_tensors(batch, note)
-    return sum(sizes)
 
 
 def _read_rate(path: str, seconds: float) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
 import time
@@ -30,6 +29,7 @@ from headrace.profiling.running import (
     run_step,
 )
 
+_OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 _ROUNDS = 3
 _KEPT = 4  # batches in memory that stand for data that cost nothing
 _LONGEST = {"loop": 8.0, "free": 3.0, "alone": 4.0}  # seconds: longer turns say no more
@@ -108,7 +108,7 @@ def profile_dataloader(
         cores=measured.costs.cores,
         stages=_stages(measured, limit),
         advice=advice,
-        config=_config(loader),
+        config={name: getattr(loader, name) for name in _OPTIONS},
         seconds=time.perf_counter() - began,
     )
 
@@ -208,19 +208,6 @@ def _try(loader: Any, advice: Advice, step: Step | None, seconds: float) -> None
     finally:
         if cached is not None:
             cached.close()
-
-
-def _config(loader: Any) -> dict[str, Any]:
-    if not isinstance(loader, Loader):
-        names = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-        return {name: getattr(loader, name) for name in names}
-    config: dict[str, Any] = {}
-    for field in dataclasses.fields(loader.config):
-        value = getattr(loader.config, field.name)
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            value = str(value)
-        config[field.name] = value
-    return config
 
 
 def _stages(measured: Measured, limit: str) -> list[Stage]:

@@ -79,7 +79,7 @@ class Profile:
         workers, cores: number of workers of the loader, and of cores of the machine for this rank.
         stages: the stages, in processing order.
         advice: all advice, largest gain first.
-        config: the resolved options of the loader.
+        config: resolved options of the loader.
         seconds: duration of the profile.
     """
 

@@ -187,18 +187,23 @@ def run_step(batches: Sequence[tuple[Any, int]], step: Step, seconds: float) -> 
     return turn
 
 
-def samples_of(batch: Any) -> int:
-    """The samples of a batch: the length of its first tensor, or of its first list."""
-    lengths: list[int] = []
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a batch."""
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim():
-            lengths.append(len(tensor))
+        tensors.append(tensor)
         return tensor
 
     map_tensors(batch, note)
-    if lengths:
-        return lengths[0]
+    return tensors
+
+
+def samples_of(batch: Any) -> int:
+    """The samples of a batch: the length of its first tensor, or of its list."""
+    for tensor in tensors_of(batch):
+        if tensor.dim():
+            return len(tensor)
     return len(batch) if isinstance(batch, (list, tuple)) else 1
 
 
