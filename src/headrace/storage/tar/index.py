@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import functools
+import io
 import json
 import logging
 import os
@@ -39,16 +40,6 @@ RESERVED = "__key__", "__url__"
 # bytes of a header's extension, such as a long name; a damaged length would ask for anything
 _LONGEST = 1 << 20
 _TOGETHER = 1 << 14  # keys that are Python objects at the same time
-_OF_THE_NEXT = frozenset(
-    {
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-    }
-)
-"""Headers that say something of the next member, or of all that follow."""
 _META = re.compile(rb"__[^/]*__($|/)")  # names that WebDataset keeps for itself
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
@@ -207,7 +198,9 @@ INDEX = IndexKind("tar", _VERSION, TarIndex.TYPES, lambda files, url: scanned(fi
 
 
 class _Headers:
-    """The headers of a tar: where they are near one another by long reads, elsewhere one by one."""
+    """The headers of a tar, as a file: where they are near one another by long reads, elsewhere one
+    by one.
+    """
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
@@ -216,12 +209,29 @@ class _Headers:
         self._near, self._hop, self._first, self._most = _REMOTE if files.is_remote else _LOCAL
         self._start = 0
         self._window = b""
+        self._at = 0
         self._last = 0
         self._nbytes = self._first
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes that lie inside of the tar."""
-        if offset + nbytes > self._start + len(self._window):
+    def seek(self, offset: int) -> None:
+        self._at = offset
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        offset = self._at
+        if not 0 <= nbytes <= _LONGEST:
+            raise FormatError(
+                f"{redact(self._path)}: the header at byte {offset:,} says that {nbytes:,} bytes "
+                "of names follow: it is damaged"
+            )
+        if offset + nbytes > self.size:
+            raise FormatError(
+                f"{redact(self._path)} ends at byte {self.size:,}, before the mark of a tar's end: "
+                "it is cut short, copy or write it again"
+            )
+        if offset + nbytes > self._start + len(self._window) or offset < self._start:
             is_near = offset - self._last <= self._near
             end = min(offset + max(nbytes, self._nbytes if is_near else self._hop), self.size)
             self._nbytes = min(self._most, self._nbytes * 2) if is_near else self._first
@@ -230,7 +240,7 @@ class _Headers:
             self._files.read_into(ranges, [memoryview(window)])
             self._start = offset
             self._window = bytes(window)
-        self._last = offset + nbytes
+        self._last = self._at = offset + nbytes
         return self._window[offset - self._start : self._last - self._start]
 
 
@@ -245,90 +255,76 @@ def scanned(files: Files, path: str) -> TarIndex:
     shown = redact(path)
     headers = _Headers(files, path)
     size = headers.size
-    builder = _IndexBuilder(shown)
-    at = 0
-    # what extensions say of the next member, the first one being the outermost
-    overrides: list[dict[bytes, bytes]] = []
     if size == 0:
         raise FormatError(f"{shown} is empty (0 bytes), and so no tar: was it written to its end?")
-    begin = headers.read(0, min(size, BLOCK))
-    if (
-        how := next((name for magic, name in _PACKED.items() if begin.startswith(magic)), None)
-    ) is not None:
-        raise compressed(shown, how)
+    begin = headers.read(min(size, BLOCK))
+    for magic, how in _PACKED.items():
+        if begin.startswith(magic):
+            raise compressed(shown, how)
+    # what reads headers of other than the usual kind
+    archive: Any = tarfile.TarFile(
+        fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
+    )
+    archive.fileobj = headers
+    builder = _IndexBuilder(shown)
+    at = 0
     while True:
-        if at + BLOCK > size:
-            what = "within a header" if at < size else "without the mark of a tar's end"
-            raise FormatError(
-                f"{shown} ends at byte {size:,} {what}: it is cut short, copy or write it again"
-            )
-        block = headers.read(at, BLOCK)
+        headers.seek(at)
+        block = headers.read(BLOCK)
         if block.count(0) == BLOCK:
-            if overrides:
-                raise FormatError(
-                    f"{shown}: the header at byte {at:,} should describe a member, and is empty: "
-                    "the file is damaged"
-                )
             return builder.index(size - at - BLOCK)
-        data = at + BLOCK
-        if not overrides and (plain := _plain_member(block)) is not None:
+        plain = _plain_member(block)
+        if plain is not None:
             name, nbytes = plain
-            if data + nbytes > size:
-                raise _cut(shown, f"member {_text(name)!r}", data, nbytes, size)
-            builder.add(name, data, nbytes)
-            at = data + _up(nbytes)
-            continue
-        member = _header(block, shown, at)
-        if member.type in _OF_THE_NEXT:
-            if member.size > _LONGEST:
-                raise FormatError(
-                    f"{shown}: the header at byte {at:,} says that {member.size:,} bytes of names "
-                    "follow: it is damaged"
-                )
-            if data + member.size > size:
-                raise _cut(shown, "the names", data, member.size, size)
-            content = headers.read(data, member.size)
-            if member.type == tarfile.GNUTYPE_LONGNAME:
-                overrides.append({b"path": content.partition(b"\0")[0]})
-            elif member.type == tarfile.XGLTYPE:
-                wrong = [
-                    word
-                    for word in _pax(content, shown, data)
-                    if word in (b"path", b"size") or word.startswith(b"GNU.sparse.")
-                ]
-                if wrong:  # it may say who wrote the tar, and no name or size
-                    what = f"gives all members that follow one {_text(wrong[0])}"
-                    raise FormatError(
-                        f"{shown}: the header at byte {at:,} {what}: the file is damaged"
-                    )
-            elif member.type != tarfile.GNUTYPE_LONGLINK:
-                overrides.append(_pax(content, shown, data))
-            at = data + _up(member.size)
-            continue
-        name = os.fsencode(member.name)
-        nbytes = member.size
-        for extension in reversed(overrides):
-            if any(keyword.startswith(b"GNU.sparse.") for keyword in extension):
-                raise _sparse(shown, extension.get(b"GNU.sparse.name", name), at)
-            name = extension.get(b"path", name).rstrip(b"/")
-            if (digits := extension.get(b"size")) is not None:
-                if not digits.isdigit() or len(digits) > 18:
-                    raise FormatError(
-                        f"{shown}: the extended header of byte {at:,} says a size of "
-                        f"{_text(digits)!r}: the file is damaged"
-                    )
-                nbytes = int(digits)
-        overrides = []
-        if member.type == tarfile.GNUTYPE_SPARSE:
-            raise _sparse(shown, name, at)
-        has_data = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
-        if has_data and data + nbytes > size:
-            raise _cut(shown, f"member {_text(name)!r}", data, nbytes, size)
-        if member.isreg():
+            data = at + BLOCK
+            end = data + -(-nbytes // BLOCK) * BLOCK
+        else:
+            headers.seek(at)
+            member = _member(archive, shown, at)
+            name = os.fsencode(member.name)
+            nbytes = member.size
+            data = member.offset_data
+            end = archive.offset
+        if end > data and data + nbytes > size:
+            raise FormatError(
+                f"{shown} ends at byte {size:,}, and member {_text(name)!r} should go from "
+                f"{data:,} to {data + nbytes:,}: it is cut short, or damaged"
+            )
+        if plain is not None or member.isreg():
             builder.add(name, data, nbytes)
         elif not member.isdir():
             builder.leave_out("link", name)
-        at = data + (_up(nbytes) if has_data else 0)
+        at = end
+
+
+def _member(archive: Any, shown: str, at: int) -> tarfile.TarInfo:
+    """The member whose headers begin at a byte."""
+    try:
+        member = tarfile.TarInfo.fromtarfile(archive)
+    except (tarfile.TarError, ValueError, IndexError) as error:
+        what = "is damaged, or was not written to its end"
+        if at == 0:
+            what = "is no tar, whatever its name says"
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} can't be read ({error}): the file {what}"
+        ) from None
+    if member.size < 0 or archive.offset < member.offset_data:
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} says that its member has {member.size:,} bytes: "
+            "the file is damaged"
+        )
+    # it may say who wrote the tar, and no name or size
+    if not archive.pax_headers.keys().isdisjoint(("path", "size")):
+        raise FormatError(
+            f"{shown}: a header before byte {archive.offset:,} gives all members that follow one "
+            "name or size: the file is damaged"
+        )
+    if member.issparse() or any(name.startswith("GNU.sparse.") for name in member.pax_headers):
+        raise FormatError(
+            f"{shown}: member {_text(member.name)!r} at byte {at:,} is sparse (its holes are not "
+            "stored): write the tar without `tar --sparse`"
+        )
+    return member
 
 
 class _IndexBuilder:
@@ -445,7 +441,7 @@ class _IndexBuilder:
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
-    """Name and size of a file, of the usual kind of header; None: `_header` is to look at it. As
+    """Name and size of a file, of the usual kind of header; None: tarfile is to look at it. As
     that, at a fraction of the time.
     """
     if block[156] != 0x30 or block[124] & 0x80:
@@ -457,29 +453,8 @@ def _plain_member(block: bytes) -> tuple[bytes, int] | None:
         return None
     if size < 0 or sum(block) - sum(block[148:156]) + 8 * 0x20 != checksum:
         return None
-    name = block[:100].partition(b"\0")[0]
-    prefix = block[345:500].partition(b"\0")[0]
+    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
     return prefix + b"/" + name if prefix else name, size
-
-
-def _header(block: bytes, shown: str, at: int) -> tarfile.TarInfo:
-    try:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError as error:
-        what = (
-            "is no tar, whatever its name says"
-            if at == 0
-            else "is damaged, or was not written to its end"
-        )
-        raise FormatError(
-            f"{shown}: the header at byte {at:,} is none ({error}): the file {what}"
-        ) from None
-    if member.size < 0:
-        raise FormatError(
-            f"{shown}: the header at byte {at:,} says that its member has {member.size:,} bytes: "
-            "the file is damaged"
-        )
-    return member
 
 
 def compressed(shown: str, how: str) -> FormatError:
@@ -490,44 +465,6 @@ def compressed(shown: str, how: str) -> FormatError:
         "(`gunzip`, `unzstd`, ...) to a .tar; images and most other samples are compressed "
         "themselves, and it hardly grows"
     )
-
-
-def _cut(shown: str, what: str, begin: int, nbytes: int, size: int) -> FormatError:
-    return FormatError(
-        f"{shown} ends at byte {size:,}, and {what} should go from {begin:,} to "
-        f"{begin + nbytes:,}: it is cut short, or damaged"
-    )
-
-
-def _sparse(shown: str, name: bytes, at: int) -> FormatError:
-    return FormatError(
-        f"{shown}: member {_text(name)!r} at byte {at:,} is sparse (its holes are not stored): "
-        "write the tar without `tar --sparse`"
-    )
-
-
-def _pax(data: bytes, shown: str, begin: int) -> dict[bytes, bytes]:
-    """The keywords of an extended header: ``length keyword=value`` and an LF, one after the
-    other.
-    """
-    found = dict[bytes, bytes]()
-    at = 0
-    while at < len(data) and data[at]:
-        length, space, _ = data[at : at + 20].partition(b" ")
-        end = at + (int(length) if length.isdigit() else 0)
-        keyword, equals, value = data[at + len(length) + 1 : end - 1].partition(b"=")
-        if not (space and equals and keyword and end <= len(data) and data[end - 1 : end] == b"\n"):
-            raise FormatError(
-                f"{shown}: the extended header at byte {begin + at:,} can't be understood: the "
-                "file is damaged"
-            )
-        found[keyword] = value
-        at = end
-    return found
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // BLOCK) * BLOCK
 
 
 def _text(name: bytes | str) -> str:
