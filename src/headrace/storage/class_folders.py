@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import composed, redact
-from headrace.io.resolve.contents import MOST, is_hidden_part, names_below, summary_of
+from headrace.io.resolve.contents import is_hidden_part
 from headrace.io.resolve.file_set import FileSet
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
@@ -24,9 +23,6 @@ _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
 _SPLIT = re.compile(
     r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE
 )
-_ENDS = 64 << 10  # bytes of a JSON file that are looked at, at its beginning and at its end
-_COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
-_MOST_JSON = 16  # JSON files of a folder that are looked at
 
 
 def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
@@ -52,18 +48,16 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
         first.setdefault(name, folder)
         targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
-    empty = [
-        f
-        for f in files.folders
-        if os.fsencode(composed(f)) not in number and not is_hidden_part(os.fsencode(f))
-    ]
+    empty = []
+    for one in files.folders:
+        name = os.fsencode(composed(one))
+        if name not in number and not is_hidden_part(name):
+            empty.append(one)
     if empty:
-        others = [] if files.is_remote else _others_in(files.roots, empty[0])
-        which = "a class folder holds" if len(empty) == 1 else f"{len(empty):,} class folders hold"
         raise DataNotFoundError(
-            f"{which} no file that is read, such as {redact(empty[0])!r}{_instead(others)}: "
-            "remove the empty folders, which would be classes on one machine and not on another, "
-            "or pass targets= (targets=None: no targets)"
+            f"{len(empty):,} class folders hold no file that is read, such as "
+            f"{redact(empty[0])!r}: remove the empty folders, which would be classes on one "
+            "machine and not on another, or pass targets= (targets=None: no targets)"
         )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
@@ -92,17 +86,17 @@ def refuse_other_folders(files: FileSet) -> None:
     others = [name for name in files.folders if _is_of_targets(name)]
     if len(images) != 1 or not set(filled).issubset([*images, *others]):
         return
-    found = coco_beside(files) or [
-        os.path.join(files.roots[0], name) for name in others if name in filled
-    ]
-    if not (found or others):
+    beside = [os.path.join(files.roots[0], name) for name in others]
+    if not files.is_remote:
+        beside += sorted(glob.glob(os.path.join(glob.escape(files.roots[0]), "*.json")))
+    if not beside:
         return
-    example = f", such as targets={redact(found[0])!r}" if found else ""
+    example = redact(beside[0])
     path = redact(os.path.join(files.roots[0], images[0]))
     raise ConfigError(
         f"{root} holds the images of {images[0]} and their targets, and no classes: pass {path!r} "
-        "and masks, annotations of COCO or a "
-        f"table of labels as targets={example}{outright}"
+        "and masks, annotations of COCO or a table of labels as targets=, such as "
+        f"targets={example!r}{outright}"
     )
 
 
@@ -169,55 +163,6 @@ def mask_folders(files: FileSet) -> tuple[str, str] | None:
     return (images, masks[0]) if stems[images] == stems[masks[0]] else None
 
 
-def coco_beside(files: FileSet) -> list[str]:
-    """The paths of annotations of COCO that lie in a local folder of images, or in a folder of
-    targets there.
-    """
-    if files.is_remote or len(files.roots) != 1:
-        return []
-    root = files.roots[0]
-    folders = [root, *(os.path.join(root, name) for name in files.folders if _is_of_targets(name))]
-    paths = [
-        path
-        for folder in folders
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json")))[:_MOST_JSON]
-    ]
-    return [path for path in paths if is_coco(path)]
-
-
-def is_coco(path: str) -> bool:
-    """True if a JSON file holds annotations of COCO, told by the keys at both ends: the file may
-    be large.
-    """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_ENDS)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _ENDS))
-            ends = head + file.read()
-    except OSError:
-        return False
-    return head.lstrip()[:1] == b"{" and sum(key in ends for key in _COCO_KEYS) >= 2
-
-
-def _instead(others: Sequence[str]) -> str:
-    """What a folder holds instead: " (there are 20 .json: use TextDataset)"."""
-    if not others:
-        return ""
-    summary = (
-        summary_of(others).removesuffix(": is the path right?").removesuffix(": use ImageDataset")
-    )
-    return f" ({summary})"
-
-
-def _others_in(roots: Sequence[str], folder: str) -> list[str]:
-    """Names of files in a first-level folder, as many as a message is made of."""
-    return [
-        name
-        for root in roots
-        for name in itertools.islice(names_below(os.path.join(root, folder)), MOST)
-    ]
-
-
 def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
     """First-level folders (None: no folder) and where their names begin and end; a folder may come
     again.
@@ -252,7 +197,8 @@ def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
 
 def _beside_the_folders(files: FileSet) -> tuple[None, list[str]]:
     """The answer where some files lie in no class folder: perhaps all do so."""
-    (data, offsets), total = files.names.arrays, len(files.names)
+    data, offsets = files.names.arrays
+    total = len(files.names)
     flat = first = 0
     for start in range(0, total, _PIECE):
         ends = offsets[start : start + _PIECE + 1]

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
-from headrace.core.options import array_in
 from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
 from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco
@@ -28,28 +27,20 @@ from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
+    HeadraceError,
     MissingNameError,
     warn,
 )
 from headrace.io.paths import check_regular, composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
-from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.kinds import EXTENSIONS
 from headrace.storage.table.library import pyarrow
 from headrace.storage.text.records import JSON_LINES, another_delimiter, delimiters_of
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
-TargetsArgument = (
-    str
-    | os.PathLike[Any]
-    | Mapping[str, Any]
-    | Callable[[str], Any]
-    | Sequence[Any]
-    | npt.NDArray[Any]
-    | None
-)
+TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | None
 FOLDERS = "folders"
 _FEW = 20
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
@@ -105,18 +96,17 @@ class Table(NamedTuple):
         for number, name in enumerate(map(str, self.columns.get(key, ()))):
             other = rows.setdefault(name, number)
             for values in self.columns.values():
-                if other != number and values[other] != values[number]:
+                if values[other] != values[number]:
                     raise ConfigError(
                         f"targets: rows {other + self.first_row} and {number + self.first_row} of "
                         f"{self.where} give {redact(name)} different targets "
                         f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
                     )
-        return [
-            rows[name] for name in keys_for(rows, files, f"targets: {self.where}", skips_unused)
-        ]
+        keys = keys_for(rows, files, f"targets: {self.where}", skips_unused)
+        return [rows[name] for name in keys]
 
     def column(
-        self, name: str, rows: list[int], chosen: list[str], separator: str | None
+        self, name: str, rows: list[int], is_target: bool, separator: str | None
     ) -> tuple[Any, list[str]]:
         """Some rows of a column as targets, and the classes that texts in it are.
 
@@ -125,12 +115,8 @@ class Table(NamedTuple):
                 floats is too large.
         """
         where = f"targets: column {name!r} of {self.where}"
-        is_target = name in chosen
         values = [self.columns[name][row] for row in rows]
-        is_split = is_target and separator is not None
-        if is_split and len(chosen) > 1:
-            is_split = any(str(separator) in str(value) for value in values)
-        if is_split:
+        if separator is not None:
             values = _separated(values, separator)
         elif self.is_text:
             column = parsed(self.columns[name])
@@ -143,20 +129,19 @@ class Table(NamedTuple):
                     "with str in place of float for classes"
                 )
             values = [column.values[row] for row in rows]
-        gap = next(
-            (row for row, value in zip(rows, values, strict=True) if _is_missing(value)), None
-        )
-        if gap is not None and is_target:
-            raise ConfigError(
-                f"{where} has nothing in row {gap + self.first_row}: fill it in, remove row and "
-                "file, or leave the column out by target_name="
-            )
+        has_gap = False
+        for row, value in zip(rows, values, strict=True):
+            if value is None or value != value or value == "":
+                has_gap = True
+                if is_target:
+                    raise ConfigError(
+                        f"{where} has nothing in row {row + self.first_row}: fill it in, remove "
+                        "row and file, or leave the column out by target_name="
+                    )
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
             return np.array(values, np.float64), []
-        if gap is not None:
-            return values, []
-        return encoded(values)
+        return (values, []) if has_gap else encoded(values)
 
 
 class Wanted(NamedTuple):
@@ -211,16 +196,14 @@ class Labels(NamedTuple):
     class_to_idx: dict[str, int] | None = None
 
 
-def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
+def checked_targets(targets: Any) -> TargetsArgument | Table:
     """What was given as `targets`, before any file is looked for.
 
     A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
-    callable of the path, since files are sorted.
+    mapping, a DataFrame a `Table`.
 
     Raises:
-        ConfigError: it is something else; or values in an order, and which file each belongs to is
-            not known.
+        ConfigError: it is something else, such as values in an order: files are sorted.
     """
     if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
         return targets
@@ -234,35 +217,11 @@ def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Tabl
             isinstance(key, str) for key in getattr(targets, "index", [None])
         ):
             return dict(targets.to_dict())
-        values = array_in(targets)
-        if isinstance(values, (list, tuple, np.ndarray)) and np.ndim(values):
-            return _one_a_path(values, data_path)
     raise ConfigError(
-        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
-        f"of one), a callable, one value a path, or None, not {described(targets)}"
+        "targets must be a folder of masks, labels by file name (a mapping such as "
+        "dict(zip(names, values)), a table, or the path of one), a callable, or None, not "
+        f"{described(targets)}"
     )
-
-
-def _one_a_path(values: Any, data_path: DataPath) -> Callable[[str], Any]:
-    entries = () if isinstance(data_path, (str, bytes, os.PathLike)) else entries_of(data_path)
-    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
-    by_path = dict(zip(paths, values, strict=False))
-    if not len(values) == len(paths) == len(by_path) or any(map(is_url, entries)):
-        raise ConfigError(
-            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
-            "and whose value is whose can't be told. Pass a mapping, dict(zip(names, values)), or "
-            "data_path=[...] with the path of one file for each value"
-        )
-
-    def target_of(path: str) -> Any:
-        if os.path.normpath(path) not in by_path:
-            raise ConfigError(
-                f"targets: {redact(path)} has none: with one value a path, each path must be that "
-                "of a file, not of a folder"
-            )
-        return by_path[os.path.normpath(path)]
-
-    return target_of
 
 
 def names_masks(targets: Any) -> bool:
@@ -351,7 +310,11 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     columns = dict[str, Any]()
     classes = dict[str, list[str]]()
     for name in names:
-        columns[name], classes[name] = table.column(name, rows, chosen, wanted.label_separator)
+        separator = wanted.label_separator if name in chosen else None
+        if separator is not None and len(chosen) > 1:
+            is_split = any(separator in str(table.columns[name][row]) for row in rows)
+            separator = separator if is_split else None
+        columns[name], classes[name] = table.column(name, rows, name in chosen, separator)
         if name in chosen:
             where = f"targets: column {name!r} of {table.where}"
             _check(columns[name], classes[name] if is_one else [], where, files)
@@ -359,13 +322,6 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     if is_one:
         return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
     return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
-
-
-def _is_missing(value: Any) -> bool:
-    """True for an empty cell: None, NaN, or an empty text."""
-    if isinstance(value, (float, np.floating)):
-        return bool(np.isnan(value))
-    return value is None or (isinstance(value, str) and not value)
 
 
 def _separated(values: list[Any], separator: str | None) -> list[Any]:
@@ -465,39 +421,37 @@ def read_labels(
     """
     delimiters = delimiters_of(delimiter)
     where = redact(path)
-    data = _bytes_of(path, reach)
+    local = os.path.expanduser(path)
+    data = None
+    try:
+        if is_url(path):
+            data = read_whole(path, reach)
+        elif os.path.exists(local):
+            check_regular(local)
+            with open(local, "rb") as file:
+                data = file.read()
+    except OSError as error:
+        if isinstance(error, HeadraceError):
+            raise
+        raise AccessError(f"targets: {where} can't be read: {error.strerror}") from error
+    if data is None:
+        raise DataNotFoundError(f"targets: {where} does not exist (working folder: {os.getcwd()})")
     ending = os.path.splitext(named_part(path))[1].lower()
     is_parquet = data[:4] == b"PAR1"
     is_json = ending not in delimiters and data.lstrip()[:1] in (b"{", b"[")
-    if is_parquet and delimiter is None:
-        return _from_parquet(data, where)
     if not (is_parquet or is_json):
         return _from_csv(data, where, delimiters.get(ending, delimiters[".csv"]), files)
     if delimiter is not None:
         raise ConfigError(
             f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out"
         )
-    return _from_json(data, where, ending)
-
-
-def _bytes_of(path: str, reach: RemoteOptions) -> bytes:
-    local = os.path.expanduser(path)
-    if is_url(path):
-        data = read_whole(path, reach)
-    elif not os.path.exists(local):
-        data = None
-    else:
-        try:
-            check_regular(local)
-            with open(local, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise AccessError(f"targets: {redact(path)} can't be read: {error.strerror}") from error
-    if data is None:
-        raise DataNotFoundError(
-            f"targets: {redact(path)} does not exist (working folder: {os.getcwd()})"
-        )
-    return data
+    if is_json:
+        return _from_json(data, where, ending)
+    arrow = pyarrow()
+    try:
+        return from_frame(arrow.parquet.read_table(io.BytesIO(data)), where)
+    except (arrow.ArrowException, OSError) as error:
+        raise FormatError(f"targets: {where} is a damaged Parquet table: {error}") from error
 
 
 def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
@@ -583,26 +537,12 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _columns_of(records: Sequence[Any], where: str) -> dict[str, Sequence[Any]]:
     """The columns of objects that all have the same fields."""
     for number, record in enumerate(records, 1):
-        if not isinstance(record, dict):
+        if not isinstance(record, dict) or record.keys() != records[0].keys():
             raise ConfigError(
-                f"targets: row {number} of {where} is no object with fields, but "
-                f"{described(record)}: give file and labels"
-            )
-        if record.keys() != records[0].keys():
-            raise ConfigError(
-                f"targets: row {number} of {where} has the fields {', '.join(record)}, and the "
-                f"first has {', '.join(records[0])}: give all the same"
+                f"targets: row {number} of {where} is no object with the fields of the first one, "
+                f"but {record!r:.60}: give file and labels, all the same"
             )
     return {name: [record[name] for record in records] for name in (records[0] if records else ())}
-
-
-def _from_parquet(data: bytes, where: str) -> Table:
-    arrow = pyarrow()
-    try:
-        table = arrow.parquet.read_table(io.BytesIO(data))
-    except (arrow.ArrowException, OSError) as error:
-        raise FormatError(f"targets: {where} is a damaged Parquet table: {error}") from error
-    return from_frame(table, where)
 
 
 def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
