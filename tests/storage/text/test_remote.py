@@ -154,7 +154,7 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     near, far = both(contents, "record")
     assert server.counts()["ranges"] == []  # the table was kept, and the copy
     same(near, far)
-    assert far.byte_ranges(np.arange(len(far) - 1000, len(far))).size == 0  # of the copy
+    assert not far.is_remote  # one is compressed, so all are read from copies
     server.counts()
     contents["x.jsonl"] = b"{}\n"
     same(*both(contents, "record"))

@@ -457,8 +457,9 @@ def _check_template(tokenizer: Any, template: str | None) -> None:
 # -- texts that are tokens already
 
 
-class Windows(TextDecoder):
-    """Whole documents of a packed file, or windows over documents, as ids.
+class TokensDecoder(TextDecoder):
+    """Whole documents of a packed file, or windows over documents, as ids; or blocks of tokens over
+    all documents, and the number of each token's document.
 
     Args:
         source: the tokens.
@@ -472,14 +473,23 @@ class Windows(TextDecoder):
         self.source = source
         self.name = name
         self._documents = documents
-        self.stores_values: bool = not self.is_marked
+        self._are_blocks = isinstance(source, BlocksSource)
+        self.stores_values: bool = not self.is_marked or self._are_blocks
 
     def decode(self, record: Any) -> Any:
-        if self.is_marked:
+        if self.is_marked and not self._are_blocks:
             _check_supervised(record)
         return record
 
+    def to_input(self, value: Any) -> Any:
+        if not self._are_blocks:
+            return super().to_input(value)
+        documents = torch.from_numpy(value["document_ids"].astype(np.int32))
+        return {**super().to_input(value["input_ids"]), "document_ids": documents}
+
     def text_of(self, index: int, reader: SampleReader) -> str:
+        if self._are_blocks:
+            raise ConfigError("text_of: with packing=True a sample is a block, of no one text")
         if self._documents is None:
             raise ConfigError(
                 "text_of: a packed file holds tokens and no texts; what its tokenizer decodes "
@@ -487,32 +497,13 @@ class Windows(TextDecoder):
             )
         return self._documents(int(self.source.document_of(np.array([index]))[0]))
 
-    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        return reader_of_ids(dataset, collating, None, None, self.is_marked)
-
-
-class Blocks(TextDecoder):
-    """Blocks of tokens over all documents, and the number of each token's document.
-
-    Args:
-        source: the blocks.
-        name: what a document is.
-    """
-
-    def __init__(self, source: BlocksSource, name: str) -> None:
-        self.source = source
-        self.name = name
-
-    def to_input(self, value: Any) -> Any:
-        documents = torch.from_numpy(value["document_ids"].astype(np.int32))
-        return {**super().to_input(value["input_ids"]), "document_ids": documents}
-
-    def text_of(self, index: int, reader: SampleReader) -> str:
-        raise ConfigError("text_of: with packing=True a sample is a block, of no one text")
-
     def sample_nbytes(self) -> int | None:
+        if not self._are_blocks:
+            return None
         length: int = self.source.length
         return length * (8 + 8 * self.is_marked + 4)
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        return reader_of_blocks(dataset, collating, self.is_marked)
+        if self._are_blocks:
+            return reader_of_blocks(dataset, collating, self.is_marked)
+        return reader_of_ids(dataset, collating, None, None, self.is_marked)

@@ -14,7 +14,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.options import describe_argument
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.table.table import TableDataset
-from headrace.datasets.text.decoders import Blocks, Chats, TextDecoder, Texts, Windows, has_template
+from headrace.datasets.text.decoders import Chats, TextDecoder, Texts, TokensDecoder, has_template
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.zarr import ZarrDataset
@@ -37,7 +37,7 @@ from headrace.storage.text.files import TextFilesSource
 from headrace.storage.text.plain import Room
 from headrace.storage.text.source import LinesSource
 from headrace.storage.tokens.packed import PackedFile, PackedTokens
-from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens
+from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
 from headrace.storage.zarr.kind import ZARR
 from headrace.tokenizer import CharTokenizer
 
@@ -216,17 +216,19 @@ def open_column(
 # -- tokens that are there already
 
 
-def unit_of_tokens(
-    tokens: tuple[Tokens, str],
+def decoder_of_tokens(
+    tokens: Tokens,
+    fingerprint: str,
     where: Callable[[int], str],
     name: str,
     text_of: Callable[[int], str] | None,
     options: TextOptions,
 ) -> TextDecoder:
-    """Windows or blocks of some tokens.
+    """Documents, windows or blocks of some tokens.
 
     Args:
-        tokens: of all documents, and their fingerprint.
+        tokens: of all documents.
+        fingerprint: of the tokens, or of whole documents.
         where: says where a document lies.
         name: what a document is.
         text_of: says what the text of a document is; None: nobody can.
@@ -237,26 +239,27 @@ def unit_of_tokens(
     """
     if name == CHAT:
         options.check_chats()
+    source: TokensSource
     if options.packing:
-        return Blocks(BlocksSource(*tokens, where, options.max_length or 1), name)
-    short = tokens[0].short
-    left_out = short[1] if len(short) > 1 else None  # of a packed file none
-    source = DocumentsSource(*tokens, where, options.max_length, options.stride, left_out)
-    return Windows(source, name, text_of)
+        source = BlocksSource(tokens, fingerprint, where, options.max_length or 1)
+    else:
+        left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none
+        length = options.max_length
+        source = DocumentsSource(tokens, fingerprint, where, length, options.stride, left_out)
+    return TokensDecoder(source, name, text_of)
 
 
-def packed_unit(tokens: PackedTokens, options: TextOptions) -> TextDecoder:
+def packed_decoder(tokens: PackedTokens, options: TextOptions) -> TextDecoder:
     """Documents, windows or blocks of packed files, with the fingerprint that the texts themselves
     would have.
     """
     info = tokens.info
+    fingerprint = info.fingerprint
+    if options.is_in_parts:
+        way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
+        fingerprint = f"{fingerprint}:{way}"
     name = info.text.get("unit", "file")
-    if not options.is_in_parts:
-        source = DocumentsSource(tokens, info.fingerprint, tokens.location, options.max_length)
-        return Windows(source, name, None)
-    way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
-    fingerprint = f"{info.fingerprint}:{way}"
-    return unit_of_tokens((tokens, fingerprint), tokens.location, name, None, options)
+    return decoder_of_tokens(tokens, fingerprint, tokens.location, name, None, options)
 
 
 def packed_tokens(

@@ -18,12 +18,12 @@ from headrace.core.values import Access, Decoded, Records
 from headrace.core.views import targets_of_view
 from headrace.datasets.text.decoders import TextDecoder, Texts
 from headrace.datasets.text.opening import (
+    decoder_of_tokens,
     open_column,
     open_texts,
+    packed_decoder,
     packed_tokens,
-    packed_unit,
     tokenizer_of,
-    unit_of_tokens,
 )
 from headrace.datasets.text.options import TextOptions
 from headrace.datasets.text.targets import read_targets, targets_of
@@ -181,23 +181,26 @@ class TextDataset(BaseDataset):
         self.max_length = max_length
         self.classes = []
         reach, common = split_options(options)
+        of_texts: dict[str, Any] = {
+            "unit": unit,
+            "column": column,
+            "text_field": text_field,
+            "target_field": target_field,
+            "labels": labels,
+            "encoding": check_encoding(encoding, errors),
+            "errors": errors,
+            "chat_template": chat_template,
+            "delimiter": delimiter,
+        }
         texts = TextOptions(
             tokenizer=self.tokenizer,
             max_length=max_length,
-            unit=unit,
-            column=column,
-            text_field=text_field,
-            target_field=target_field,
-            labels=labels,
             stride=stride,
             packing=packing,
             end_token=end_token,
-            encoding=check_encoding(encoding, errors),
-            errors=errors,
-            chat_template=chat_template,
-            delimiter=delimiter,
             cache_dir=reach.cache_dir,
             progress=common.get("progress"),
+            **of_texts,
         )
         reading: dict[str, Any] = {
             name: value for name, value in options.items() if name in _OF_READING
@@ -211,27 +214,14 @@ class TextDataset(BaseDataset):
                 given["tokenizer"] = tokenizer
             packed = packed_tokens(data_path, given, reach)
         if packed is not None:
-            decoder = packed_unit(packed, texts)
+            decoder = packed_decoder(packed, texts)
             self.tokenizer = tokenizer_of(packed)
             self.classes = list(packed.info.classes or [])
             targets = self._targets_of_parts(packed.targets, decoder, texts)
         elif texts.is_in_parts:
-            documents = TextDataset(
-                data_path,
-                tokenizer=self.tokenizer,
-                unit=unit,
-                column=column,
-                text_field=text_field,
-                target_field=target_field,
-                labels=labels,
-                encoding=encoding,
-                errors=errors,
-                chat_template=chat_template,
-                delimiter=delimiter,
-                **reading,
-            )
-            decoder = unit_of_tokens(
-                documents.tokens(end_token),
+            documents = TextDataset(data_path, tokenizer=self.tokenizer, **of_texts, **reading)
+            decoder = decoder_of_tokens(
+                *documents.tokens(end_token),
                 documents.sample_source.location,
                 documents.document_unit,
                 documents.text_of,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.io.files import Files, Version
+from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles, version_of
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -66,7 +66,6 @@ class TextFilesSource(FilesSource):
         super().__init__(data_path, TEXT_EXTENSIONS, options)
         self._room = room
         self._codec = codec
-        self._still: list[Version] | None = None  # of all files, inside of `of_one_version`
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
@@ -86,7 +85,7 @@ class TextFilesSource(FilesSource):
             yield [[path, *version_of(os.stat(path))] for path in paths]
             return
         server.forget(paths)
-        self._still = versions = server.learn(paths)
+        versions = server.learn(paths)
         of = [
             [server.place, self.location(number), version.size, version.tag]
             for number, version in enumerate(versions)
@@ -94,19 +93,14 @@ class TextFilesSource(FilesSource):
         try:
             yield None if any(version.tag is None for version in versions) else of
         finally:
-            self._still = None
             server.forget(paths)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes, as they lie there. The size of a remote file is known when it has
         come.
         """
-        sizes: list[int] = []
         if self._server is None:
-            sizes = [os.stat(self._paths[index]).st_size for index in indices]
-        elif self._still is not None:
-            sizes = [self._still[index].size for index in indices]
-        self._room.check(max(sizes, default=0))
+            self._room.check(max((os.stat(self._paths[i]).st_size for i in indices), default=0))
         found = super().read(indices)
         self._room.check(max(map(len, found), default=0))
         return found

@@ -50,22 +50,17 @@ _TOGETHER = 1 << 16  # records whose places are passed on at a time
 class TextFile:
     """A file as its lines are read."""
 
-    files: Files
-    """By which it is read: those of its plain copy are local."""
     shown: str
     """Its own path or URL."""
     path: str
     """Of the bytes: its own, or that of a plain copy."""
+    head: int
+    """Where its bytes begin there."""
     begin: int
-    """Where the text begins there."""
+    """Where the text begins there: behind a mark, of a local one."""
     end: int
     kind: str
     """The ending that says what its records are; "": its lines are wanted."""
-
-    @property
-    def is_copy(self) -> bool:
-        """True if it is read through a plain copy."""
-        return self.path != self.shown
 
 
 class OddQuotesError(Exception):
@@ -79,6 +74,7 @@ class Scan:
     files were one.
 
     Args:
+        files: by which they are read.
         texts: the files.
         bases: what is added to the places in each file for that.
         codec: how bytes are decoded: encoding and errors.
@@ -97,6 +93,7 @@ class Scan:
 
     def __init__(
         self,
+        files: Files,
         texts: Sequence[TextFile],
         bases: Sequence[int],
         codec: tuple[str, str],
@@ -105,6 +102,7 @@ class Scan:
         is_slow: bool,
         progress: bool | None,
     ) -> None:
+        self._files = files
         self._texts = texts
         self._bases = bases
         self._codec = codec
@@ -124,11 +122,10 @@ class Scan:
         )
 
     def __iter__(self) -> Iterator[IntArray]:
-        remote = _remote_parts([text for text in self._texts if text.files.is_remote])
-        with self._bar, contextlib.closing(remote):
+        with self._bar, contextlib.closing(self._remote_parts()) as remote:
             for text, base in zip(self._texts, self._bases, strict=True):
                 try:
-                    with _opened(text, remote) as file:
+                    with self._opened(text, remote) as file:
                         count = -1  # the last place is the end
                         self.headers.append([])
                         for places in self._places(file, text):
@@ -147,7 +144,7 @@ class Scan:
 
     def _places(self, file: _Bytes, text: TextFile) -> Iterator[IntArray]:
         begin = text.begin
-        if text.files.is_remote and self._codec[0] == "utf-8" and file.at(0, 3) == UTF8_MARK:
+        if self._files.is_remote and self._codec[0] == "utf-8" and file.at(0, 3) == UTF8_MARK:
             begin = 3  # a local one was looked at before
         if text.kind == ".json":
             self._room.check(2 * (text.end - begin))
@@ -168,6 +165,20 @@ class Scan:
         if text.kind in self._delimiters:
             places = self._without_header(file, places, self._delimiters[text.kind])
         yield from places
+
+    @contextlib.contextmanager
+    def _opened(self, text: TextFile, remote: Iterator[Part]) -> Iterator[_Bytes]:
+        if self._files.is_remote:
+            yield _RemoteBytes(self._files, text, remote)
+            return
+        with open(text.path, "rb", buffering=0) as file:
+            yield _Bytes(file.fileno())
+
+    def _remote_parts(self) -> Generator[Part]:
+        """The bytes of remote texts, in order."""
+        if self._files.is_remote:
+            whole = ByteRanges.of((text.path, 0, text.end) for text in self._texts)
+            yield from in_order(cast(RemoteFiles, self._files), whole)
 
     def _pieces(self, file: _Bytes, begin: int, end: int) -> Iterator[Piece]:
         for piece in file.pieces(begin, end):
@@ -269,11 +280,13 @@ class _RemoteBytes(_Bytes):
     """The bytes of a remote text that come in order, once, and those that came last.
 
     Args:
+        files: by which it is read.
         text: which.
         parts: of all remote texts, those of this one next.
     """
 
-    def __init__(self, text: TextFile, parts: Iterator[Part]) -> None:
+    def __init__(self, files: Files, text: TextFile, parts: Iterator[Part]) -> None:
+        self._files = files
         self._text = text
         self._parts = parts
         self._behind: deque[Part] = deque(maxlen=_BEHIND)
@@ -306,20 +319,4 @@ class _RemoteBytes(_Bytes):
         data = b"".join(found)
         if len(data) == end - begin:
             return data
-        return self._text.files.read_joined(ByteRanges.of([(self._text.path, begin, end)]))
-
-
-@contextlib.contextmanager
-def _opened(text: TextFile, remote: Iterator[Part]) -> Iterator[_Bytes]:
-    if text.files.is_remote:
-        yield _RemoteBytes(text, remote)
-        return
-    with open(text.path, "rb", buffering=0) as file:
-        yield _Bytes(file.fileno())
-
-
-def _remote_parts(texts: Sequence[TextFile]) -> Generator[Part]:
-    """The bytes of remote texts of one server, in order."""
-    if texts:
-        files = cast(RemoteFiles, texts[0].files)
-        yield from in_order(files, ByteRanges.of((text.path, 0, text.end) for text in texts))
+        return self._files.read_joined(ByteRanges.of([(self._text.path, begin, end)]))

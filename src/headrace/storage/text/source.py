@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.io.array_file import HEAD, ArrayFile
+from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
@@ -56,7 +57,7 @@ class LinesSource(Locatable):
     nothing are part of the record before them.
 
     What can't be read at random, since it is compressed or its bytes don't show where its lines
-    end, is read through a plain copy.
+    end, is read through a plain copy; if one of several remote texts is, all of them are.
 
     Args:
         data_path: which.
@@ -96,24 +97,45 @@ class LinesSource(Locatable):
     ) -> None:
         reach = reach or RemoteOptions()
         self.listing: FileSet = resolve(data_path, TEXTS, reach)
-        self.files, paths = files_of(self.listing)
-        self._copies = LocalFiles()
+        files, paths = files_of(self.listing)
         self._unit = unit
-        self._is_kept = reach.cache_dir is not None or self.files.is_remote
+        self._is_kept = reach.cache_dir is not None or files.is_remote
         self._delimiter = delimiter
         self.delimiters = records.delimiters_of(delimiter)
         self.room: Room = room or Room()
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         self.codec: tuple[str, str] = encoding, errors
+        copies = [is_compressed(without_query(path)) for path in paths]
         if not shows_lines(encoding):
             self.codec = "utf-8", "surrogatepass"
-        self._texts = [self._text(path, encoding, errors) for path in paths]
-        if self.files.is_remote and not self._texts[0].is_copy:
-            cast(RemoteFiles, self.files).check_ranges(self._texts[0].path)
+            copies = [True] * len(paths)
+        elif files.is_remote:
+            copies = [any(copies)] * len(paths)
+        self.files: Files = files
+        if files.is_remote and copies[0]:
+            self.files = LocalFiles()
+        self._texts = []
+        for path, is_copy in zip(paths, copies, strict=True):
+            read = path
+            head = 0
+            end = files.version(path).size
+            if is_copy:
+                copy = plain_copy(files, path, encoding, errors, self._cache_dir)
+                read = copy.path
+                head = HEAD
+                end = HEAD + copy.count
+            begin = head
+            if not self.files.is_remote and self.codec[0] == "utf-8":
+                mark = self.files.read_joined(ByteRanges.of([(read, head, min(end, head + 3))]))
+                begin += 3 * (mark == UTF8_MARK)
+            kind = records.format_of(without_query(path)) if unit == "record" else ""
+            self._texts.append(TextFile(path, read, head, begin, end, kind))
+        self._identities = [files.identity(path) for path in paths]
+        if self.files.is_remote:
+            cast(RemoteFiles, files).check_ranges(paths[0])
         self.kinds = [text.kind for text in self._texts]
         self._read_paths = [text.path for text in self._texts]
-        self._is_copy = np.array([text.is_copy for text in self._texts], bool)
-        self._heads = HEAD * self._is_copy.astype(np.int64)
+        self._heads = np.array([text.head for text in self._texts])
         begins = np.array([text.begin for text in self._texts])
         ends = np.array([text.end for text in self._texts])
         self._nbytes = ends - self._heads
@@ -124,28 +146,9 @@ class LinesSource(Locatable):
         self._first = np.array(self._table.arrays.short[0])
         self.headers: list[list[str]] = json.loads(bytes(self._table.arrays.short[1]))
         if not self.files.is_remote:
-            self.files.close()  # each process opens what it reads
+            files.close()  # each process opens what it reads
+            self.files.close()
         self._blocks = dict[int, IntArray]()  # by their length
-
-    def _text(self, path: str, encoding: str, errors: str) -> TextFile:
-        files = self.files
-        read = path
-        begin = 0
-        kind = ""
-        if self._unit == "record":
-            kind = records.format_of(without_query(path))
-        if is_compressed(without_query(path)) or not shows_lines(encoding):
-            copy = plain_copy(files, path, encoding, errors, self._cache_dir)
-            files = self._copies
-            read = copy.path
-            begin = HEAD
-            end = HEAD + copy.count
-        else:
-            end = files.version(path).size
-        if not files.is_remote and self.codec[0] == "utf-8":
-            mark = files.read_joined(ByteRanges.of([(read, begin, min(end, begin + 3))]))
-            begin += 3 * (mark == UTF8_MARK)
-        return TextFile(files, path, read, begin, end, kind)
 
     # -- the table
 
@@ -154,30 +157,24 @@ class LinesSource(Locatable):
         """True if what is found out about the texts is kept on disk: where a folder is named,
         and of large texts.
         """
-        if not self.files.is_remote:
-            return self._is_kept or bool(self._nbytes.sum() >= KEPT_FROM)
-        of_remote = [text.path for text in self._texts if not text.is_copy]
-        # without a tag nobody could say whether it still holds
-        return self._is_kept and all(self.files.version(path).tag for path in of_remote)
+        if self.listing.is_remote:  # without a tag nobody could say whether it still holds
+            return all(tag is not None for *_, tag in self._identities)
+        return self._is_kept or bool(self._nbytes.sum() >= KEPT_FROM)
 
     def _made(self, progress: bool | None) -> Arrays:
         """The table, found by a pass over all texts."""
         cached = None
         if self.keeps_tables:
-            of = []
-            for text in self._texts:
-                # a copy is named by its text
-                identity: list[Any] = [text.path, text.end, 0]
-                if not text.is_copy:
-                    identity = text.files.identity(text.path)
-                of.append([*identity, text.begin])
+            begins = [text.begin for text in self._texts]
+            of = [[*one, begin] for one, begin in zip(self._identities, begins, strict=True)]
             about = {"of": of, "unit": self._unit, "delimiter": self._delimiter}
             cached = ArrayFile(self._cache_dir, "lines", {"version": _VERSION, **about})
 
         def scanned(is_slow: bool) -> Arrays:
             def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
                 of_lines = (self.codec, self.room, self.delimiters)
-                scan = Scan(self._texts, self._bases.tolist(), *of_lines, is_slow, progress)
+                bases = self._bases.tolist()
+                scan = Scan(self.files, self._texts, bases, *of_lines, is_slow, progress)
                 encoder = PlacesEncoder()
                 for piece in encoder.encoded(scan):
                     take(piece)
@@ -249,7 +246,7 @@ class LinesSource(Locatable):
         if len(self._texts) == 1:
             self.room.check(int(sizes.max(initial=0)))
             ranges = ByteRanges(self._read_paths, files, starts, ends)
-            joined = self._texts[0].files.read_joined(ranges)
+            joined = self.files.read_joined(ranges)
         else:
             joined = b"".join(self._read_all(files, starts, ends))
         # each line has its end, and inside there is none
@@ -262,17 +259,7 @@ class LinesSource(Locatable):
 
     def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
         self.room.check(int((ends - starts).max(initial=0)))
-        ranges = ByteRanges(self._read_paths, files, starts, ends)
-        is_copy = self._is_copy[files]
-        if not is_copy.any():
-            return self.files.read_each(ranges)
-        found: list[Any] = [None] * len(files)
-        for reader, is_its in ((self.files, ~is_copy), (self._copies, is_copy)):
-            chosen = np.flatnonzero(is_its)
-            lines = reader.read_each(ranges.take(chosen))
-            for number, line in zip(chosen.tolist(), lines, strict=True):
-                found[number] = line
-        return found
+        return self.files.read_each(ByteRanges(self._read_paths, files, starts, ends))
 
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         if self.has_records:
@@ -282,13 +269,11 @@ class LinesSource(Locatable):
         return list(map(strip_end, lines))
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        """The bytes of lines; none of what is read through a plain copy."""
-        files, starts, ends = self._places(indices)
-        return ByteRanges(self._read_paths, files, starts, ends).take(~self._is_copy[files])
+        return ByteRanges(self._read_paths, *self._places(indices))
 
     @property
     def stored_nbytes(self) -> int:
-        return sum(text.end for text in self._texts if text.files.is_remote)
+        return int(self._nbytes.sum()) if self.files.is_remote else 0
 
     # -- all of it, once
 
@@ -297,7 +282,7 @@ class LinesSource(Locatable):
         """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
         start.
         """
-        of = [self.files.identity(text.shown) for text in self._texts]
+        of = self._identities
         yield None if any(tag is None for *_, tag in of) else of
 
     @contextlib.contextmanager
@@ -391,9 +376,9 @@ class LinesSource(Locatable):
 
     def describe(self) -> Description:
         copied = ""
-        if self._is_copy.any():
-            folder = redact(self._cache_dir)
-            copied = f", {self._is_copy.sum()} of them through plain copies in {folder}"
+        copies = np.count_nonzero(self._heads)
+        if copies:
+            copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}"
         where = "in memory"
         if self._table.arrays.path is not None:
             where = f"read from {redact(self._table.arrays.path)}"
