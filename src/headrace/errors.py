@@ -53,7 +53,9 @@ class MissingNameError(HeadraceError, KeyError):
     """
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
-        return str(self.args[0]) if self.args else ""
+        if self.args:
+            return str(self.args[0])
+        return ""
 
 
 class FormatError(HeadraceError, ValueError):

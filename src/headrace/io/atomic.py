@@ -50,7 +50,9 @@ def make_folder(folder: str, prefix: str) -> None:
 
 def user_id() -> int:
     """The user who runs this process."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0
+    if hasattr(os, "geteuid"):
+        return os.geteuid()
+    return 0
 
 
 def is_ours(status: os.stat_result) -> bool:

@@ -69,7 +69,9 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
         Exception: what `kind.make` raises.
     """
     found = found_index(files, url, kind)
-    return made_index(files, url, kind) if found is None else found
+    if found is None:
+        return made_index(files, url, kind)
+    return found
 
 
 def made_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:

@@ -66,7 +66,9 @@ def in_one_line(name: object) -> str:
 def composed(name: str) -> str:
     """A name by which others are found that look the same: accents are composed with their letters
     (Unicode's NFC). macOS writes many names decomposed."""
-    return name if name.isascii() else unicodedata.normalize("NFC", name)
+    if name.isascii():
+        return name
+    return unicodedata.normalize("NFC", name)
 
 
 def in_ascii(name: str) -> str:
@@ -76,7 +78,9 @@ def in_ascii(name: str) -> str:
 
 def without_query(path: str) -> str:
     """A path, or a URL of the web without its query: its ending is that of the file."""
-    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+    if path.startswith(("http://", "https://")):
+        return path.partition("?")[0]
+    return path
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -119,7 +123,9 @@ def _private_folder() -> Path:
     """A folder of this user in the temporary directory; what another user has made under its
     name is not used.
     """
-    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    user = 0
+    if hasattr(os, "geteuid"):
+        user = os.geteuid()
     folder = Path(tempfile.gettempdir()) / f"headrace-{user}"
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
@@ -146,9 +152,9 @@ def named_part(path: str) -> str:
     if not is_url(path):
         return path
     first, *others = chain_of(path)
-    return (
-        named_part("::".join(others)) if others and "://" not in first else first.partition("?")[0]
-    )
+    if others and "://" not in first:
+        return named_part("::".join(others))
+    return first.partition("?")[0]
 
 
 def check_regular(path: str) -> None:

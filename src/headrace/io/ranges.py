@@ -234,11 +234,9 @@ def with_between(
     wanted = is_wanted[order][first]
     at = first[wanted]
     gaps = np.where(file[at[1:]] == file[at[:-1]], start[at[1:]] - stop[at[:-1]], BETWEEN + 1)
-    longest = (
-        GAP
-        if len(at) <= most
-        else max(GAP, int(np.partition(gaps, len(at) - most - 1)[len(at) - most - 1]))
-    )
+    longest = GAP
+    if len(at) > most:
+        longest = max(GAP, int(np.partition(gaps, len(at) - most - 1)[len(at) - most - 1]))
     is_joined = np.append(gaps <= min(longest, BETWEEN), False)  # with the next one
     before = np.cumsum(wanted) - 1  # the last wanted one until here
     is_chosen = wanted | ((before >= 0) & is_joined[before])

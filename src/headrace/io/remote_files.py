@@ -199,7 +199,9 @@ class RemoteFiles(Files):
         path = with_index(url)
         if path in self._beside:
             self._handed_out = path, self._beside.pop(path)
-        return self._handed_out[1] if self._handed_out[0] == path else None
+        if self._handed_out[0] == path:
+            return self._handed_out[1]
+        return None
 
     def drop_beside(self) -> None:
         """What was handed out last is of no use."""
@@ -387,7 +389,9 @@ class RemoteFiles(Files):
         return counts
 
     def explain(self) -> str:
-        return "read by ranges" if self.cache is None else f"read by ranges; {self.cache.explain()}"
+        if self.cache is None:
+            return "read by ranges"
+        return f"read by ranges; {self.cache.explain()}"
 
     def close(self) -> None:
         self._prefetcher.drop()
@@ -413,13 +417,11 @@ class _Bypass(threading.local):
 
 def below(url: str, name: str) -> str:
     """The URL of what lies below another one: before the query, if there is one."""
-    return (
-        _with_path(
+    if name:
+        return _with_path(
             url, lambda path: f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}"
         )
-        if name
-        else url
-    )
+    return url
 
 
 def with_index(url: str) -> str:

@@ -56,7 +56,9 @@ def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
     ends = np.cumsum(pieces.nbytes)
     first = 0
     while first < pieces.size:
-        before = int(ends[first - 1]) if first else 0
+        before = 0
+        if first:
+            before = int(ends[first - 1])
         last = max(
             first + 1,
             min(first + _TOGETHER, int(np.searchsorted(ends, before + PIECE, side="right"))),

@@ -128,7 +128,9 @@ def found_or_built(file: ArrayFile, patience: float, build: Callable[[], T]) -> 
         return found
     with one_builder(file.path, patience):
         found = file.found()  # another process may have built it meanwhile
-        return build() if found is None else found
+        if found is None:
+            return build()
+        return found
 
 
 def _written(path: str) -> int:

@@ -205,7 +205,9 @@ class MemoryBudget:
         time.
         """
         info = get_worker_info()
-        workers = 1 if info is None else info.num_workers
+        workers = 1
+        if info is not None:
+            workers = info.num_workers
         return (self.available if self._at_spawn is None else self._at_spawn) // workers
 
     def __getstate__(self) -> dict[str, Any]:
@@ -272,7 +274,9 @@ class MemoryBudget:
     @property
     def _ranks(self) -> int:
         ranks = self._local_world_size
-        return ranks() if callable(ranks) else ranks
+        if callable(ranks):
+            return ranks()
+        return ranks
 
     @property
     def _headroom(self) -> int:
@@ -304,7 +308,9 @@ class Reservation:
     @property
     def nbytes(self) -> int:
         """Reserved bytes, 0 when closed."""
-        return self._entry.nbytes if self._release.alive else 0
+        if self._release.alive:
+            return self._entry.nbytes
+        return 0
 
     def resize(self, nbytes: int) -> None:
         """Reserve more bytes, or fewer. If more don't fit, the old number stays.
@@ -393,4 +399,6 @@ def size_of(record: Any) -> int:
         nbytes = 0
     if nbytes:
         return nbytes
-    return len(record) if isinstance(record, Sized) else 64
+    if isinstance(record, Sized):
+        return len(record)
+    return 64

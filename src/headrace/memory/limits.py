@@ -177,7 +177,9 @@ def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) ->
         if not sys_fs.is_dir():
             return {}  # no cgroups here: macOS, Windows
         notes.append(f"{file} can't be read: only the limits at the root of {sys_fs} are known")
-        return {1: "/", 2: "/"} if (sys_fs / controller).is_dir() else {2: "/"}
+        if (sys_fs / controller).is_dir():
+            return {1: "/", 2: "/"}
+        return {2: "/"}
     paths = {}
     for line in text.splitlines():
         hierarchy, _, rest = line.partition(":")
@@ -195,7 +197,9 @@ def _number(text: str) -> int | None:
     """Return a byte count as the kernel writes it, None for anything else (20 digits hold
     2**64).
     """
-    return int(text) if re.fullmatch(r"\d{1,20}", text, re.ASCII) else None
+    if re.fullmatch(r"\d{1,20}", text, re.ASCII):
+        return int(text)
+    return None
 
 
 def _read(path: Path, notes: list[str]) -> str:

@@ -110,7 +110,9 @@ class LRUCache(cachetools.LRUCache[K, V]):
     @property
     def maxsize(self) -> float:
         """`max_bytes`, as cachetools calls it; infinite if there is no limit."""
-        return math.inf if self.max_bytes is None else self.max_bytes
+        if self.max_bytes is None:
+            return math.inf
+        return self.max_bytes
 
     @property
     def nbytes(self) -> int:

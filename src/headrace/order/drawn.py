@@ -51,7 +51,9 @@ class _DrawnOrder(Order):
         global_batch: int,
     ) -> None:
         if n is None:
-            n = entries.size if replacement else most
+            n = most
+            if replacement:
+                n = entries.size
         super().__init__(n, seed, epoch, global_batch)
         if self.n and not most:
             raise ConfigError(

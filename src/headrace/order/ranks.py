@@ -212,7 +212,9 @@ class RankBatches:
         if step >= self.steps:
             return self.total_size
         first = step * self.global_batch
-        return first - self._handed if step == self.steps - 1 else first
+        if step == self.steps - 1:
+            return first - self._handed
+        return first
 
     def _positions(self, first: int, last: int) -> IntArray:
         """This rank's positions of the steps from `first` to before `last`."""

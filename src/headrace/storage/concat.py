@@ -176,7 +176,9 @@ class ConcatSource(ArraySource, Generic[S]):
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
         found = [source.blocks_of(nbytes) for source in self.sources]
         known = [sizes for sizes in found if sizes is not None]
-        return np.concatenate(known).astype(np.int64) if len(known) == len(found) else None
+        if len(known) == len(found):
+            return np.concatenate(known).astype(np.int64)
+        return None
 
     def fingerprint(self) -> str:
         each = [source.fingerprint() for source in self.sources]

@@ -36,7 +36,9 @@ class Column:
     @property
     def amplification(self) -> float:
         """Bytes that are decoded for each byte of a sample."""
-        return self.decoded / self.nbytes if self.nbytes else 1.0
+        if self.nbytes:
+            return self.decoded / self.nbytes
+        return 1.0
 
 
 @dataclass(slots=True)

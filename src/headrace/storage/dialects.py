@@ -31,7 +31,9 @@ class Dialect(NamedTuple):
 def _packed_kind(tree: Tree) -> str | None:
     """ "image", "text" or "array"."""
     info = info_in(tree.attrs(""), tree.path)
-    return None if info is None else info.kind
+    if info is None:
+        return None
+    return info.kind
 
 
 PACK = Dialect("pack", _packed_kind)

@@ -72,7 +72,9 @@ class FilesSource(Source):
             way = f"a file each, fetched whole; {self._files.explain()}"
             return Description([Column("files", way)], files=count)
         some = np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)
-        mean = int(self.sizes(some).mean()) if count else 0
+        mean = 0
+        if count:
+            mean = int(self.sizes(some).mean())
         column = Column("files", f"a file each, {self._files.explain()}", read=mean)
         return Description([column], files=count, stored=mean * count)
 
@@ -84,11 +86,9 @@ class FilesSource(Source):
         return fingerprint_names(*self.listing.names.arrays)
 
     def location(self, index: int) -> str:
-        return (
-            redact(self._paths[index])
-            if self._server is None
-            else self._server.shown(self._paths[index])
-        )
+        if self._server is None:
+            return redact(self._paths[index])
+        return self._server.shown(self._paths[index])
 
     def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
         """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known.
@@ -102,7 +102,9 @@ class FilesSource(Source):
             )
         if indices is None or len(indices) >= len(self) or self._listed_sizes is None:
             self._listed_sizes = _remote_sizes(self._server, self.listing, self._paths)
-        return self._listed_sizes.copy() if indices is None else self._listed_sizes[indices]
+        if indices is None:
+            return self._listed_sizes.copy()
+        return self._listed_sizes[indices]
 
 
 class _Paths(Sequence[str]):

@@ -65,7 +65,9 @@ class RandomProbe:
             float(torch.rand((), dtype=torch.float32, device="cpu", generator=generator)),
             self.held["random"].random(),
         ]
-        plain = value if isinstance(value, (torch.Tensor, dict, str)) else np.asarray(value)
+        plain = value
+        if not isinstance(value, (torch.Tensor, dict, str)):
+            plain = np.asarray(value)
         return {"value": plain, "draws": torch.tensor(drawn, dtype=torch.float64, device="cpu")}
 
 

@@ -186,7 +186,9 @@ def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
     Raises:
         ConfigError: it is neither.
     """
-    sides = value if isinstance(value, (tuple, list)) else (value, value)
+    sides = value
+    if not isinstance(value, (tuple, list)):
+        sides = (value, value)
     are_sides = all(
         isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 1
         for side in sides

@@ -255,7 +255,9 @@ def read_coco(
             size = (0, 0)
         sizes.append(size)
     by_base = {os.path.basename(name): number for name, number in names.items()}
-    first = os.fsdecode(files.names[0]) if len(files) else ""
+    first = ""
+    if len(files):
+        first = os.fsdecode(files.names[0])
     if len(by_base) == len(names) and names.keys().isdisjoint(spellings_of(first)):
         names = by_base  # without folders that are not among the data
     keys = keys_for(names, files, f"targets: {where}", skips_unused)

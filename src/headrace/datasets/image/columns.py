@@ -29,7 +29,9 @@ def encoded_image(value: Any, column: str) -> bytes:
     Raises:
         FormatError: there is none.
     """
-    data = value.get("bytes") if isinstance(value, dict) else value
+    data = value
+    if isinstance(value, dict):
+        data = value.get("bytes")
     if isinstance(data, bytes):
         return data
     path = value.get("path") if isinstance(value, dict) else None
@@ -75,7 +77,9 @@ class TarImages(TarSource):
         image = self._column
         if image is None:
             endings = [name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS]
-            image = endings[0] if endings else "jpg"
+            image = "jpg"
+            if endings:
+                image = endings[0]
         for name in (image, self.target):
             if name is not None and name not in record:
                 raise FormatError(f"the sample has no member {name!r}; it has {', '.join(record)}")

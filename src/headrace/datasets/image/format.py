@@ -147,7 +147,9 @@ class ImageDecoder(Decoder):
     @property
     def input_dtype(self) -> np.dtype[Any]:
         """Of inputs that nobody transforms."""
-        return self.dtype if self.normalize else np.dtype(np.uint8)
+        if self.normalize:
+            return self.dtype
+        return np.dtype(np.uint8)
 
     @property
     def held_as(self) -> str:
@@ -160,7 +162,9 @@ class ImageDecoder(Decoder):
     def decode(self, record: Any) -> Any:
         if self.is_encoded:
             # no array: those are taken for pixels
-            return record.tobytes() if isinstance(record, np.ndarray) else record
+            if isinstance(record, np.ndarray):
+                return record.tobytes()
+            return record
         if self.image_size is not None and not self.is_stored_decoded:
             first = bool(self.channels_first)
             return load_image(
@@ -229,10 +233,14 @@ class ImageDecoder(Decoder):
         """The input that a value becomes by its draws."""
         pixels = self._drawn_pixels(value, drawn)
         if not self.transformed:
-            return normalize(pixels, self.dtype) if self.normalize else _tensor(pixels)
+            if self.normalize:
+                return normalize(pixels, self.dtype)
+            return _tensor(pixels)
         if self.transform_input == "pil":
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-        return _tensor(pixels) if self.transform_input == "tensor" else writable(pixels)
+        if self.transform_input == "tensor":
+            return _tensor(pixels)
+        return writable(pixels)
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         if self.transformed:

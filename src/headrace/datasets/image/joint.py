@@ -85,7 +85,9 @@ class MaskDecoder(JointDecoder):
         image, mask = record
         if self.is_encoded:
             # no arrays: those are taken for pixels
-            return record if isinstance(image, bytes) else (image.tobytes(), mask.tobytes())
+            if isinstance(image, bytes):
+                return record
+            return (image.tobytes(), mask.tobytes())
         if not self.is_stored_decoded:
             mask = mask_of(image, mask, self.left)
         return super().decode(image), resize_nearest(mask, self.image_size)
@@ -210,7 +212,9 @@ class BoxDecoder(JointDecoder):
         function = collating.function
         if row is None or type(function) is not DetectionCollator or not function.stack:
             return None
-        return (row, None) if collating.calls(function) else None
+        if collating.calls(function):
+            return (row, None)
+        return None
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         """The target: the objects, height and width that they are in pixels of, and those of the

@@ -236,7 +236,9 @@ def _decoded(
 ) -> Pixels:
     """[H, W, C], or [H, W, 4] in memory that the next image will use."""
     pixels = _decode_jpeg(data, color, size, box, exact, left)
-    return _decode_pillow(data, color, size, box, left) if pixels is None else pixels
+    if pixels is None:
+        return _decode_pillow(data, color, size, box, left)
+    return pixels
 
 
 # -- JPEG
@@ -482,7 +484,9 @@ def _white_of(image: Image.Image) -> int:
         if isinstance(value, tuple) and value:
             value = value[0]
         if isinstance(value, int) and 0 < value <= most:
-            return value if tag == _MAX_SAMPLE_VALUE else (1 << value) - 1
+            if tag == _MAX_SAMPLE_VALUE:
+                return value
+            return (1 << value) - 1
     return _WHITE_16
 
 
@@ -508,7 +512,9 @@ def upright(pixels: Pixels, orientation: Any) -> Pixels:
 
 
 def _upright_shape(height: int, width: int, orientation: Any) -> tuple[int, int]:
-    return (width, height) if orientation in _SIDEWAYS else (height, width)
+    if orientation in _SIDEWAYS:
+        return (width, height)
+    return (height, width)
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -550,7 +556,9 @@ def writable(pixels: Pixels) -> Pixels:
     """Itself, or a copy of what is read-only, such as Pillow's arrays and what a mode holds:
     torch warns of these.
     """
-    return pixels if pixels.flags.writeable else pixels.copy()
+    if pixels.flags.writeable:
+        return pixels
+    return pixels.copy()
 
 
 def to_channels_first(pixels: Pixels) -> Pixels:

@@ -143,19 +143,15 @@ def _cached(cache: DiskCache, keys: Mapping[_Block, str]) -> dict[_Block, bytes 
 def _blocks_of(path: str, start: int, stop: int) -> list[_Block]:
     if stop == WHOLE:
         return [(path, WHOLE)]
-    return (
-        [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
-        if start < stop
-        else []
-    )
+    if start < stop:
+        return [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
+    return []
 
 
 def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
-    return (
-        (path, 0, size)
-        if number == WHOLE
-        else (path, number * BLOCK, min((number + 1) * BLOCK, size))
-    )
+    if number == WHOLE:
+        return (path, 0, size)
+    return (path, number * BLOCK, min((number + 1) * BLOCK, size))
 
 
 def _assembled(
@@ -167,4 +163,6 @@ def _assembled(
         begin = max(0, number) * BLOCK
         assert data is not None
         parts.append(memoryview(data)[max(0, start - begin) : stop - begin])
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    if len(parts) == 1:
+        return parts[0]
+    return memoryview(b"".join(parts))

@@ -157,11 +157,9 @@ class DiskCache:
         self._paused_until = time.monotonic() + _PAUSE_S
         if not self._has_warned:
             self._has_warned = True
-            why = (
-                "the disk is full"
-                if error.errno in (errno.ENOSPC, errno.EDQUOT)
-                else error.strerror or str(error)
-            )
+            why = "the disk is full"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                why = error.strerror or str(error)
             warn(
                 f"cache_dir={redact(self.folder)!r}: nothing is written to the disk cache for now "
                 f"({why}); blocks are fetched again instead"

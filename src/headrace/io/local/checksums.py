@@ -74,7 +74,9 @@ class SumsAhead:
     @property
     def stop(self) -> int:
         """The byte before which all samples are summed up, or soon will be."""
-        return int(self.edges[0]) if not self.futures else next(reversed(self.futures)).stop
+        if not self.futures:
+            return int(self.edges[0])
+        return next(reversed(self.futures)).stop
 
     def written(self, stop: int) -> None:
         """Everything before a byte is written: reads the segments before it, but for what lies

@@ -136,7 +136,9 @@ class _Scratch:
             except OSError:
                 return None
             HINTS.note(began, len(stretches), total)
-            return self._bytes[:total] if done == total else None
+            if done == total:
+                return self._bytes[:total]
+            return None
 
     def close(self) -> None:
         with self._lock:

@@ -347,7 +347,9 @@ class Remote:
         version = Version(int(info["size"]), None if tag is None else str(tag))
         if not info.get("is_redirected") or not version.size or tag is None:
             return version
-        start = 0 if version.size <= _SAMPLE else version.size // 2
+        start = 0
+        if version.size > _SAMPLE:
+            start = version.size // 2
         stop = min(version.size, start + _SAMPLE)
         # perhaps of another mirror
         answer = await self._range(url, start, stop, self.shown(url), None)
@@ -475,7 +477,9 @@ class Remote:
                 headers = plain_headers(self.filesystem)
                 self._is_plain = headers is not None
                 self._plain = None if headers is None else HTTPRanges(headers, CONNECTIONS)
-            return self._plain if self._is_plain else None
+            if self._is_plain:
+                return self._plain
+            return None
 
     async def _persist(
         self,
@@ -493,7 +497,9 @@ class Remote:
         retries, deadline = (
             (0, self.deadline / _SHORT) if self._given_up else (self.retries, self.deadline)
         )
-        patience = deadline / 2 if retries else deadline
+        patience = deadline
+        if retries:
+            patience = deadline / 2
         remedy = (
             f"is the server there, and not overloaded? (retries={self.retries}, "
             f"deadline={self.deadline:g})"
@@ -509,11 +515,9 @@ class Remote:
                 if is_right(answer):
                     self._given_up = self._denied = 0
                     return answer
-                cause = (
-                    f"the answer has {len(answer.data):,} bytes"
-                    if isinstance(answer, Answer)
-                    else "the answer says no size"
-                )
+                cause = "the answer says no size"
+                if isinstance(answer, Answer):
+                    cause = f"the answer has {len(answer.data):,} bytes"
             except Exception as error:
                 self._has_answered |= status_of(error)[0] is not None
                 try:
@@ -565,11 +569,9 @@ class Remote:
 
     def shown(self, url: str) -> str:
         """A URL, or a path on the server, as messages name it."""
-        return (
-            url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1])))
-            if is_path(url)
-            else redact(url)
-        )
+        if is_path(url):
+            return url_of(redact(url), (redact(self._ends[0]), redact(self._ends[1])))
+        return redact(url)
 
     def _path(self, url: str) -> str:
         return path_in(url, self.filesystem)

@@ -50,7 +50,9 @@ def judged(error: BaseException, where: str) -> Passing:
     kind = type(error).__name__
     said = redact(str(error))
     text = said or kind
-    named = f"{kind}: {said}" if said else kind
+    named = kind
+    if said:
+        named = f"{kind}: {said}"
     if status in (412, 416):  # another version; shorter than it was
         raise was_replaced(where) from None
     if status == 404 or (
@@ -94,7 +96,9 @@ def judged(error: BaseException, where: str) -> Passing:
     if isinstance(error, TimeoutError):
         return Passing("nothing came in time", None)
     if status in _PASSING or is_of_way:
-        said = f"the server says {status}" if status else named
+        said = named
+        if status:
+            said = f"the server says {status}"
         return Passing(said, retry_after(headers), status is None and is_absent(error))
     # aiohttp's and botocore's words for what they don't take
     is_option = isinstance(error, TypeError) or "Invalid endpoint" in text

@@ -58,7 +58,9 @@ async def call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:
-    return tuple(fs.protocol) if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+    if isinstance(fs.protocol, tuple | list):
+        return tuple(fs.protocol)
+    return (fs.protocol,)
 
 
 async def info_of(fs: Any, path: str) -> Any:
@@ -256,7 +258,9 @@ def _has_s3_calls(module: str, has_calls: bool) -> bool:
 def without_secrets(error: Exception) -> Exception:
     """The error, or a SampleError with its text if that shows a URL with credentials or a query."""
     text = str(error)
-    return error if redact(text) == text else SampleError(f"{type(error).__name__}: {redact(text)}")
+    if redact(text) == text:
+        return error
+    return SampleError(f"{type(error).__name__}: {redact(text)}")
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
@@ -289,7 +293,9 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
             if isinstance(error, ImportError)
             else None
         )
-        remedy = "" if extra is None else f": pip install 'headrace[{extra}]'"
+        remedy = ""
+        if extra is not None:
+            remedy = f": pip install 'headrace[{extra}]'"
         raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
     except FileNotFoundError:
         raise DataNotFoundError(f"{redact(url)} does not exist") from None

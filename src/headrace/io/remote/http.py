@@ -93,7 +93,9 @@ class Answer(NamedTuple):
     def tag(self, like: str) -> str | None:
         """What is to be compared with a tag of the same file: a time of HTTP, or an ETag."""
         tag = self.modified if like.endswith(" GMT") else self.etag
-        return None if tag is None else tag.removeprefix("W/")
+        if tag is None:
+            return None
+        return tag.removeprefix("W/")
 
 
 class HTTPRanges:
@@ -295,7 +297,9 @@ def checked_range(content_range: str | None, start: int, stop: int) -> int | Non
         raise WrongLengthError(
             f"the answer has other bytes (Content-Range: {content_range.strip()})"
         )
-    return None if said[3] == "*" else int(said[3])
+    if said[3] == "*":
+        return None
+    return int(said[3])
 
 
 def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPConnection:

@@ -140,11 +140,15 @@ class Prefetcher:
     def _find(self, path: str, start: int, stop: int) -> int | None:
         """Where the extent begins that a range lies in."""
         starts = self._starts.get(path)
-        at = bisect.bisect_right(starts, start) - 1 if starts else -1
+        at = -1
+        if starts:
+            at = bisect.bisect_right(starts, start) - 1
         if at < 0 or starts is None:
             return None
         end = self._extents[path, starts[at]].stop
-        return starts[at] if stop == end or (stop <= end and stop != WHOLE) else None
+        if stop == end or (stop <= end and stop != WHOLE):
+            return starts[at]
+        return None
 
     def _forget(self, path: str, start: int) -> None:
         extent = self._extents.pop((path, start), None)

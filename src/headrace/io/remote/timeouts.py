@@ -48,9 +48,9 @@ class Attempt:
     @property
     def shortfall(self) -> str:
         """What has come, when its time is over, in words."""
-        return (
-            f"only {self._nbytes:,} bytes came in time" if self._nbytes else "nothing came in time"
-        )
+        if self._nbytes:
+            return f"only {self._nbytes:,} bytes came in time"
+        return "nothing came in time"
 
     @property
     def overtime(self) -> float:

@@ -108,11 +108,15 @@ def summary_of(names: Sequence[str]) -> str:
         [os.fsencode(name) for name in names if _ending_of(name) not in _TABLES]
     ):
         readers = ["TableDataset"]
-    advice = f"use {readers[0]}" if readers else "is the path right?"
+    advice = "is the path right?"
+    if readers:
+        advice = f"use {readers[0]}"
     return f"{found}: {advice}"
 
 
 def _ending_of(name: str) -> str:
     """ ".jpg"; of what is packed both: ".jsonl.gz"."""
     root, ending = os.path.splitext(name.rpartition("/")[2].lower())
-    return os.path.splitext(root)[1] + ending if ending in (".gz", ".zst", ".zip") else ending
+    if ending in (".gz", ".zst", ".zip"):
+        return os.path.splitext(root)[1] + ending
+    return ending

@@ -113,9 +113,15 @@ def _parts(inside: str) -> Sequence[str]:
         return inside.split(",")
     first, last, *by = inside.split("..")
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
-    width = max(len(first), len(last)) if is_padded else 0
-    step = max(1, int(by[0])) if by else 1
+    width = 0
+    if is_padded:
+        width = max(len(first), len(last))
+    step = 1
+    if by:
+        step = max(1, int(by[0]))
     if abs(int(last) - int(first)) // step > _MOST:
         raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
-    sign = 1 if int(first) <= int(last) else -1
+    sign = -1
+    if int(first) <= int(last):
+        sign = 1
     return [f"{number:0{width}d}" for number in range(int(first), int(last) + sign, sign * step)]

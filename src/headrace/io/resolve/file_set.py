@@ -102,7 +102,9 @@ class FileSet:
     def url(self, index: int) -> str:
         """The path of one file; of a remote one its URL."""
         path = os.fsdecode(self.path(index))
-        return path if self.server is None else self.server.url_of(path)
+        if self.server is None:
+            return path
+        return self.server.url_of(path)
 
     def urls(self) -> list[str]:
         """Of all files."""
@@ -185,4 +187,6 @@ def in_order(names: list[bytes] | PackedNames, keeps_order: bool) -> PackedNames
         return PackedNames(sorted(names))
     packed = names if isinstance(names, PackedNames) else PackedNames(names)
     order = order_of_parts(packed)
-    return packed if order is None else packed.take(order)
+    if order is None:
+        return packed
+    return packed.take(order)

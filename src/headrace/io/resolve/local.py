@@ -161,7 +161,9 @@ def _folders_from(top: str) -> Iterator[str]:
 
 def _warn_of_dead_links(place: str, dead: list[str]) -> None:
     if dead:
-        links = "a link leads" if len(dead) == 1 else f"{len(dead):,} links lead"
+        links = "a link leads"
+        if len(dead) != 1:
+            links = f"{len(dead):,} links lead"
         warn(
             f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
             f"remove {redact(min(dead))!r}"

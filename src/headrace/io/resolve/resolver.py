@@ -103,7 +103,9 @@ def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Kind) ->
         others = len(walk.others)
         found = walk(entry)
         if not len(found.names) and not found.searched and len(walk.others) == others:
-            place = f" (working folder: {os.getcwd()})" if isinstance(walk, LocalWalk) else ""
+            place = ""
+            if isinstance(walk, LocalWalk):
+                place = f" (working folder: {os.getcwd()})"
             raise DataNotFoundError(f"nothing matches {redact(entry)}{place}: is the path right?")
         if not len(found.names) and len(entries) > 1:
             raise DataNotFoundError(
@@ -193,7 +195,9 @@ def kind_of(
         found = [kind for kind in kinds if kind.name in met | noted]
     if is_alone and found and found[0].holds_arrays:
         _refuse_several(entries, [kind for kind in found if kind.holds_arrays], options)
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None
 
 
 def _refuse_several(
@@ -203,11 +207,9 @@ def _refuse_several(
     counted = list[str]()
     patterns = list[str]()
     first = redact(entries[0])
-    folder = (
-        first
-        if is_url(first) or os.path.isdir(os.path.expanduser(first))
-        else os.path.dirname(first)
-    )
+    folder = first
+    if not (is_url(first) or os.path.isdir(os.path.expanduser(first))):
+        folder = os.path.dirname(first)
     for kind in kinds if len(kinds) > 1 else ():
         try:
             files = resolve(list(entries), kind, options)
@@ -266,7 +268,9 @@ def _end_of(name: str) -> str:
     from the last.
     """
     first, dot, last = name.rpartition(".")
-    return f".{first.rpartition('.')[2][-8:]}{dot}{last}" if "." in first[-9:] else dot + last
+    if "." in first[-9:]:
+        return f".{first.rpartition('.')[2][-8:]}{dot}{last}"
+    return dot + last
 
 
 def _kind_by_name(path: str, kinds: Sequence[Kind]) -> Kind | None:

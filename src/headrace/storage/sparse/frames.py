@@ -41,7 +41,9 @@ def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     elif last == "X":
         columns = before
     if columns is not None:
-        rows = columns[:-1] if columns[-1:] == ["raw"] else columns
+        rows = columns
+        if columns[-1:] == ["raw"]:
+            rows = columns[:-1]
     found: list[str | None] = []
     for base, table in ((rows, "obs"), (columns, "var")):
         name = None if base is None else "/".join([*base, table])
@@ -61,7 +63,9 @@ def names_in(tree: Tree, table: str) -> npt.NDArray[Any]:
     values = column.values
     if column.categories is not None:
         values = np.array(column.categories, object)[values]
-    return values if values.dtype == object else np.array(_as_names(values), object)
+    if values.dtype == object:
+        return values
+    return np.array(_as_names(values), object)
 
 
 def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> Column:

@@ -140,7 +140,9 @@ def _no_matrix(tree: Tree, group: str) -> Exception:
         return tree.missing("group", group, others)
     if kind is None:
         return tree.missing("sparse matrix", group, tree.children(""))
-    also = f"; sparse matrices of this file: {', '.join(map(repr, others[:10]))}" if others else ""
+    also = ""
+    if others:
+        also = f"; sparse matrices of this file: {', '.join(map(repr, others[:10]))}"
     if kind == "array":
         return ConfigError(
             f"{where} is a dense array, {tree.described(group)}, and no sparse matrix: use "

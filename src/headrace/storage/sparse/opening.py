@@ -89,7 +89,9 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
     def _names_in(self, tree: Tree) -> list[str]:
         rows, _ = tables_of(tree, self._group)
-        return [] if rows is None else column_names(tree, rows)
+        if rows is None:
+            return []
+        return column_names(tree, rows)
 
 
 class _File(NamedTuple):

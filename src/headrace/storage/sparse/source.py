@@ -166,7 +166,9 @@ class SparseSource(ReadersSource):
     # -- what it is
 
     def describe(self) -> Description:
-        prefix = f"{self.group}/" if self.group else ""
+        prefix = ""
+        if self.group:
+            prefix = f"{self.group}/"
         mean = self._count / max(1, len(self))
         readers = zip(("indices", "data"), self._readers, strict=True)
         columns = [reader.describe(prefix + name, [mean]) for name, reader in readers]

@@ -59,7 +59,9 @@ def plain_type(kind: Any) -> Any:
     pa = pyarrow()
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
-    return plain_type(kind.value_type) if kind.id == pa.lib.Type_DICTIONARY else kind
+    if kind.id == pa.lib.Type_DICTIONARY:
+        return plain_type(kind.value_type)
+    return kind
 
 
 def inner_types(kind: Any) -> list[Any]:
@@ -67,7 +69,9 @@ def inner_types(kind: Any) -> list[Any]:
     kind = plain_type(kind)
     if what_is(kind) == "struct":
         return [kind.field(number).type for number in range(kind.num_fields)]
-    return [kind.value_type] if what_is(kind) in ("list", "fixed") else []
+    if what_is(kind) in ("list", "fixed"):
+        return [kind.value_type]
+    return []
 
 
 def refused(kind: Any) -> str | None:

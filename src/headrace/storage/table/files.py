@@ -283,7 +283,9 @@ def classes_in(schema: Any, name: str) -> list[str]:
     """
     feature = feature_in(schema, name)
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    return list(map(str, names)) if isinstance(names, list) else []
+    if isinstance(names, list):
+        return list(map(str, names))
+    return []
 
 
 def feature_in(schema: Any, name: str) -> dict[str, Any]:
@@ -293,4 +295,6 @@ def feature_in(schema: Any, name: str) -> dict[str, Any]:
         feature = noted["info"]["features"][name]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return feature if isinstance(feature, dict) else {}
+    if isinstance(feature, dict):
+        return feature
+    return {}

@@ -271,4 +271,6 @@ class StoredRows:
 
 
 def _total(begins: IntArray, lengths: IntArray | None) -> int:
-    return len(begins) if lengths is None else int(lengths.sum())
+    if lengths is None:
+        return len(begins)
+    return int(lengths.sum())

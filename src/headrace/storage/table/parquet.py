@@ -173,4 +173,6 @@ def _leaves(kind: Any) -> int:
     if pa.types.is_dictionary(kind):
         return 1
     inner = inner_types(kind)
-    return sum(map(_leaves, inner)) if inner or pa.types.is_struct(kind) else 1
+    if inner or pa.types.is_struct(kind):
+        return sum(map(_leaves, inner))
+    return 1

@@ -181,7 +181,9 @@ class TableSource(RowSource, Locatable):
 
     @property
     def block_nbytes(self) -> int:
-        return 0 if self.is_in_place else self._largest
+        if self.is_in_place:
+            return 0
+        return self._largest
 
     @property
     def layout_nbytes(self) -> int:
@@ -257,7 +259,9 @@ class TableSource(RowSource, Locatable):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        return self.specs[self.names[0]] if self.is_one else None
+        if self.is_one:
+            return self.specs[self.names[0]]
+        return None
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         if isinstance(rows, np.ndarray):

@@ -259,11 +259,11 @@ class TarSource(Locatable):
 
     def describe(self) -> Description:
         others = sum(notes["others"] for notes in self._notes)
-        left_out = (
-            f"; {others:,} members have no key or no extension, and are no part of a sample"
-            if others
-            else ""
-        )
+        left_out = ""
+        if others:
+            left_out = (
+                f"; {others:,} members have no key or no extension, and are no part of a sample"
+            )
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = (
             f"{len(self):,} in {shards}, each read at once by an index of "
