@@ -216,7 +216,7 @@ class TestGiven:
     def test_what_can_be_no_targets(self, files: FileSet, tmp_path: Path) -> None:
         for wrong in (3, dict, [1, 2, 3, 4, 5], np.arange(5), np.float32(3), {"a", "b"}):
             with pytest.raises(ConfigError, match="targets"):
-                checked_targets(wrong)
+                checked_targets(wrong, "a/folder")
         for option in ({"target_name": "kind"}, {"delimiter": ";"}):
             with pytest.raises(ConfigError, match=next(iter(option))):
                 given_targets(dict.fromkeys(NAMES, 1), files, **option)
@@ -467,9 +467,9 @@ class TestTables:
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame(TABLE).astype({"species": "category"})
         for table in (frame, frame.set_index("file"), pyarrow.table(TABLE)):
-            labels = given_targets(checked_targets(table), files)
+            labels = given_targets(checked_targets(table, "folder"), files)
             assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
-        series = checked_targets(frame.set_index("file")["species"])
+        series = checked_targets(frame.set_index("file")["species"], "folder")
         assert given_targets(series, files).targets.tolist() == [1, 3, 2, 2, 0]
 
     def test_integers_beyond_64_bits_are_no_targets(self, files: FileSet, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class ImageDataset(BaseDataset):
         is_outright = targets is not UNSET
         self.data_path = data_path
         wanted = Wanted(
-            checked_targets(targets if is_outright else FOLDERS),
+            checked_targets(targets if is_outright else FOLDERS, data_path),
             target_name,
             label_separator,
             delimiter,

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
+from headrace.core.options import array_in
 from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
 from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco
@@ -34,13 +35,22 @@ from headrace.errors import (
 from headrace.io.paths import check_regular, composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
+from headrace.io.resolve.expressions import DataPath, entries_of
 from headrace.io.resolve.file_set import FileSet
 from headrace.storage.kinds import EXTENSIONS
 from headrace.storage.table.library import pyarrow
 from headrace.storage.text.records import JSON_LINES, another_delimiter, delimiters_of
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
-TargetsArgument = str | os.PathLike[Any] | Mapping[str, Any] | Callable[[str], Any] | None
+TargetsArgument = (
+    str
+    | os.PathLike[Any]
+    | Mapping[str, Any]
+    | Callable[[str], Any]
+    | Sequence[Any]
+    | npt.NDArray[Any]
+    | None
+)
 FOLDERS = "folders"
 _FEW = 20
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
@@ -196,14 +206,16 @@ class Labels(NamedTuple):
     class_to_idx: dict[str, int] | None = None
 
 
-def checked_targets(targets: Any) -> TargetsArgument | Table:
+def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
     """What was given as `targets`, before any file is looked for.
 
     A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`.
+    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
+    callable of the path, since files are sorted.
 
     Raises:
-        ConfigError: it is something else, such as values in an order: files are sorted.
+        ConfigError: it is something else; or values in an order, and which file each belongs to is
+            not known.
     """
     if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
         return targets
@@ -217,11 +229,35 @@ def checked_targets(targets: Any) -> TargetsArgument | Table:
             isinstance(key, str) for key in getattr(targets, "index", [None])
         ):
             return dict(targets.to_dict())
+        values = array_in(targets)
+        if isinstance(values, (list, tuple, np.ndarray)) and np.ndim(values):
+            return _one_a_path(values, data_path)
     raise ConfigError(
-        "targets must be a folder of masks, labels by file name (a mapping such as "
-        "dict(zip(names, values)), a table, or the path of one), a callable, or None, not "
-        f"{described(targets)}"
+        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
+        f"of one), a callable, one value a path, or None, not {described(targets)}"
     )
+
+
+def _one_a_path(values: Any, data_path: DataPath) -> Callable[[str], Any]:
+    entries = () if isinstance(data_path, (str, bytes, os.PathLike)) else entries_of(data_path)
+    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
+    by_path = dict(zip(paths, values, strict=False))
+    if not len(values) == len(paths) == len(by_path) or any(map(is_url, entries)):
+        raise ConfigError(
+            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
+            "and whose value is whose can't be told. Pass a mapping, dict(zip(names, values)), or "
+            "data_path=[...] with the path of one file for each value"
+        )
+
+    def target_of(path: str) -> Any:
+        if os.path.normpath(path) not in by_path:
+            raise ConfigError(
+                f"targets: {redact(path)} has none: with one value a path, each path must be that "
+                "of a file, not of a folder"
+            )
+        return by_path[os.path.normpath(path)]
+
+    return target_of
 
 
 def names_masks(targets: Any) -> bool:
