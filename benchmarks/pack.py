@@ -262,14 +262,14 @@ def reading_ffcv(job: Job, whole: bool) -> Runs:
     yield from peers.ffcv_epochs(str(beton), decoder, settings)
 
 
-def verifying(job: Job, store: str, processes: int) -> Runs:
+def verifying(job: Job, store: str) -> Runs:
     """Verifies parts; a sample is 1 MB, so that speeds are rates."""
     path = _parts(job, store)
     megabytes = sum(file.stat().st_size for file in path.iterdir()) // 1_000_000
     while True:
 
         def run() -> int:
-            assert verify(path, processes=processes, progress=False).ok
+            assert verify(path, progress=False).ok
             return megabytes
 
         yield run
@@ -420,13 +420,10 @@ def read(job: Job) -> Section:
 def verified(job: Job) -> Section:
     made, ratios = [], []
     for store in ("encoded", "decoded"):
-        cat, one, two = f"cat, {store}", f"verify, {store}", f"verify, {store}, 2 processes"
-        made += [
-            Contestant(cat, reading_through, (job, store)),
-            Contestant(one, verifying, (job, store, 1)),
-            Contestant(two, verifying, (job, store, 2)),
-        ]
-        ratios += [Ratio(f"{name} / cat", name, (cat,)) for name in (one, two)]
+        cat, one = f"cat, {store}", f"verify, {store}"
+        made.append(Contestant(cat, reading_through, (job, store)))
+        made.append(Contestant(one, verifying, (job, store)))
+        ratios.append(Ratio(f"{one} / cat", one, (cat,)))
     return Section("verify", "MB/s", "cat, encoded", made, ratios)
 
 

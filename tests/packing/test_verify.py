@@ -161,17 +161,9 @@ def parts(photos: Path, tmp_path: Path) -> Path:
     return Path(pack(photos, tmp_path / "parts", shard_size=16_000))
 
 
-def test_processes_verify_parts(parts: Path) -> None:
-    files = sorted(parts.glob("part-*.h5"))
-    for path in files:
-        flip(path, path.stat().st_size - 1)
-    bad = verify(parts, processes=2, workers=1).bad
-    assert len(bad) == len(files) and bad == verify(parts).bad
-    for path, processes in ((parts, 0), (files[0], 2)):
-        with pytest.raises(ConfigError, match="processes"):
-            verify(path, processes=processes)
+def test_a_file_and_folders_that_are_missing(parts: Path) -> None:
     with pytest.raises(DataNotFoundError, match="does not exist"):
-        verify(parts / "missing.h5", processes=2)
+        verify(parts / "missing.h5")
 
 
 def test_web_servers_list_no_sizes(parts: Path) -> None:

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options = {
         "workers": (count, "threads that read (default: one for each core)"),
-        "processes": (1, "that verify parts at the same time"),
         "no_progress": (bool, "no progress bar (never shown but on a terminal)"),
     }
     add_options(parser, options)
@@ -40,31 +39,26 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.paths import redact
     from headrace.packing import verify
 
-    results, codes = list[Any](), list[int]()
+    results = list[Any]()
+    codes = list[int]()
     for path in given.paths:
         try:
-            result = verify(
-                path,
-                workers=given.workers,
-                processes=given.processes,
-                progress=False if given.no_progress else None,
-            )
+            progress = False if given.no_progress else None
+            result = verify(path, workers=given.workers, progress=progress)
         except (HeadraceError, OSError) as error:
             if len(given.paths) == 1:
                 raise
-            message, shown = one_line(error), redact(path)
-            results.append(
-                {"path": shown, "error": {"type": type(error).__name__, "message": message}}
-            )
+            message = one_line(error)
+            shown = redact(path)
+            details = {"type": type(error).__name__, "message": message}
+            results.append({"path": shown, "error": details})
             codes.append(exit_code_of(error))
             output.show_lines([f"{visible(shown)}: not verified: {message}"])
             continue
         results.append(result)
         codes.append(0 if result.ok else 1)
-        lines = [
-            f"{visible(result.path)}: {result.samples:,} samples, "
-            f"{f'{len(result.bad):,} damaged' if result.bad else 'all sound'}"
-        ]
+        state = f"{len(result.bad):,} damaged" if result.bad else "all sound"
+        lines = [f"{visible(result.path)}: {result.samples:,} samples, {state}"]
         for number, location, why in result.bad[:_SHOWN]:
             said = one_line(why).removeprefix(f"{location}: ")
             sample = "" if number < 0 else f"sample {number}, "

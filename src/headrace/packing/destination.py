@@ -10,10 +10,9 @@ import os
 import random
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import (
     AccessError,
@@ -36,105 +35,25 @@ _ATTEMPTS = 6
 _FIRST_PAUSE_S = 0.2
 
 
-class Destination(ABC):
-    """The files of a pack by their names. A pickle of it reaches the same files from another
-    process.
+class FolderDestination:
+    """The files of a pack in a folder of this machine, by their names. A pickle of it reaches the
+    same files from another process.
 
     Attributes:
-        path: the folder, or its URL.
+        path: the folder.
         shown: what messages call it, without secrets.
     """
-
-    path: Path | str
-    shown: str
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raises a DataNotFoundError or ConfigError where it is not there, and can't be made."""
-
-    def prepare(self) -> None:
-        """Makes it, where that is needed.
-
-        Raises:
-            DataNotFoundError, ConfigError, WriteError: it can't be.
-        """
-        self.check()
-
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by name; of none where it is not there."""
-
-    @abstractmethod
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """The content of a file, or its bytes from `start` to `stop`; None: there is none."""
-
-    @abstractmethod
-    def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
-        """Writes a small file, whole or not at all.
-
-        Raises:
-            TargetExistsError: there is one, and it may not be replaced.
-            WriteError, AccessError: it can't be written.
-        """
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
-
-    @abstractmethod
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[PartFile]:
-        """A local file to write a part into; it has its name when the context is left without an
-        error.
-        """
-
-    @abstractmethod
-    def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A path of this machine where a file can be read meanwhile.
-
-        Raises:
-            DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
-        """
-
-    def remove_abandoned(self) -> None:  # noqa: B027
-        """Removes what killed processes left."""
-
-    def shown_name(self, name: str) -> str:
-        """What messages call a file."""
-        return f"{self.shown.rstrip('/')}/{name}"
-
-
-def destination_of(
-    dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
-) -> Destination:
-    """The destination for a path or a URL, which may be that of a folder of this machine."""
-    path = local_path(dst)
-    if path is not None:
-        return FolderDestination(path)
-    return StoreDestination(os.fspath(dst), storage_options)
-
-
-def local_path(path: str | os.PathLike[Any]) -> Path | None:
-    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names;
-    None: it is on a server.
-    """
-    text = os.fspath(path)
-    for scheme in ("file://", "local://"):
-        if text.startswith(scheme):
-            return Path(os.path.abspath(text.removeprefix(scheme)))
-    return None if is_url(path) else Path(os.path.abspath(os.path.expanduser(text)))
-
-
-class FolderDestination(Destination):
-    """A folder of this machine."""
-
-    path: Path
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         self.shown = redact(folder)
 
+    def shown_name(self, name: str) -> str:
+        """What messages call a file."""
+        return f"{self.shown.rstrip('/')}/{name}"
+
     def check(self) -> None:
+        """Raises a DataNotFoundError or ConfigError where it is not there, and can't be made."""
         if not self.path.parent.is_dir():
             raise DataNotFoundError(
                 f"{redact(self.path.parent)}, where {self.path.name} should go, is no folder: make "
@@ -144,6 +63,11 @@ class FolderDestination(Destination):
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
 
     def prepare(self) -> None:
+        """Makes it, where that is needed.
+
+        Raises:
+            DataNotFoundError, ConfigError, WriteError: it can't be.
+        """
         self.check()
         try:
             self.path.mkdir(exist_ok=True)
@@ -155,6 +79,7 @@ class FolderDestination(Destination):
             self.remove_abandoned()
 
     def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name; of none where it is not there."""
         found = dict[str, int]()
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as listing:
             for entry in listing:
@@ -163,6 +88,7 @@ class FolderDestination(Destination):
         return found
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """The content of a file, or its bytes from `start` to `stop`; None: there is none."""
         try:
             # there are many, and small
             with open(os.path.join(self.path, name), "rb", buffering=0) as file:
@@ -181,27 +107,43 @@ class FolderDestination(Destination):
             ) from error
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
+        """Writes a small file, whole or not at all.
+
+        Raises:
+            TargetExistsError: there is one, and it may not be replaced.
+            WriteError, AccessError: it can't be written.
+        """
         write_whole(self.path / name, data, overwrite)
 
     def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
         with contextlib.suppress(OSError):
             os.unlink(self.path / name)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
+        """A local file to write a part into; it has its name when the context is left without an
+        error.
+        """
         with PartFile(self.path / name, overwrite=True, token=new_token()) as file:
             yield file
             file.commit()
 
     def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A path of this machine where a file can be read meanwhile.
+
+        Raises:
+            DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
+        """
         return contextlib.nullcontext(self.path / name)
 
     def remove_abandoned(self) -> None:
+        """Removes what killed processes left."""
         remove_abandoned(str(self.path), (".part-", ".plan", ".manifest"))
 
 
-class StoreDestination(Destination):
-    """A prefix of an object store: a part is written and verified on this machine (in
+class StoreDestination:
+    """The same of a prefix of an object store: a part is written and verified on this machine (in
     `tempfile.gettempdir()`), and then uploaded.
 
     Args:
@@ -209,14 +151,21 @@ class StoreDestination(Destination):
         storage_options: of the fsspec file system.
     """
 
-    path: str
-
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path = url
         self.shown = redact(url)
         self._filesystem = PerProcess(
             functools.partial(open_filesystem, url, dict(storage_options or {}))
         )
+
+    def shown_name(self, name: str) -> str:
+        return f"{self.shown.rstrip('/')}/{name}"
+
+    def remove_abandoned(self) -> None:
+        """Removes nothing: what killed processes left lies elsewhere, see `_temporary`."""
+
+    def prepare(self) -> None:
+        self.check()
 
     def _at(self, name: str) -> str:
         return path_in(below(self.path, name), self._filesystem.get())
@@ -336,3 +285,27 @@ def _temporary(name: str) -> Iterator[PartFile]:
             opened.close()
             with contextlib.suppress(OSError):  # others may have files in it
                 os.rmdir(folder)
+
+
+Destination: TypeAlias = FolderDestination | StoreDestination
+
+
+def destination_of(
+    dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
+) -> Destination:
+    """The destination for a path or a URL, which may be that of a folder of this machine."""
+    path = local_path(dst)
+    if path is None:
+        return StoreDestination(os.fspath(dst), storage_options)
+    return FolderDestination(path)
+
+
+def local_path(path: str | os.PathLike[Any]) -> Path | None:
+    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names;
+    None: it is on a server.
+    """
+    text = os.fspath(path)
+    for scheme in ("file://", "local://"):
+        if text.startswith(scheme):
+            return Path(os.path.abspath(text.removeprefix(scheme)))
+    return None if is_url(path) else Path(os.path.abspath(os.path.expanduser(text)))

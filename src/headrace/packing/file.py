@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
@@ -299,13 +298,6 @@ class FilePacker:
         dataset = self._dataset
         if self._options.store == "encoded":
             raise not_encoded()
-        lengths = dataset.lengths() if isinstance(dataset, EpisodeDataset) else None
-        if lengths is not None and len(lengths) and lengths.min() < lengths.max():
-            raise ConfigError(
-                f"whole episodes of {lengths.min():,} to {lengths.max():,} steps can't be packed, "
-                "since rows have one shape: pack windows (EpisodeDataset(..., window=)), or read "
-                "the files where they lie"
-            )
         planner = ValuesPlanner(dataset, self._rows)
         unreadable = dict[int, str]()
         count = len(dataset)
@@ -459,7 +451,6 @@ def read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int,
             f"written, the first is number {result.bad[0][0]}: the disk or the memory of this "
             "machine is faulty"
         )
-    assert offset is not None
     seal = sums.crc.to_bytes(4, "little")
     with part.explained():
         write_full(part.fd, seal, offset)

@@ -162,63 +162,45 @@ class PackedWriter:
             write_full(self._part.fd, bytes_of(array).data, offset)
 
 
-class _Written(io.RawIOBase):
+class _Written(io.FileIO):
     """A file that HDF5 writes. HDF5 can't close a file that it can't write: after an error all else
     seems to go well, and is not written; `check` raises it.
     """
 
+    error: BaseException | None = None
+
     def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._at = 0
-        self._end = 0
-        self._error: BaseException | None = None
+        super().__init__(fd, "r+", closefd=False)
 
     def check(self) -> None:
         """Raises what went wrong: an OSError, or an interruption."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def write(self, data: Any) -> int:
         count = len(data)
-        if self._error is None:
+        place = self.tell()
+        if self.error is None:
             try:
-                write_full(self._fd, data, self._at)
+                write_full(self.fileno(), data, place)
             except BaseException as error:  # an interruption too
-                self._error = error
-        self._at += count
-        self._end = max(self._end, self._at)
+                self.error = error
+        self.seek(place + count)
         return count
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        got = read_full(self._fd, [view], self._at)
+        got = read_full(self.fileno(), [view], self.tell())
         view[got:] = bytes(len(view) - got)
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        self._end = self._at if size is None else size
-        if self._error is None:
+        if self.error is None:
             try:
-                os.ftruncate(self._fd, self._end)
+                return super().truncate(size)
             except OSError as error:
-                self._error = error
-        return self._end
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+                self.error = error
+        return self.tell() if size is None else size
 
 
 def _access(plan: Plan) -> h5p.PropFAID:

@@ -124,9 +124,19 @@ class PartFile:
                 written.
         """
         self._check_target()
+        is_exclusive = self._token is not None and not self._overwrite
         with self.explained():
             os.fsync(self.fd)
-            self._publish()
+            try:
+                if is_exclusive:
+                    os.link(self.path, self.target)  # fails where another writer was faster
+                    os.unlink(self.path)
+            except FileExistsError:
+                raise self._target_exists() from None
+            except OSError:  # a file system without hard links
+                is_exclusive = False
+            if not is_exclusive:
+                os.replace(self.path, self.target)
         self._committed = True
         # some file systems can't: the name may then be lost with the power, not the file's
         # wholeness
@@ -136,27 +146,6 @@ class PartFile:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-
-    def _publish(self) -> None:
-        if self._token is not None and not self._overwrite:
-            try:
-                os.link(self.path, self.target)  # fails where another writer was faster
-                os.unlink(self.path)
-                return
-            except FileExistsError:
-                raise self._target_exists() from None
-            except OSError:  # a file system without hard links
-                pass
-        os.replace(self.path, self.target)
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write all of its content.
-
-        Raises:
-            WriteError, AccessError: it can't be written.
-        """
-        with self.explained():
-            write_full(self.fd, data, 0)
 
     def reserve(self, nbytes: int) -> None:
         """Makes the file so long, and sees that there is room: what is missing shows here, not in
@@ -307,16 +296,6 @@ class PartFile:
     def _explain(self, error: OSError) -> HeadraceError:
         path = redact(self.target)
         reason = error.strerror or str(error)
-        if error.errno in _FULL:
-            return WriteError(
-                f"{path} can't be written, the disk is full ({reason}): free some space, or use "
-                "another disk"
-            )
-        if error.errno == errno.EFBIG:
-            return WriteError(
-                f"{path} is too large for this file system, or for this user's limit (ulimit -f): "
-                f"{reason}"
-            )
         if error.errno in _FORBIDDEN:
             return AccessError(
                 f"{redact(self._folder)}: this user may not write there ({reason}): use another "
@@ -326,7 +305,12 @@ class PartFile:
             return DataNotFoundError(
                 f"{redact(self._folder)} or the temporary file in it is gone: {reason}"
             )
-        return WriteError(f"{path} can't be written: {reason}")
+        remedy = ""
+        if error.errno in _FULL:
+            remedy = ": the disk is full: free some space, or use another disk"
+        elif error.errno == errno.EFBIG:
+            remedy = ": too large for this file system, or for this user's limit (ulimit -f)"
+        return WriteError(f"{path} can't be written: {reason}{remedy}")
 
 
 def write_whole(path: str | os.PathLike[Any], data: bytes, overwrite: bool = True) -> None:
@@ -336,7 +320,8 @@ def write_whole(path: str | os.PathLike[Any], data: bytes, overwrite: bool = Tru
         TargetExistsError, WriteError, AccessError: see `PartFile`.
     """
     with PartFile(path, overwrite, new_token()) as part:
-        part.write(data)
+        with part.explained():
+            write_full(part.fd, data, 0)
         part.commit()
 
 

@@ -28,7 +28,6 @@ from headrace.packing.columns import (
 from headrace.packing.plan import Plan, Rows, checksums_of
 from headrace.sorting import distinct
 from headrace.storage.arrays.packed import PackedInfo
-from headrace.storage.tar.index import RESERVED
 
 Array = npt.NDArray[Any]
 
@@ -219,25 +218,12 @@ def as_row(what: str, value: Any) -> Array:
     """
     if isinstance(value, dict) and value:
         check_names(value, what)
-        if value.keys() >= set(RESERVED):
-            raise ConfigError(
-                f"{what} can't be packed: it is that of a tar, a dict with "
-                f"{' and '.join(sorted(RESERVED))}. Subclass StreamingDataset, and give what is to "
-                "be packed by split_target, such as value['jpg'], value['cls'] (docs/packing.md)"
-            )
         what = what.rstrip(",")
         fields = {name: as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
         row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
         for name, field in fields.items():
             row[name] = field
         return row
-    if isinstance(value, (bytes, str)):
-        raise ConfigError(
-            f"{what} can't be packed: it is {described(value)}. Bytes and str are packed as "
-            "samples of their own, not as fields or targets: leave the column of a table out by "
-            "columns=, open one of images as ImageDataset(column=), one of texts as "
-            "TextDataset(column=), or convert it in decode, or in __getitem__"
-        )
     made: Array | None = None
     if isinstance(value, torch.Tensor):
         try:
@@ -254,8 +240,10 @@ def as_row(what: str, value: Any) -> Array:
         if made is not None:
             shown = f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
         raise ConfigError(
-            f"{what} can't be packed: it is {shown}. Packing takes arrays, tensors and numbers, "
-            "dicts of these, bytes, str, and (input, target) tuples of these, where no field and "
-            "no target is bytes or str: convert it in decode, or in __getitem__"
+            f"{what} can't be packed: it is {shown}. Samples are arrays, tensors, numbers, dicts "
+            "of these, bytes, str, and (input, target) tuples; fields and targets are no bytes or "
+            "str: convert it in decode or __getitem__; of a table choose columns=, ImageDataset(column=) "
+            "or TextDataset(column=); of a tar give what is packed by split_target "
+            "(docs/packing.md)"
         )
     return made

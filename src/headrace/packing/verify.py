@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +13,10 @@ import numpy as np
 from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, HeadraceError, WorkerError
+from headrace.errors import DataNotFoundError, FormatError, HeadraceError
 from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
-from headrace.io.ordered import in_order
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.resolve.packs import MANIFEST
-from headrace.memory.per_process import end_with_parent
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
 from headrace.packing.parts import PartsPlan
@@ -73,7 +67,6 @@ def verify(
     path: str | os.PathLike[Any],
     *,
     workers: int | None = None,
-    processes: int = 1,
     storage_options: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> VerifyResult:
@@ -86,8 +79,7 @@ def verify(
     Args:
         path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the
             manifest too. Parts at a URL are fetched one by one into the folder for temporary files.
-        workers: number of threads that read. None: one per usable core, divided by `processes`.
-        processes: number of processes that verify parts at the same time.
+        workers: number of threads that read. None: one per usable core.
         storage_options: options of fsspec for the URL.
         progress: show a progress bar. None: only on a terminal.
 
@@ -97,18 +89,13 @@ def verify(
     Raises:
         DataNotFoundError, AccessError: the file does not exist, or is not readable.
         FormatError: it is not a packed file, is truncated, or has damage outside of its samples.
-        WorkerError: one of several processes died.
     """
-    threads = PackOptions(workers=workers, processes=processes, shard_size=1).threads
+    threads = PackOptions(workers=workers).threads
     if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
-        return _verify_parts(destination_of(path, storage_options), threads, processes, progress)
+        return _verify_parts(destination_of(path, storage_options), threads, progress)
     file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if os.path.exists(file):
         check_regular(file)
-        if processes != 1:
-            raise ConfigError(
-                f"{redact(path)} is one file: processes is for packs of several parts, use workers"
-            )
     return _verify_file(file, threads, progress)
 
 
@@ -118,11 +105,9 @@ def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult
             f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, "
             "or is damaged"
         )
-    info = packed_info(path)
-    if info is None and os.path.isfile(path):
-        raise _not_packed(path)
     offset = seal_of(path)
-    if info is None or offset is None:
+    info = packed_info(path)
+    if info is None:
         raise _not_packed(path)
     with open(path, "rb") as file:
         seal = os.pread(file.fileno(), 4, offset)
@@ -210,15 +195,15 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
     return bad
 
 
-def seal_of(path: str) -> int | None:
-    """The byte of a file at which the checksum of the whole file lies; None: there is none.
+def seal_of(path: str) -> int:
+    """The byte of a file at which the checksum of the whole file lies.
 
     Raises:
-        FormatError: it is damaged.
+        FormatError: there is none, or it is damaged.
     """
     with HDF5Files().reading(path) as file:
         if FILE_CRC not in file:
-            return None
+            raise _not_packed(path)
         dataset = file[FILE_CRC]
         offset = dataset.id.get_offset()
         if dataset.shape != (1,) or dataset.dtype != np.uint32 or offset is None:
@@ -226,9 +211,7 @@ def seal_of(path: str) -> int | None:
         return int(offset)
 
 
-def _verify_parts(
-    folder: Destination, workers: int, processes: int, progress: bool | None
-) -> VerifyResult:
+def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> VerifyResult:
     """The same of a folder of parts: samples are numbered through all of them; -1 stands for a
     file.
     """
@@ -246,38 +229,14 @@ def _verify_parts(
     samples = 0
     bad = damaged_plan(folder, plan, manifest)
     entries = manifest["parts"]
-    tasks = (
-        functools.partial(_damaged_part, folder, plan, sidecars[part], entry, workers)
-        for part, entry in enumerate(entries)
-    )
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
-        results = _run(tasks, min(processes, plan.parts))
-        for entry, damaged in zip(entries, results, strict=True):
+        for part, entry in enumerate(entries):
+            damaged = _damaged_part(folder, plan, sidecars[part], entry, workers)
             for index, location, error in damaged:
                 bad.append((index if index < 0 else samples + index, location, error))
             samples += entry["samples"]
             bar.update(1)
     return VerifyResult(folder.path, samples, bad)
-
-
-def _run(tasks: Iterator[Callable[[], list[Damage]]], processes: int) -> Iterator[list[Damage]]:
-    """What tasks give, in order."""
-    if processes <= 1:
-        yield from (task() for task in tasks)
-        return
-    with ProcessPoolExecutor(processes, get_context("forkserver"), end_with_parent) as pool:
-        try:
-            for _, damaged in in_order(
-                ((None, pool.submit(task)) for task in tasks), 2 * processes + 1
-            ):
-                yield damaged
-        except BrokenExecutor as error:
-            raise WorkerError(
-                "a process died while it verified a part (out of memory, or killed): use fewer "
-                "processes, or verify again"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _damaged_part(
@@ -288,9 +247,8 @@ def _damaged_part(
     name = folder.shown_name(plan.name(sidecar.part))
     if entry != sidecar.entry(plan):
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
-        bad.append(
-            (-1, name, f"{where} differs from {MANIFEST}: one of both is damaged, pack again")
-        )
+        why = f"{where} differs from {MANIFEST}: one of both is damaged, pack again"
+        bad.append((-1, name, why))
     with folder.fetched(plan.name(sidecar.part)) as path:
         copy = redact(path)  # of a remote part, which is gone when messages are read
         try:
