@@ -227,14 +227,6 @@ def test_files_of_others_are_kept(name: str, photos: Path, tmp_path: Path) -> No
     assert verify(pack(photos, tmp_path, shard_size=SHARD, overwrite=True)).ok
 
 
-def test_a_pack_without_plan_and_checks_goes_on(out: Path, photos: Path) -> None:
-    whole = contents(out)
-    for path in out.glob("plan*"):
-        path.unlink()
-    pack(photos, out, shard_size=SHARD)
-    assert contents(out) == whole
-
-
 # --- sources that change, and bad samples ---------------------------------------------------------
 
 
@@ -331,8 +323,13 @@ def test_a_plan_that_is_lost_is_made_again(photos: Path, packed: Path, out: Path
             pack(photos, out, shard_size=SHARD, overwrite=True)
         assert (out / "plan.json").read_text() == foreign
     (out / "plan.json").unlink()
-    pack(photos, out, shard_size=SHARD)
+    parts = sorted(out.glob("part-*"))
+    before = [path.stat().st_mtime_ns for path in parts]
+    with pytest.raises(TargetExistsError, match="keeps finished parts"):
+        pack(photos, out, shard_size=SHARD)
+    pack(photos, out, shard_size=SHARD, overwrite=True)
     assert contents(out) == contents(packed)
+    assert [path.stat().st_mtime_ns for path in parts] == before
 
 
 def test_a_file_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,30 +261,14 @@ class StoreDestination:
         raise AssertionError
 
 
-@contextlib.contextmanager
-def _temporary(name: str) -> Iterator[PartFile]:
+def _temporary(name: str) -> PartFile:
     """A file of this user in the folder for temporary files; those that killed processes left are
     removed.
     """
-    folder = os.path.join(tempfile.gettempdir(), f"headrace-pack-{user_id()}")
-    with contextlib.ExitStack() as opened:
-        for attempt in range(1, _ATTEMPTS + 1):
-            os.makedirs(folder, 0o700, exist_ok=True)
-            try:
-                remove_abandoned(folder, (".",))
-                part = PartFile(os.path.join(folder, name), overwrite=True, token=new_token())
-                file = opened.enter_context(part)
-                break
-            # another job was the last to use the folder, and has just removed it
-            except (DataNotFoundError, FileNotFoundError):
-                if attempt == _ATTEMPTS:
-                    raise
-        try:
-            yield file
-        finally:
-            opened.close()
-            with contextlib.suppress(OSError):  # others may have files in it
-                os.rmdir(folder)
+    folder = tempfile.gettempdir()
+    ours = f"headrace-pack-{user_id()}-"
+    remove_abandoned(folder, (f".{ours}",))
+    return PartFile(os.path.join(folder, ours + name), overwrite=True, token=new_token())
 
 
 Destination: TypeAlias = FolderDestination | StoreDestination

@@ -87,7 +87,7 @@ def plan_pack(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOp
             refuse_foreign(folder)
     if not len(dataset):
         raise ConfigError("a dataset without samples: there is nothing to plan")
-    plan, _ = plan_parts(dataset, folder, options)
+    plan = plan_parts(dataset, folder, options)
     left = set(options.share(plan.parts))
     there = None if folder is None else read_plan(folder)
     if folder is not None and there is not None:

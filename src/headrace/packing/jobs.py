@@ -23,7 +23,7 @@ from concurrent.futures import (
     as_completed,
 )
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +31,10 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
-from headrace.errors import ConfigError, WriteError
-from headrace.io.resolve.packs import MANIFEST
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FileChangedError, WriteError
+from headrace.io.packed_strings import PackedNames
+from headrace.io.resolve.packs import MANIFEST, PLAN
 from headrace.loader.worker.start import choose_context, forkserver_context
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.columns import as_column, crc_of_columns, names_of
@@ -42,10 +44,7 @@ from headrace.packing.images import ratio_of
 from headrace.packing.options import PackOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.parts import (
-    NO_CHECKS,
-    Checks,
     PartsPlan,
-    check_unchanged,
     checks_of,
     edges_of,
     freeze,
@@ -78,14 +77,7 @@ from headrace.storage.tokens.packed import KIND
 # -- the plan
 
 
-class Planned(NamedTuple):
-    """A plan; and the checks of its samples, none of a plan that was there already."""
-
-    plan: PartsPlan
-    checks: Checks = NO_CHECKS
-
-
-def plan_parts(dataset: BaseDataset, folder: Destination | None, options: PackOptions) -> Planned:
+def plan_parts(dataset: BaseDataset, folder: Destination | None, options: PackOptions) -> PartsPlan:
     """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes
     nothing.
 
@@ -100,29 +92,22 @@ def plan_parts(dataset: BaseDataset, folder: Destination | None, options: PackOp
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == dataset.fingerprint:
         if _is_same(frozen, dataset, options):
-            return Planned(frozen)  # all samples were looked at when it was made
+            return frozen  # all samples were looked at when it was made
         is_share = options.part is not None or options.parts is not None
         if is_share and are_files(dataset.sample_source):
             packer = FilePacker(dataset, options, frozen.rows)
             file = packer.plan(np.zeros(len(dataset), np.int64))
-            plan = _plan_of(dataset, file, options, NO_CHECKS, frozen.edges)
-            if replace(plan, nbytes=frozen.nbytes, samples=frozen.samples) == frozen:
-                return Planned(frozen)
+            plan = _plan_of(dataset, file, options, frozen.edges)
+            if replace(plan, nbytes=frozen.nbytes, checks=frozen.checks) == frozen:
+                return frozen
     file = FilePacker(dataset, options).plan()
     if not len(dataset):
         raise ConfigError("a dataset without samples can't be packed into parts")
-    checks = NO_CHECKS
-    if is_packed_as_stored(dataset):
-        checks = checks_of(names_of(dataset), file.plan.read_sizes)
-    return Planned(_plan_of(dataset, file, options, checks), checks)
+    return _plan_of(dataset, file, options)
 
 
 def _plan_of(
-    dataset: BaseDataset,
-    file: Packing,
-    how: PackOptions,
-    checks: Checks,
-    edges: list[int] | None = None,
+    dataset: BaseDataset, file: Packing, how: PackOptions, edges: list[int] | None = None
 ) -> PartsPlan:
     """The plan for a dataset, by that of one file of it. `edges` are those of another plan."""
     options = {**options_of(dataset, how), **file.plan.info.image}
@@ -141,6 +126,9 @@ def _plan_of(
             # about: they are known when all are encoded
             sizes = (sizes * ratio_of(dataset, how, sizes)).astype(np.int64)
         edges = edges_of(sizes, how.part_nbytes)
+    checks = list[int]()
+    if is_packed_as_stored(dataset):
+        checks = checks_of(names_of(dataset), file.plan.read_sizes, edges)
     return PartsPlan.of(file.plan.info, dataset.fingerprint, edges, sizes, checks, options)
 
 
@@ -165,7 +153,7 @@ def _is_same(frozen: PartsPlan, dataset: BaseDataset, how: PackOptions) -> bool:
     return all(frozen.options.get(name) == value for name, value in wanted.items())
 
 
-def _plan_texts(dataset: TextDataset, how: PackOptions) -> Planned:
+def _plan_texts(dataset: TextDataset, how: PackOptions) -> PartsPlan:
     """`plan_parts` of texts: parts are cut by bytes of the texts, so that each job tokenises its
     own parts alone.
     """
@@ -174,7 +162,7 @@ def _plan_texts(dataset: TextDataset, how: PackOptions) -> Planned:
         raise ConfigError("a dataset without samples can't be packed into parts")
     info = documents.info()
     sizes = documents.sizes()
-    checks = checks_of(documents.names, sizes)
+    read_sizes = sizes
     options = {**options_of(documents.dataset, how), **info.text}
     targets = documents.targets()
     if targets is not None and not documents.are_files:
@@ -185,8 +173,8 @@ def _plan_texts(dataset: TextDataset, how: PackOptions) -> Planned:
         options["tokens"] = estimate.crc
         sizes = (sizes * estimate.tokens_per_byte).astype(np.int64)
     edges = edges_of(sizes, how.part_nbytes)
-    plan = PartsPlan.of(info, documents.fingerprint, edges, sizes, checks, options)
-    return Planned(plan, checks)
+    checks = checks_of(documents.names, read_sizes, edges)
+    return PartsPlan.of(info, documents.fingerprint, edges, sizes, checks, options)
 
 
 # -- a part
@@ -243,22 +231,27 @@ class PackJob:
         dataset = self.dataset
         numbers = range(*self.plan.edges[part : part + 2])
         if is_of_texts(dataset):
-            everything = documents_of(dataset, self.options)
-            documents = everything.within(numbers)
+            documents = documents_of(dataset, self.options).within(numbers)
             if documents.are_files:
-                checks = checks_of(documents.names, documents.sizes())
-                self._check(numbers, checks, everything.dataset)
+                self._check_unchanged(part, documents.names, documents.sizes())
             return FilePacker(dataset, self.options, documents=documents), None
         view = dataset.subset(np.asarray(numbers))
         packer = FilePacker(view, self.options, self.plan.rows)
         if not is_packed_as_stored(view):
             return packer, None
         packing = packer.plan()
-        self._check(numbers, checks_of(names_of(view), packing.plan.read_sizes), dataset)
+        self._check_unchanged(part, names_of(view), packing.plan.read_sizes)
         return packer, packing
 
-    def _check(self, numbers: range, checks: Checks, dataset: BaseDataset) -> None:
-        check_unchanged(self.folder, self.plan, numbers.start, checks, dataset.source_of)
+    def _check_unchanged(self, part: int, names: PackedNames | None, sizes: IntArray) -> None:
+        """Raises a FileChangedError where samples have other names or sizes than planned."""
+        start, stop = self.plan.edges[part : part + 2]
+        if checks_of(names, sizes, [0, len(sizes)]) != self.plan.checks[part : part + 1]:
+            raise FileChangedError(
+                f"one of the samples {start:,} to {stop - 1:,} has another name or size than when "
+                f"{PLAN} was written: pack to another folder, or pass overwrite=True (--overwrite) "
+                "to plan anew"
+            )
 
 
 # -- all parts
@@ -274,8 +267,8 @@ def pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) 
     folder.prepare()
     if not options.overwrite:
         refuse_foreign(folder)
-    plan, checks = plan_parts(dataset, folder, options)
-    if freeze(folder, plan, checks, options.overwrite):
+    plan = plan_parts(dataset, folder, options)
+    if freeze(folder, plan, options.overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)
     numbers = options.share(plan.parts)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 from torch.utils.data import Dataset
 
 from headrace.errors import ConfigError
@@ -105,26 +103,14 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
         elif isinstance(value, h5py.HLObject):
             if value:  # it is open
                 yield value.file.filename, True
-        elif isinstance(value, np.memmap):
-            yield os.fsdecode(value.filename or ""), True
-        elif isinstance(value, io.IOBase):
-            left.append(("path", getattr(value, "name", None)))
-        elif isinstance(value, np.ndarray):
-            if value.dtype.kind in "OUS":
-                left += ((name, one) for one in value.ravel().tolist())
         elif isinstance(value, Mapping):
             left += ((key if isinstance(key, str) else name, one) for key, one in value.items())
         elif isinstance(value, (list, tuple, set)):
             name = "" if name == "targets" else name  # these are the targets themselves
             left += ((name, one) for one in value)
-        elif (
+        elif hasattr(value, "__dict__") and (
             isinstance(value, (Dataset, Source))
             or name in ("dataset", "datasets")
             or type(value).__module__.startswith("headrace.")
         ):
-            attributes = dict(getattr(value, "__dict__", {}))
-            for cls in type(value).__mro__:
-                slots = vars(cls).get("__slots__", ())
-                for one in [slots] if isinstance(slots, str) else slots:
-                    attributes[one] = getattr(value, one, None)
-            left += ((one.strip("_"), inner) for one, inner in attributes.items())
+            left += ((one.strip("_"), inner) for one, inner in vars(value).items())

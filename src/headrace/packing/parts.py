@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import zlib
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.core.dataset import BaseDataset
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, FileChangedError, FormatError, TargetExistsError
+from headrace.errors import ConfigError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames
 from headrace.io.resolve.packs import PLAN, are_counts, are_texts
 from headrace.memory.budget import format_size
@@ -33,10 +33,6 @@ from headrace.storage.arrays.packed import PackedInfo
 
 VERSION = 1
 """Of the files of a pack beside its parts."""
-Checks: TypeAlias = npt.NDArray[np.uint32]
-"""A CRC of name and size of each sample ([n]), by which a changed source is noticed."""
-NO_CHECKS: Checks = np.empty(0, np.uint32)
-"""Of samples that are known by the dataset's fingerprint alone."""
 _MOST_PARTS = 1_000_000
 
 
@@ -53,8 +49,8 @@ class PartsPlan:
         options: what else decides the bytes, by name; under "versions" those of the libraries that
             do.
         classes: class names, or None.
-        samples: the CRC of the file `samples_name`, which has a CRC (uint32) of name and size of
-            each sample.
+        checks: [parts], a CRC of the names and sizes of the samples where they come from, by which
+            a changed source is noticed; []: they are known by the fingerprint alone.
         version: of this layout.
     """
 
@@ -64,7 +60,7 @@ class PartsPlan:
     count: int
     edges: list[int]
     nbytes: list[int]
-    samples: int
+    checks: list[int]
     options: dict[str, Any] = field(default_factory=dict)
     classes: list[str] | None = None
     version: int = VERSION
@@ -76,24 +72,22 @@ class PartsPlan:
         fingerprint: str,
         edges: list[int],
         sizes: IntArray,
-        checks: Checks,
+        checks: list[int],
         options: dict[str, Any],
     ) -> PartsPlan:
         """The plan of samples that are as `info` says.
 
         Args:
             info: of a file of them.
-            fingerprint, edges, options: see the attributes.
+            fingerprint, edges, checks, options: see the attributes.
             sizes: [n] int64, bytes of each sample as it is stored.
-            checks: see `Checks`.
         """
         nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
-        samples = zlib.crc32(bytes_of_checks(checks))
         if info.target_columns is not None:
             options = {**options, "target_columns": info.target_columns}
         count = len(sizes)
         kind, store, classes = info.kind, info.store, info.classes
-        return cls(kind, store, fingerprint, count, edges, nbytes, samples, options, classes)
+        return cls(kind, store, fingerprint, count, edges, nbytes, checks, options, classes)
 
     @cached_property
     def text(self) -> bytes:
@@ -122,11 +116,6 @@ class PartsPlan:
         if rows is None:
             return None
         return Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values"))
-
-    @property
-    def samples_name(self) -> str:
-        """What the file of the samples' CRCs is called."""
-        return f"plan-{self.samples:08x}.crc32"
 
     def name(self, part: int) -> str:
         """What the file with the samples of a part is called."""
@@ -194,52 +183,20 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
     return distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
 
 
-def checks_of(names: PackedNames | None, sizes: IntArray) -> Checks:
-    """The `Checks` of samples of these names (None: they have none) and sizes ([n] bytes)."""
-    texts = (b"%d" % size for size in sizes.tolist())
-    if names is not None:
-        texts = (b"%s %s" % pair for pair in zip(texts, names, strict=True))
-    return np.fromiter(map(zlib.crc32, texts), np.uint32, len(sizes))
-
-
-def bytes_of_checks(checks: Checks) -> bytes:
-    """The content of the file `samples_name`, whose CRC the plan has."""
-    return checks.astype("<u4").tobytes()
-
-
-def check_unchanged(
-    folder: Destination, plan: PartsPlan, start: int, checks: Checks, locate: Any
-) -> None:
-    """Compares samples with what the plan knows of them.
-
-    Args:
-        folder: of the pack.
-        plan: of the pack.
-        start: number of the first of these samples.
-        checks: see `checks_of`.
-        locate: says where a sample lies, by its number.
-
-    Raises:
-        FileChangedError: one has another name or size; the first is named.
-        FormatError: the file of their CRCs is damaged.
+def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
+    """The checks of a plan: of samples of these names (None: they have none) and sizes ([n] bytes),
+    for each range of them.
     """
-    data = folder.read(plan.samples_name, 4 * start, 4 * (start + len(checks)))
-    name = folder.shown_name(plan.samples_name)
-    if data is None or len(data) != 4 * len(checks):
-        raise FormatError(
-            f"{name} is missing, or cut short: remove {PLAN} and pack again; finished parts are "
-            "kept"
-        )
-    planned = np.frombuffer(data, "<u4")
-    different = np.flatnonzero(planned != checks)
-    if len(different):
-        number = start + int(different[0])
-        others = f", and {len(different) - 1:,} more of this part" if len(different) > 1 else ""
-        raise FileChangedError(
-            f"{locate(number)} (sample {number:,}{others}) has another name or size than when the "
-            "plan was made: "
-            "pack to another folder, or pass overwrite=True (--overwrite) to plan anew"
-        )
+    texts = (b"%d " % size for size in sizes.tolist())
+    if names is not None:
+        texts = (b"%s%s " % pair for pair in zip(texts, names, strict=True))
+    checks = []
+    for start, stop in itertools.pairwise(edges):
+        crc = 0
+        for text in itertools.islice(texts, stop - start):
+            crc = zlib.crc32(text, crc)
+        checks.append(crc)
+    return checks
 
 
 def read_plan(folder: Destination) -> PartsPlan | None:
@@ -270,13 +227,14 @@ def read_plan(folder: Destination) -> PartsPlan | None:
     # a damaged file can hold anything, also what NumPy takes for code of a dtype
     except Exception as error:
         raise FormatError(
-            f"{name} is damaged ({error}): remove it and pack again; finished parts are kept"
+            f"{name} is damaged ({error}): remove it and pack again with overwrite=True "
+            "(--overwrite); finished parts are kept"
         ) from error
 
 
 def _check_plan(plan: PartsPlan) -> None:
     """Raises a ValueError for a value that no pack writes."""
-    counts = [plan.count, plan.samples, plan.version, *plan.edges, *plan.nbytes]
+    counts = [plan.count, plan.version, *plan.edges, *plan.nbytes, *plan.checks]
     if not are_counts(counts) or not isinstance(plan.options, dict):
         raise ValueError("a number or the options are wrong")
     if (
@@ -289,7 +247,7 @@ def _check_plan(plan: PartsPlan) -> None:
         raise ValueError("a name is wrong")
 
 
-def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool = False) -> bool:
+def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
     """Writes the plan, if there is none yet; True if it takes the place of another one.
 
     Raises:
@@ -300,7 +258,6 @@ def freeze(folder: Destination, plan: PartsPlan, checks: Checks, overwrite: bool
     there = read_plan(folder)
     replaces = there is not None and there.digest != plan.digest
     if there is None or (overwrite and replaces):
-        folder.write(plan.samples_name, bytes_of_checks(checks))
         # another process made a plan at the same moment
         with contextlib.suppress(TargetExistsError):
             folder.write(PLAN, plan.text, overwrite)
@@ -349,5 +306,5 @@ def _flat(plan: PartsPlan) -> dict[str, Any]:
         **options,
         **{f"version of {name}": version for name, version in versions.items()},
         "sizes of parts": plan.edges,
-        "names or sizes of samples": plan.samples,
+        "names or sizes of samples": plan.checks,
     }

@@ -202,8 +202,6 @@ def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any])
     """What is wrong with the files beside the parts and their sidecars."""
     expected = {PLAN: plan.text, MANIFEST: manifest_text(manifest)}
     wrong = [name for name, text in expected.items() if folder.read(name) != text]
-    if zlib.crc32(folder.read(plan.samples_name) or b"") != plan.samples:
-        wrong.append(plan.samples_name)
     shown = map(folder.shown_name, wrong)
     return [
         (-1, name, f"{name} is damaged: remove it and pack again, parts are kept") for name in shown
@@ -277,41 +275,31 @@ def manifest_of(folder: Path | str) -> Path | str:
 
 
 def remove_other(folder: Destination, plan: PartsPlan) -> None:
-    """Removes parts, sidecars and samples' CRCs that are of another plan."""
+    """Removes parts and sidecars that are of another plan."""
     parts = range(plan.parts)
-    ours = {plan.samples_name, *map(plan.sidecar_name, parts), *map(plan.name, parts)}
+    ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
     for name in folder.sizes():
-        if (_is_of_part(name) or _are_checks(name)) and name not in ours:
+        if _is_of_part(name) and name not in ours:
             folder.remove(name)
 
 
 def refuse_foreign(folder: Destination) -> None:
     """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
-    files that no pack has written. One that lost its plan has its samples' CRCs, or a sidecar.
+    files: no pack has written them, or one that has lost its plan.
     """
     if folder.read(PLAN) is not None:
         return
-    names = folder.sizes()
-    replaced = [name for name in names if name == MANIFEST or _is_of_part(name)]
-    for name in replaced:
-        data = (folder.read(name) or b"") if name.endswith(".json") else b""
-        if b'"plan": "' in data and b'"crc32": ' in data:
-            return
-    if not replaced or any(map(_are_checks, names)):
-        return
-    if folder.read(PLAN) is None:  # else another job has just begun
+    replaced = [name for name in folder.sizes() if name == MANIFEST or _is_of_part(name)]
+    if replaced and folder.read(PLAN) is None:  # else another job has just begun
         raise TargetExistsError(
-            f"{folder.shown_name(replaced[0])} is not of a pack, which would replace or remove it: "
-            "pack to another folder, or pass overwrite=True (--overwrite)"
+            f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
+            "replaced or removed: pack to another folder, or pass overwrite=True (--overwrite), "
+            "which keeps finished parts"
         )
 
 
 def _is_of_part(name: str) -> bool:
     return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
-
-
-def _are_checks(name: str) -> bool:
-    return name.startswith("plan-") and name.endswith(".crc32")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

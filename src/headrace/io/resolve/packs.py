@@ -21,7 +21,7 @@ PLAN = "plan.json"
 MANIFEST = "manifest.json"
 _KEYS = {"plan", "parts", "kind", "store", "crc32"}
 _PART = r"part-\d{5,}-of-\d{5,}\."
-_BESIDE = re.compile(rf"{_PART}(?:h5|json)|plan-[0-9a-f]{{8}}\.crc32")
+_BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """What lies beside the plan and the manifest of a pack."""
 _SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
 
