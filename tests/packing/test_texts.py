@@ -345,7 +345,7 @@ def test_options_that_packing_has_decided(texts: Path, tmp_path: Path) -> None:
     out = pack(opened(texts), tmp_path / "out.h5")
     options = {
         **{"unit": "line", "tokenizer": CharTokenizer(), "text_field": "body"},
-        **{"labels": "folders", "newline": "\n", "encoding": "latin-1", "errors": "replace"},
+        **{"labels": "folders", "encoding": "latin-1", "errors": "replace"},
     }
     for name, value in options.items():
         with pytest.raises(ConfigError, match=rf"{name}=.*out\.h5"):
