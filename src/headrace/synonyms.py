@@ -101,7 +101,7 @@ BY_ARGUMENT = {
     "k": "n_splits n_folds num_folds",
     "loader": "dataloader train_dataloader val_dataloader",
     "seconds, the time that measuring may take": "num_batches warmup num_warmup",
-    "accumulate": "accumulate_grad_batches accumulation_steps",
+    "accumulate": "accumulate_grad_batches accumulation_steps gradient_accumulation_steps",
     "length": "num_batches steps_per_epoch",
     "nbytes": "required_memory memory size",
     "pad_value": "pad_token_id padding_value pad_id",

@@ -70,14 +70,6 @@ def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) ->
     assert registry.get("optional")([1, 2]) == [1, 2]
 
 
-def test_a_callable_is_no_batch(global_registry: Collators, make_loader: Any) -> None:
-    global_registry.register("made")(make_collate)
-    for collate_fn, workers in (("made", 0), (make_collate, 1)):
-        loader = make_loader(SquareDataset(), num_workers=workers, collate_fn=collate_fn)
-        with pytest.raises(ConfigError, match=r"make_collate returned .*factory=True"):
-            next(iter(loader))
-
-
 def make_collate(task_spec: Any) -> Any:
     return lambda samples: list(map(task_spec, samples))
 

@@ -125,7 +125,7 @@ def test_train_and_eval() -> None:
 
 def test_it_is_frozen() -> None:
     config = DataLoaderConfig()
-    with pytest.raises(dataclasses.FrozenInstanceError, match=r"with_\(batch_size=...\)"):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         config.batch_size = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         del config.batch_size

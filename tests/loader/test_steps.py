@@ -79,10 +79,6 @@ def test_golden_numbers_of_steps() -> None:
     ):
         loader = loader_of(n, **options)
         assert get_train_dataloader_steps(loader, accumulate=accumulate) == expected
-        by_its_other_name = {"gradient_accumulation_steps": accumulate}
-        assert get_train_dataloader_steps(loader, **by_its_other_name) == expected
-    with pytest.raises(ConfigError):
-        get_train_dataloader_steps(loader, accumulate=2, gradient_accumulation_steps=3)
 
 
 def test_without_a_length_one_must_be_given() -> None:

@@ -136,16 +136,7 @@ class Collating:
         # a collate function may draw too (MixUp): keyed by the batch's step
         with preserved_rng(self._seeder):
             self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
-            batch = self.function(samples)
-        if callable(batch):
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            raise ConfigError(
-                f"collate_fn: {name} returned a {type(batch).__name__} where a batch should be, "
-                "so it makes a collate function and is "
-                f"none: pass what it returns, collate_fn={name}(...), or register it with "
-                "factory=True"
-            )
-        return batch
+            return self.function(samples)
 
     def batch_of(
         self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest

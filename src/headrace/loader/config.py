@@ -291,15 +291,6 @@ class DataLoaderConfig:
         return cls(**options)
 
 
-def _refuse_change(config: DataLoaderConfig, name: str, value: object = None) -> None:
-    raise dataclasses.FrozenInstanceError(
-        f"a DataLoaderConfig can't be changed: config.with_({name}=...) returns a copy with "
-        "another value"
-    )
-
-
-DataLoaderConfig.__setattr__ = _refuse_change  # type: ignore[method-assign,assignment]
-DataLoaderConfig.__delattr__ = _refuse_change  # type: ignore[method-assign,assignment]
 FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 
 

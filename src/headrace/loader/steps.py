@@ -56,8 +56,6 @@ def get_train_dataloader_steps(
     loader: Any,
     length: int | None = None,
     accumulate: int = 1,
-    *,
-    gradient_accumulation_steps: int | None = None,
 ) -> tuple[int, int, int]:
     """Returns global batch size, optimizer steps per epoch and accumulation.
 
@@ -67,7 +65,6 @@ def get_train_dataloader_steps(
     Args:
         loader, length: see `get_epoch_length`.
         accumulate: number of batches of a rank per optimizer step.
-        gradient_accumulation_steps: the same, by the name that trainers give it.
 
     Returns:
         ``(global_batch, steps, accumulate)``: number of samples per full optimizer step, over all
@@ -79,12 +76,6 @@ def get_train_dataloader_steps(
         ConfigError: see `get_epoch_length`; or `accumulate` is below 1, or batch sizes are unknown
             or differ.
     """
-    if gradient_accumulation_steps is not None:
-        if accumulate != 1:
-            raise ConfigError(
-                "accumulate and gradient_accumulation_steps are the same: pass one of them"
-            )
-        accumulate = gradient_accumulation_steps
     check_integer("accumulate", accumulate, 1)
     batches = get_epoch_length(loader, length)
     accumulate = min(accumulate, max(1, batches))
