@@ -109,7 +109,7 @@ class LibraryArray:
             for cut, extent in zip(part, extents, strict=True)
         ]
         keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
-        self._store.ranges([key_of(self._name, key) for key in keys], checked=False)
+        self._store.ranges([key_of(self._name, key) for key in keys])
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self.reading() as array:

@@ -61,12 +61,8 @@ class Store(ABC):
         """The path or URL of a file."""
 
     @abstractmethod
-    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
         """Where the contents of files lie; those that are missing were never written.
-
-        Args:
-            keys: of the files.
-            checked: compare the contents of a local zip file's members with their checksums, once.
 
         Raises:
             FormatError: the file is damaged, or a folder lies there.
@@ -147,7 +143,7 @@ class Store(ABC):
             data = self.read(key)
             if data is None:
                 continue
-            metadata = self._parsed(key, data)
+            metadata = parsed(data, f"{redact(self.path)}: {key}")
             if file == V3_NODE and metadata.get("node_type") not in ("array", "group"):
                 raise FormatError(
                     f"{redact(self.path)}: {key} is damaged: it has node_type "
@@ -162,11 +158,9 @@ class Store(ABC):
     def attributes(self, name: str) -> dict[str, Any]:
         """The attributes of a node."""
         metadata = self.metadata(name) or {}
-        attributes = (
-            metadata.get("attributes", {})
-            if metadata.get("zarr_format") == 3
-            else self._attributes_2(name)
-        )
+        if metadata.get("zarr_format") != 3:
+            return self._attributes_2(name)
+        attributes = metadata.get("attributes")
         return attributes if isinstance(attributes, dict) else {}
 
     def axis_names(self, name: str, metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,19 +169,14 @@ class Store(ABC):
         """
         axes = len(metadata["shape"])
         names = metadata.get("dimension_names") or self.attributes(name).get("_ARRAY_DIMENSIONS")
-        return (
-            tuple(str(one or "") for one in names)
-            if isinstance(names, list) and len(names) == axes
-            else ("",) * axes
-        )
+        if not isinstance(names, list) or len(names) != axes:
+            return ("",) * axes
+        return tuple(str(axis or "") for axis in names)
 
     def _attributes_2(self, name: str) -> dict[str, Any]:
         key = key_of(name, V2_ATTRIBUTES)
         data = self.read(key)
-        return {} if data is None else self._parsed(key, data)
-
-    def _parsed(self, key: str, data: bytes) -> dict[str, Any]:
-        return parsed(data, f"{redact(self.path)}: {key}")
+        return {} if data is None else parsed(data, f"{redact(self.path)}: {key}")
 
     def array_names(self) -> list[str]:
         """The arrays; "" is the root."""
@@ -206,26 +195,19 @@ class Store(ABC):
         metadata = self.metadata(wanted)
         if metadata is not None and metadata["node_type"] == "array":
             return wanted, metadata
+        where = redact(self.path)
+        absent = "" if name is None else f"it has no array {name!r}; "
         try:
             names = self.array_names()
         except MissingNameError as why:
-            has_not = (
-                f"{redact(self.path)} has no array {name!r}; "
-                if name is not None
-                else f"{redact(self.path)}: "
-            )
-            raise MissingNameError(f"{has_not}{why}") from None
+            raise MissingNameError(f"{where}: {absent}{why}") from None
         if name is None and len(names) == 1:
             return names[0], self.metadata(names[0]) or {}
-        if name is None:
-            has = listed_names(names, show=repr)
-            raise MissingNameError(
-                f"{redact(self.path)} has {len(names)} arrays, name one of them as dataset_name: "
-                f"{has}"
-            )
+        has = listed_names(names, wanted, repr)
+        if name is not None:
+            raise MissingNameError(f"{where} has no array {name!r}; it has: {has}")
         raise MissingNameError(
-            f"{redact(self.path)} has no array {name!r}; it has: "
-            f"{listed_names(names, wanted, repr)}"
+            f"{where} has {len(names)} arrays, name one of them as dataset_name: {has}"
         )
 
 
@@ -262,18 +244,14 @@ def root_among(keys: Collection[str]) -> str:
     if any(name in keys for name in NODE_FILES):
         return ""
     nodes = nodes_among(key for key in keys if not key.startswith("__MACOSX/"))
-    tops = list[str]()
-    for node in sorted(nodes, key=lambda node: node.count("/")):
-        if not any(node.startswith(f"{top}/") for top in tops):
-            tops.append(node)
-        if len(tops) > 1:
-            raise FormatError(
-                f"it holds several Zarr stores, such as {tops[0]!r} and {tops[1]!r}: pack one of "
-                "them alone"
-            )
-    if not tops:
+    root = min(nodes, key=lambda node: node.count("/"), default=None)
+    if root is None:
         raise FormatError(f"it is no Zarr store: it has neither of {', '.join(NODE_FILES)}")
-    return f"{tops[0]}/"
+    for node in nodes_among(key for key in keys if not key.startswith(("__MACOSX/", f"{root}/"))):
+        raise FormatError(
+            f"it holds several Zarr stores, such as {root!r} and {node!r}: pack one of them alone"
+        )
+    return f"{root}/"
 
 
 def is_v3_array(data: bytes | None) -> bool:

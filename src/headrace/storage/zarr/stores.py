@@ -18,8 +18,8 @@ import os
 import stat
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.io.files import Files
@@ -45,6 +45,8 @@ from headrace.storage.zarr.store import (
     replaced,
 )
 from headrace.storage.zarr.zips import ZarrZip
+
+T = TypeVar("T")
 
 _OF_A_NODE = (V3_NODE, V2_GROUP, V2_ARRAY, V2_ATTRIBUTES)
 _ROOT = (*_OF_A_NODE, V2_ALL)
@@ -86,7 +88,7 @@ class ZarrFolder(Store):
                 self._opened = max(self._opened, os.stat(path).st_mtime_ns)
             path = os.path.dirname(path)
 
-    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
         ranges: list[tuple[str, int, int] | None] = []
         for key in keys:
             path = f"{self.path}/{key}"
@@ -102,35 +104,30 @@ class ZarrFolder(Store):
         return ByteRanges.of(ranges)
 
     def read_files(self, folder: str, names: Sequence[str]) -> list[bytes | None]:
-        try:
-            found = self._reader(folder).read(names)
-        except IsADirectoryError as error:
-            raise _is_folder(error.filename) from None
-        for name, data in zip(names, found, strict=True):
-            if data is None:
-                self._check_missing(self.path_of(key_of(folder, name)))
+        found = self._in_folder(folder, lambda reader: reader.read(names))
+        self._check_absent(folder, names, [data is None for data in found])
         return found
 
     def read_files_into(
         self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]
     ) -> list[int]:
-        try:
-            sizes = self._reader(folder).read_into(names, buffers)
-        except IsADirectoryError as error:
-            raise _is_folder(error.filename) from None
-        for name, size in zip(names, sizes, strict=True):
-            if size < 0:
-                self._check_missing(self.path_of(key_of(folder, name)))
+        sizes = self._in_folder(folder, lambda reader: reader.read_into(names, buffers))
+        self._check_absent(folder, names, [size < 0 for size in sizes])
         return sizes
 
-    def _reader(self, folder: str) -> FolderReader:
-        return FolderReader(self.files.descriptors, self.path_of(folder), self._opened, replaced)
+    def _in_folder(self, folder: str, read: Callable[[FolderReader], T]) -> T:
+        place = self.path_of(folder)
+        try:
+            return read(FolderReader(self.files.descriptors, place, self._opened, replaced))
+        except IsADirectoryError as error:
+            raise _is_folder(error.filename) from None
+
+    def _check_absent(self, folder: str, names: Sequence[str], are_absent: list[bool]) -> None:
+        for name, is_absent in zip(names, are_absent, strict=True):
+            if is_absent:
+                self._check_missing(self.path_of(key_of(folder, name)))
 
     def check_open(self, paths: Sequence[str]) -> None:
-        if len(paths) == 1:
-            with self.files.descriptors.reading(paths[0]) as fd:
-                self._check(os.fstat(fd), paths[0])
-            return
         with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
             for start, fds in opened:
                 for path, fd in zip(paths[start:], fds, strict=False):
@@ -208,17 +205,17 @@ class ZarrUrl(Store):
         return self._contents[key]
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        url, begin, end = self.path_of(key), 0, WHOLE
+        ranges = ByteRanges.of([(self.path_of(key), 0, WHOLE)])
         if (start, stop) != (0, None):
-            version = self.files.find_versions([url])[0]
-            if version is None:
+            ranges = self.ranges([key])
+            if not ranges.is_written[0]:
                 return None
-            begin, end, _ = slice(start, stop).indices(version.size)
-            end = max(begin, end)
-        data = self.files.read(ByteRanges.of([(url, begin, end)]))[0]
+            begin, end, _ = slice(start, stop).indices(int(ranges.stop[0]))
+            ranges = ByteRanges.of([(self.path_of(key), begin, max(begin, end))])
+        data = self.files.read(ranges)[0]
         return None if data is None else bytes(data)
 
-    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
         """Sizes are asked for together."""
         urls = [self.path_of(key) for key in keys]
         versions = zip(urls, self.files.find_versions(urls), strict=True)
@@ -229,22 +226,26 @@ class ZarrUrl(Store):
     def nodes(self) -> Iterator[str]:
         self.fetch_metadata([""])
         names = self._consolidated()
-        if names is None and _has_no_listing(self.files.filesystem):
-            raise MissingNameError(
-                "the names of its arrays are not known, since it has no consolidated metadata "
-                f"and {self.path.partition('://')[0]} no "
-                "listing: name one as dataset_name, or consolidate the store "
-                "(zarr.consolidate_metadata)"
-            )
-        if names is None:
-            yield from self._walked("")
-            self.files.filesystem.invalidate_cache()
+        if names is not None:
+            self.fetch_metadata(names)
+            yield from names
             return
-        self.fetch_metadata(names)
-        yield from names
+        protocol = self.files.filesystem.protocol
+        if not {"http", "https"}.isdisjoint([protocol] if isinstance(protocol, str) else protocol):
+            raise MissingNameError(
+                "the names of its arrays are not known, since it has no consolidated metadata and "
+                f"{self.path.partition('://')[0]} no listing: name one as dataset_name, or "
+                "consolidate the store (zarr.consolidate_metadata)"
+            )
+        yield from self._walked("")
+        self.files.filesystem.invalidate_cache()
 
     def _consolidated(self) -> list[str] | None:
-        old, new = self._contents[V2_ALL], self._contents[V3_NODE]
+        """The nodes that the consolidated metadata of the root list, or the root if it is an array;
+        None: it doesn't say.
+        """
+        old = self._contents[V2_ALL]
+        new = self._contents[V3_NODE]
         root = parsed(new or old or b"{}", f"{redact(self.path)}: {V3_NODE if new else V2_ALL}")
         consolidated = root.get("consolidated_metadata") if new else root
         nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
@@ -253,36 +254,25 @@ class ZarrUrl(Store):
         return sorted(nodes_among(nodes)) if new is None else ["", *sorted(nodes)]
 
     def _walked(self, node: str) -> Iterator[str]:
+        place = self.path_of(node)
         try:
-            listing = self.files.ask("ls", self.path_of(node), detail=True)
+            listing = self.files.ask("ls", place, detail=True)
         except FileNotFoundError:
             return
         except PermissionError as error:
             raise AccessError(
-                f"{redact(self.path_of(node))}: it may not be listed ({redact(error)}): name the "
-                "array as dataset_name"
+                f"{redact(place)}: it may not be listed ({redact(error)}): name the array as "
+                "dataset_name"
             ) from None
-        names = {
-            item["name"].rstrip("/").rpartition("/")[2]: item["type"] == "directory"
-            for item in listing
-        }
-        is_array = V2_ARRAY in names or (
-            V3_NODE in names and is_v3_array(self.read(key_of(node, V3_NODE)))
-        )
-        if is_array or V2_GROUP in names or V3_NODE in names:
+        kinds = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] for item in listing}
+        is_array = V2_ARRAY in kinds
+        if V3_NODE in kinds:
+            is_array = is_array or is_v3_array(self.read(key_of(node, V3_NODE)))
+        if is_array or V2_GROUP in kinds or V3_NODE in kinds:
             yield node
         if not is_array:
-            for name in sorted(name for name, is_folder in names.items() if is_folder):
+            for name in sorted(name for name, kind in kinds.items() if kind == "directory"):
                 yield from self._walked(key_of(node, name))
-
-
-def _has_no_listing(filesystem: Any) -> bool:
-    protocols = (
-        filesystem.protocol
-        if isinstance(filesystem.protocol, tuple | list)
-        else (filesystem.protocol,)
-    )
-    return "http" in protocols or "https" in protocols
 
 
 def open_store(

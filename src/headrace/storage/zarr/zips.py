@@ -100,7 +100,7 @@ class ZarrZip(Store):
             contents.append(content)
         return contents
 
-    def ranges(self, keys: Sequence[str], checked: bool = True) -> ByteRanges:
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
         numbers = np.array([self._numbers.get(self._root + key, -1) for key in keys], np.int64)
         is_there = numbers >= 0
         begins = np.full(len(keys), -1, np.int64)
