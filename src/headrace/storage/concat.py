@@ -19,6 +19,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.storage.describe import Description, joined
 from headrace.storage.source import ArraySource, Rows, fingerprint_of_files, row_at
 
+Map = Callable[[Callable[[int], Any], int], list[Any]]
 S = TypeVar("S", bound=ArraySource)
 
 
@@ -120,6 +121,14 @@ class ConcatSource(ArraySource, Generic[S]):
         with self.reading(parts):
             for part in parts:
                 part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
+        """As `ArraysSource.gather`, of sources that have it."""
+        for part in self.parts_of(rows):
+            some = np.empty((len(part.places), *out.shape[1:]), out.dtype)
+            source: Any = part.source
+            source.gather(np.asarray(part.indices, np.int64), some, run)
+            out[part.places] = some
 
     @functools.cached_property
     def is_remote(self) -> bool:

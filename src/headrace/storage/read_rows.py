@@ -15,7 +15,6 @@ a scratch array, and copied from there; other rows are read directly into the re
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -255,32 +254,9 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) 
     elif len(rows):
         threads = max(1, min(threads, -(-nbytes // _WORTH)))
         if threads == 1:
-            _read(source, rows, out, None, 1)
+            source.gather(rows, out, None)
         else:
             with ThreadPoolExecutor(threads, "headrace-rows") as pool:
-                _read(source, rows, out, pool, threads)
+                source.gather(rows, out, partial(map_in, pool, threads))
     whole = out.reshape((*shape, *row_shape))
     return whole if shape or first.holds_objects else whole[()]
-
-
-def _read(
-    source: Any,
-    rows: IntArray,
-    out: npt.NDArray[Any],
-    pool: ThreadPoolExecutor | None,
-    threads: int,
-) -> None:
-    """Reads rows into one array, in threads if there is a pool of them."""
-    run = partial(map_in, pool, threads) if pool is not None else None
-    if not isinstance(source, ConcatSource):
-        source.gather(rows, out, run)
-        return
-    order = np.argsort(rows, kind="stable")
-    starts = np.cumsum([0, *map(len, source.sources)])
-    edges = np.searchsorted(rows[order], starts)
-    for number, (begin, end) in enumerate(itertools.pairwise(edges.tolist())):
-        if end > begin:
-            places = order[begin:end]
-            part = np.empty((len(places), *out.shape[1:]), out.dtype)
-            source.sources[number].gather(rows[places] - starts[number], part, run)
-            out[places] = part

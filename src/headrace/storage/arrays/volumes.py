@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.storage.arrays.patches import PatchGrid, padded_places
 from headrace.storage.arrays.reader import ArrayReader, OpenArrays
-from headrace.storage.arrays.rows import ReadersSource
+from headrace.storage.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.storage.describe import Description
 from headrace.storage.source import Rows
 
@@ -128,36 +126,35 @@ class PatchSource(ReadersSource):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        return (
-            ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype)
-            if len(self.volumes) == 1 and self.dtype.isnative
-            else None
-        )
+        if len(self.volumes) > 1 or not self.dtype.isnative:
+            return None
+        return ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype)
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        corners, columns = [self.grid.corner(index) for index in indices], []
+        corners = [self.grid.corner(index) for index in indices]
+        columns: list[list[npt.NDArray[Any]]] = []
         for volume in self.volumes:
-            patches = [
-                np.empty(volume.shape(self.grid.patch), volume.reader.dtype) for _ in indices
-            ]
+            shape = volume.shape(self.grid.patch)
+            patches = [np.empty(shape, volume.reader.dtype) for _ in indices]
             self._read_volume(volume, corners, patches)
             columns.append(patches)
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
-        plainly = [not volume.tables and not self.grid.reaches_beyond(corner) for corner in corners]
-        whole = [number for number, is_plain in enumerate(plainly) if is_plain]
+        plain: list[int] = []
+        for number, corner in enumerate(corners):
+            if volume.tables or self.grid.reaches_beyond(corner):
+                self._read_places(volume, volume.places(corner, self.grid), outs[number])
+            else:
+                plain.append(number)
         volume.reader.read_boxes(
-            [volume.corner(corners[number]) for number in whole],
-            [outs[number] for number in whole],
+            [volume.corner(corners[number]) for number in plain],
+            [outs[number] for number in plain],
             self.run,
         )
-        for number, is_plain in enumerate(plainly):
-            if not is_plain:
-                self._read_places(volume, volume.places(corners[number], self.grid), outs[number])
 
     def _read_places(
         self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]
@@ -165,33 +162,26 @@ class PatchSource(ReadersSource):
         """A patch whose elements don't lie side by side, taken out of a box that has all of
         them.
         """
-        inside = [places >= 0 for places in axes]
-        if not all(axis.all() for axis in inside):
-            out[...] = volume.value
-        if (box := _box_of(axes)) is None:
+        out[...] = volume.value
+        box = _box_of(axes)
+        if box is None:
             return
-        first, extents = box
-        part = np.empty(extents, out.dtype)
-        volume.reader.read_boxes([first], [part], self.run)
-        out[np.ix_(*inside)] = part[
-            np.ix_(
-                *(
-                    places[mask] - start
-                    for places, mask, start in zip(axes, inside, first, strict=True)
-                )
-            )
-        ]
+        part = np.empty(box[1], out.dtype)
+        volume.reader.read_boxes([box[0]], [part], self.run)
+        inside = [places >= 0 for places in axes]
+        each = zip(axes, inside, box[0], strict=True)
+        taken = [places[mask] - start for places, mask, start in each]
+        out[np.ix_(*inside)] = part[np.ix_(*taken)]
 
     # -- byte ranges
 
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
-        return [
-            volume.reader.box_ranges(
-                [box for corner in corners if (box := self._box(volume, corner))]
-            )
-            for volume in self.volumes
-        ]
+        located: list[ByteRanges] = []
+        for volume in self.volumes:
+            boxes = [self._box(volume, corner) for corner in corners]
+            located.append(volume.reader.box_ranges([box for box in boxes if box is not None]))
+        return located
 
     def _box(
         self, volume: Volume, corner: tuple[int, ...]
@@ -258,10 +248,9 @@ class PatchSource(ReadersSource):
             for axis, table in sorted(volume.tables.items())
         ]
         boxes = [[box.start, box.stop] for box in self.grid.boxes]
-        layout = json.dumps(
+        return layout_fingerprint(
             [arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes]
         )
-        return hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
         return (

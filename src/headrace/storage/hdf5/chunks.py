@@ -62,36 +62,24 @@ class HDF5Array:
         self._library, self._path, self._name, self._versions = library, path, name, versions
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        (whole,) = self.read([part])
-        return whole
+        return self.read([part])[0]
 
     def read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
-        """Parts of the dataset, whose files `check` has compared with their versions."""
+        """Parts of the dataset, out of files that are compared with their versions."""
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
+            self._versions.check(file, [part[0].start for part in parts])
             dataset = with_ordered_fields(file[self._name])
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
 
-    def check(self, *parts: tuple[slice, ...]) -> None:
-        """Compares the files that parts lie in with their versions. The parts of what lies in
-        several files are rows.
-        """
+    def check(self, part: tuple[slice, ...]) -> None:
         with self._library.reading(self._path) as file:
-            self._versions.check(file, [part[0].start for part in parts])
-
-
-class _LibraryChunks(LibraryChunks):
-    _array: HDF5Array
-
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        parts = super().read(numbers)
-        self._array.check(*parts)
-        return parts
+            self._versions.check(file, [part[0].start])
 
 
 class ObjectRows(LibraryRows):
@@ -103,9 +91,8 @@ class ObjectRows(LibraryRows):
         self.shape, self.dtype, self._array = tuple(dataset.shape), dataset.dtype, array
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        parts = [(slice(row, row + 1),) for row in rows]
-        self._array.check(*parts)
-        return [part[0] for part in self._array.read(parts)]
+        parts = self._array.read([(slice(row, row + 1),) for row in rows])
+        return [part[0] for part in parts]
 
 
 class ChunkTable(ChunkIndex):
@@ -199,7 +186,7 @@ def rows_of(
     check_filters(dataset, where)
     elements, dtype = _elements(dataset)
     height = dataset.chunks or (1, *dataset.shape[1:])
-    return _LibraryChunks(
+    return LibraryChunks(
         Grid((*dataset.shape, *elements), (*height, *elements)), dtype, array, f"h5py: {chunks}"
     )
 
