@@ -140,7 +140,9 @@ class _Buffer:
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
-        self._scratch = _Scratch(size)
+        words = -(-size // 8)
+        self._is_feed = np.empty(8 * words, bool)
+        self._has_feed = np.empty(words + words // 8 + 1, bool)
 
     def read(self, fd: int, at: int, size: int) -> Piece:
         """The bytes from a place in a file."""
@@ -149,16 +151,7 @@ class _Buffer:
             if done < size:
                 raise EOFError(f"it ends at byte {at + done:,} and not at {at + size:,}")
         data = np.frombuffer(self._bytes, np.uint8, size)
-        return Piece(data, self._scratch.behind_feeds(data), self._bytes.find(CR, 0, size) >= 0)
-
-
-class _Scratch:
-    """What is noted of the bytes of a piece, while LFs are looked for."""
-
-    def __init__(self, size: int) -> None:
-        words = -(-size // 8)
-        self._is_feed = np.empty(8 * words, bool)
-        self._has_feed = np.empty(words + words // 8 + 1, bool)
+        return Piece(data, self.behind_feeds(data), self._bytes.find(CR, 0, size) >= 0)
 
     def behind_feeds(self, data: npt.NDArray[np.uint8]) -> IntArray:
         """The places right behind LFs: first the words of eight bytes that have one, and then
@@ -195,7 +188,7 @@ class _Scratch:
 
 def looked_at(data: npt.NDArray[np.uint8]) -> Piece:
     """A piece of these bytes."""
-    return Piece(data, _Scratch(data.size).behind_feeds(data), bool((data == CR).any()))
+    return Piece(data, _Buffer(data.size).behind_feeds(data), bool((data == CR).any()))
 
 
 def strip_end(line: bytes) -> bytes:

@@ -38,6 +38,7 @@ content decides.
 _JSON = tuple(os.fsencode(".json" + packed) for packed in ("", *COMPRESSED))
 _BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
 _field_limit = PerProcess(threading.Lock)
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def format_of(path: str) -> str:
@@ -79,7 +80,8 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
         return "record"
     count = int(are_of_records.sum())
     if 0 < count < len(names):
-        row, other = names[int(are_of_records.argmax())], names[int(are_of_records.argmin())]
+        row = names[int(are_of_records.argmax())]
+        other = names[int(are_of_records.argmin())]
         raise ConfigError(
             f"there are {count:,} files of records, such as {redact(row)}, and "
             f"{len(names) - count:,} other texts, such as "
@@ -161,12 +163,9 @@ def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
         FormatError: a quote is never closed, or else no CSV.
     """
     with _any_field():
-        reader, before = (
-            csv.reader(
-                (line.decode("latin-1") for line in lines), delimiter=delimiter, strict=True
-            ),
-            0,
-        )
+        texts = (line.decode("latin-1") for line in lines)
+        reader = csv.reader(texts, delimiter=delimiter, strict=True)
+        before = 0
         try:
             for _ in reader:
                 yield reader.line_num - before
@@ -253,9 +252,10 @@ def _without_place(error: Exception) -> str:
 
 
 def _space(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\n", "\r") and at < len(text):
-        at += 1
-    return at
+    """The place behind white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
 
 
 def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
@@ -297,12 +297,14 @@ def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
     Raises:
         FormatError: there is none.
     """
-    if callable(field):
-        found, what = made_by(field, record), "text_field made"
-    elif isinstance(record, str) and field == TEXT_FIELD:
+    if isinstance(record, str) and field == TEXT_FIELD:
         return record
+    what = "text_field made"
+    if callable(field):
+        found = made_by(field, record)
     else:
-        found, what = field_of(record, field), f"its field {field!r} is"
+        found = field_of(record, field)
+        what = f"its field {field!r} is"
     if not isinstance(found, str):
         raise FormatError(f"{what} a {type(found).__name__} and no text")
     return found
@@ -320,23 +322,6 @@ def made_by(text_field: Callable[[Any], Any], record: Any) -> Any:
         raise
     except Exception as error:
         raise FormatError(f"text_field raised {type(error).__name__}: {error}") from error
-
-
-def target_of(record: Any, field: str, is_cell: bool) -> Any:
-    """The target of a record, as it stands there.
-
-    Args:
-        record: of which file ever.
-        field: its name.
-        is_cell: True if the record is a row of a table, where an empty field is none.
-
-    Raises:
-        FormatError: there is none.
-    """
-    found = field_of(record, field)
-    if is_cell and not found.strip():
-        raise FormatError(f"its field {field!r} is empty, so it has no target")
-    return found
 
 
 def field_of(record: Any, name: str) -> Any:
