@@ -474,15 +474,6 @@ def _prefix(kind: str) -> str:
     return f"headrace-{kind}-"
 
 
-def has_kept(cache_dir: str | os.PathLike[str], kind: str) -> bool:
-    """True if there are array files of a kind in a folder, of whatever."""
-    try:
-        with os.scandir(cache_dir) as entries:
-            return any(entry.name.startswith(_prefix(kind)) for entry in entries)
-    except OSError:
-        return False
-
-
 def _hash(meta: bytes) -> str:
     return hashlib.blake2b(meta, digest_size=16).hexdigest()
 

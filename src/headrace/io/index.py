@@ -29,7 +29,6 @@ from headrace.io.array_file import (
     Contents,
     UntrustedError,
     array_bytes,
-    has_kept,
     load_arrays,
 )
 from headrace.io.paths import cache_folder, redact
@@ -114,9 +113,8 @@ def learn_indexed(
     kind: IndexKind,
     unless: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Asks for the versions of files, and for what lies beside those whose index is not cached on
-    this machine: at the same time where it has no index of that kind, since a cached one is known
-    by the version.
+    """Asks for the versions of files, and then for what lies beside those whose index is not cached
+    on this machine.
 
     Args:
         files: of their server.
@@ -127,20 +125,15 @@ def learn_indexed(
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
-
     is_needless = functools.cache(unless)
 
     def is_unknown(url: str) -> bool:
-        return not is_needless() and (
-            files.version(url).tag is None or not os.path.exists(kept_index(files, url, kind).path)
-        )
+        if is_needless():
+            return False
+        is_kept = os.path.exists(kept_index(files, url, kind).path)
+        return files.version(url).tag is None or not is_kept
 
-    files.learn(
-        urls,
-        beside=is_unknown
-        if has_kept(cache_folder(files.options.cache_dir), _kept_kind(kind))
-        else True,
-    )
+    files.learn(urls, is_unknown)
 
 
 def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
@@ -170,15 +163,11 @@ def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
     return ArrayFile(
         str(cache_folder(files.options.cache_dir)),
-        _kept_kind(kind),
+        f"{kind.name}-index",
         about,
         kind.version,
         kind.types,
     )
-
-
-def _kept_kind(kind: IndexKind) -> str:
-    return f"{kind.name}-index"
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:

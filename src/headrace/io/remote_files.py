@@ -97,47 +97,29 @@ class RemoteFiles(Files):
         return self._remote.shown(path)
 
     def learn(
-        self, urls: Sequence[str], beside: Callable[[str], bool] | bool = False
+        self, urls: Sequence[str], beside: Callable[[str], bool] = lambda url: False
     ) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
 
         Args:
             urls: of the files.
-            beside: fetch what lies beside each of them under the same name with ``.index``, too:
-                True, at the same time; a function says of each whether to, when its version is
-                known.
+            beside: True if what lies beside a file under the same name with ``.index`` is to be
+                fetched too. It is called when the version is known.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
-        if new and beside is True:
-            self._remote.run(self._learn_both(new))
-        elif new:
+        if new:
             self._remote.run(self._learn(new))
-            if callable(beside) and (wanted := [url for url in new if beside(url)]):
-                self._remote.run(self._look_beside(wanted))
-        return [self._versions[url] for url in urls]
-
-    async def _learn_both(self, urls: Sequence[str]) -> None:
-        looking = asyncio.ensure_future(self._look_beside(urls))
-        try:
-            await self._learn(urls)
-            await looking
-        except BaseException:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-            raise
-
-    async def _look_beside(self, urls: Sequence[str]) -> None:
-        paths = list(map(with_index, urls))
+        paths = [with_index(url) for url in new if beside(url)]
         # who may not list a bucket is told that what is missing is not for him
         with contextlib.suppress(AccessError):
-            for path, data in zip(
-                paths, await self._remote.find_files(paths, denied=True, small=True), strict=True
-            ):
-                if data is not None:
-                    self._beside[path] = data
+            if paths:
+                for path, data in zip(paths, self.find_metadata(paths), strict=True):
+                    if data is not None:
+                        self._beside[path] = data
+        return [self._versions[url] for url in urls]
 
     def find_versions(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
         """The versions of files that may be missing: None then.
