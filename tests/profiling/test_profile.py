@@ -499,7 +499,7 @@ def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[st
         (["{}:loader", "--step", "{}:number"], "is no function"),
         (["{}:loader", "--step", "step"], "MODULE:NAME"),
         (["{}:loader", "--step", "{}:broken"], "raised ValueError: no such loss"),
-        (["{}:loader", "--html", "none/out.html"], "the folder"),
+        (["{}:loader", "--html", "none/out.html"], "does not exist"),
         (["{}:loader", "--html", "train.h5"], "ends with .html"),
         (["{}:loader", "--plot", "a.xyz"], "ends with .png"),
         ([".", "--plot", "a.png"], "is a part of the data"),

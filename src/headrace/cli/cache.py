@@ -80,20 +80,11 @@ def _total(entries: Sequence[CacheEntry]) -> dict[str, Any]:
     for (what, user), some in by_kind.items():
         ages = [max(0, int(now - entry.used)) for entry in some]
         nbytes = sum(entry.nbytes for entry in some)
-        kind = {"what": what, "user": _name_of(user), "files": len(some), "nbytes": nbytes}
+        kind = {"what": what, "user": user, "files": len(some), "nbytes": nbytes}
         kinds.append({**kind, "newest_s": min(ages), "oldest_s": max(ages)})
     nbytes = sum(entry.nbytes for entry in entries)
     kinds.sort(key=lambda kind: -kind["nbytes"])
     return {"files": len(entries), "nbytes": nbytes, "kinds": kinds}
-
-
-def _name_of(user: int) -> str:
-    try:
-        import pwd
-
-        return pwd.getpwuid(user).pw_name
-    except (ImportError, KeyError):
-        return str(user)
 
 
 def _lines(told: dict[str, Any], command: str, output: Output) -> Iterator[str]:
@@ -104,7 +95,8 @@ def _lines(told: dict[str, Any], command: str, output: Output) -> Iterator[str]:
     for kind in told["kinds"]:
         ages = f"used {_age_of(kind['newest_s'])} to {_age_of(kind['oldest_s'])} ago"
         size = format_size(kind["nbytes"])
-        yield f"  {size:>9}  {kind['files']:>6,} files  {kind['what']}, of {kind['user']}, {ages}"
+        whose = f"{kind['what']}, of user {kind['user']}"
+        yield f"  {size:>9}  {kind['files']:>6,} files  {whose}, {ages}"
     if "removed" in told:
         removed = told["removed"]
         yield f"removed: {removed['files']:,} files, {format_size(removed['nbytes'])}"

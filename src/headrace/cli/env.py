@@ -22,13 +22,10 @@ from typing import Any
 from headrace.cli.flags import add_options
 from headrace.cli.output import Output, visible
 
+_VARIABLES = ("HDF5_USE_FILE_LOCKING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_NTASKS")
 _PACKAGES = (
     "torch numpy h5py zarr numcodecs isal zstandard google-crc32c fsspec pillow simplejpeg psutil "
     "tqdm aiohttp s3fs hdf5plugin distributed tokenizers lightning accelerate transformers"
-)
-_VARIABLES = (
-    "HDF5_USE_FILE_LOCKING HDF5_PLUGIN_PATH OMP_NUM_THREADS CUDA_VISIBLE_DEVICES WORLD_SIZE "
-    "SLURM_NTASKS"
 )
 
 
@@ -84,7 +81,7 @@ def _facts() -> dict[str, Any]:
         "limits": [{one.name: one.total, "used": one.used} for one in limits],
         "notes": notes,
         "cache folder": {"path": str(folder), "free": free},
-        "variables": {name: os.environ[name] for name in _VARIABLES.split() if name in os.environ},
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "encoding": {"output": sys.stdout.encoding, "file names": sys.getfilesystemencoding()},
     }
     if os.path.isdir("/dev/shm"):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace.errors import AccessError, ConfigError, HeadraceError, WriteError
+from headrace.errors import ConfigError, HeadraceError, WriteError
 
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 
@@ -131,20 +131,15 @@ def check_output(
     """Raises an error for a file that can't be written, or that would become a sample of the data
     in `sources`, before anything is read.
     """
-    if not path.lower().endswith(endings) or os.path.isdir(path):
+    if not path.lower().endswith(endings):
         raise ConfigError(f"{option} {path}: name a file that ends with {' or '.join(endings)}")
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise WriteError(f"{option} {path}: the folder {folder} does not exist: create it")
-    if not os.access(folder, os.W_OK):
-        raise AccessError(f"{option} {path}: this user may not write to the folder {folder}")
-    for source in sources:
-        if source is None or not os.path.exists(source):
-            continue
-        real = os.path.realpath(source)
-        if os.path.realpath(path) == real or os.path.join(folder, "").startswith(
-            os.path.join(real, "")
-        ):
+    path = os.path.realpath(path)
+    if not os.access(os.path.dirname(path), os.W_OK):
+        raise WriteError(
+            f"{option} {path}: the folder does not exist, or this user may not write to it"
+        )
+    for source in map(os.path.realpath, filter(None, sources)):
+        if os.path.exists(source) and f"{path}/".startswith(f"{source}/"):
             raise ConfigError(
                 f"{option} {path}: it is a part of the data ({source}): write it elsewhere"
             )

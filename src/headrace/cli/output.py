@@ -17,9 +17,7 @@ from typing import Any, TextIO
 from headrace.errors import FileChangedError, FormatError, SampleError
 
 _STYLES = {"bold": "1", "dim": "2", "green": "32", "cyan": "36", "error": "31;1", "warning": "33;1"}
-_ASCII = {"├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "█": "#", "…": "...", "→": "->"}
 _WIDE = 100  # columns where there is no terminal
-_NARROWEST = 40
 
 
 class Output:
@@ -42,7 +40,7 @@ class Output:
         self._stream = stream
         self.width: int | None = None
         if self.stream.isatty():
-            self.width = max(_NARROWEST, shutil.get_terminal_size().columns)
+            self.width = max(40, shutil.get_terminal_size().columns)
 
     @property
     def stream(self) -> TextIO:
@@ -70,13 +68,8 @@ class Output:
 
     def show_lines(self, lines: Iterable[str]) -> None:
         """Prints lines, where text is wanted."""
-        if self.as_json or self.quiet:
-            return
-        text = "\n".join(lines)
-        if not self._can_print("".join(_ASCII)):
-            for symbol, plain in _ASCII.items():
-                text = text.replace(symbol, plain)
-        self.write(text + "\n")
+        if not self.as_json and not self.quiet:
+            self.write("\n".join(lines) + "\n")
 
     def show_json(self, value: Any) -> None:
         """Prints the document, where JSON is wanted."""
