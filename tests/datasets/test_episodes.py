@@ -318,69 +318,13 @@ def test_windows_are_packed_and_episodes_refused(demos: Path, tmp_path: Path) ->
             assert len(packed) == len(dataset) and packed[5].keys() == dataset[5].keys()
             assert all(same(packed[5][key], dataset[5][key]) for key in packed[5])
     with EpisodeDataset(demos) as dataset:
-        with pytest.raises(ConfigError, match="1 to 20 steps"):
+        with pytest.raises(ConfigError, match="one dtype and one shape"):
             pack(dataset, tmp_path / "episodes.h5", workers=1, progress=False)
         one = pack(dataset.subset([4]), tmp_path / "one.h5", workers=1, progress=False)
         assert len(HDF5Dataset(one)) == 1
 
 
-# -- time series
-
-
-def write_session(path: Path, dtype: str = "i2", **how: Any) -> Path:
-    """Two series of electrodes, as NWB lays them out."""
-    draws = np.random.default_rng(3)
-    with h5py.File(path, "w") as file:
-        for number, length in enumerate((50, 30)):
-            series = file.create_group(f"acquisition/probe_{number}")
-            values = draws.integers(-120, 120, (length, 3)).astype(dtype)
-            data = series.create_dataset("data", data=values, **how)
-            data.attrs.update(conversion=2.5e-6 * (number + 1), offset=0.125, unit="volts")
-            series["timestamps"] = np.arange(length) / 30
-            series["channel_conversion"] = np.array([1.0, 0.5, 3.0], "f4")
-            series["channel_conversion"].attrs["axis"] = 1
-    return path
-
-
-def zarr_of(session: Path, zarr_format: int = 2) -> Path:
-    """The same series in a Zarr store."""
-    path = session.with_suffix(".zarr")
-    root = zarr.open_group(path, mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
-    with h5py.File(session) as file:
-        for number in range(2):
-            name = f"acquisition/probe_{number}"
-            group = root.create_group(name)
-            group.attrs["description"] = f"probe {number}"
-            for key, values in file[name].items():
-                group.create_array(key, data=values[...], chunks=(16, 2)[: values.ndim])
-            group.create_array("starting_time", data=np.array(number / 4))
-    if zarr_format == 2:
-        zarr.consolidate_metadata(root.store)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("zarr_format", "direct"), [(2, True), pytest.param(3, False, marks=pytest.mark.slow)]
-)
-def test_series_of_zarr_are_those_of_hdf5(
-    tmp_path: Path, make_loader: Any, zarr_format: int, direct: bool
-) -> None:
-    session = write_session(tmp_path / "a.h5", chunks=(16, 3), compression="gzip")
-    path = zarr_of(session, zarr_format)
-    how: dict[str, Any] = {"groups": "acquisition/*", "progress": False}
-    static = ["starting_time", "description", "channel_conversion"]
-    with EpisodeDataset(path, ["data"], static=static, direct=direct, **how) as dataset:
-        assert dataset.episode_names == ["acquisition/probe_0", "acquisition/probe_1"]
-        assert dataset[1]["starting_time"] == 0.25 and dataset[1]["description"] == "probe 1"
-        assert dataset[1]["channel_conversion"].tolist() == [1, 0.5, 3]
-    known = EpisodeDataset(session, ["data"], window=6, **how)
-    expected = torch.stack([known[index]["data"] for index in range(len(known))])
-    for mode in ("lazy", "eager", "cached", "streaming"):
-        options = {"window": 6, "loading_mode": mode, "direct": direct, **how}
-        with EpisodeDataset(path, ["data"], **options) as dataset:
-            batches = list(make_loader(dataset, batch_size=8, shuffle=False, num_workers=0))
-            assert same(torch.cat([batch["data"] for batch in batches]), expected), mode
-    known.close()
+# -- episodes of Zarr
 
 
 @pytest.mark.parametrize(
@@ -415,17 +359,21 @@ def test_episodes_of_zarr_are_found(
 
 
 def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
-    path = zarr_of(write_session(tmp_path / "a.h5"))
-    everything = {"groups": "acquisition/*"}
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    for number, length in enumerate((50, 30)):
+        group = root.create_group(f"runs/{number}", attributes={"label": f"run {number}"})
+        group.create_array("data", data=np.full((length, 3), number), chunks=(16, 2))
+        group.create_array("start", data=np.array(number / 4))
+    path = tmp_path / "a.zarr"
+    with EpisodeDataset(path, ["data"], groups="runs/*", static=["start", "label"]) as dataset:
+        assert dataset.episode_names == ["runs/0", "runs/1"]
+        assert dataset[1]["start"] == 0.25 and dataset[1]["label"] == "run 1"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({}, "acquisition/probe_0, acquisition/probe_1"),
-        ({"groups": "acquisition"}, "lengths"),
-        ({**everything, "keys": "starting_times"}, "'starting_times'; it has: channel_conversion"),
-        (
-            {**everything, "keys": "starting_time"},
-            "'acquisition/probe_0/starting_time' is a single",
-        ),
-        ({**everything, "keys": "data", "static": ["weight"]}, "'weight'"),
+        ({}, "runs/0, runs/1"),
+        ({"groups": "runs"}, "lengths"),
+        ({"groups": "runs/*", "keys": "date"}, "'date'; it has: data"),
+        ({"groups": "runs/*", "keys": "start"}, "'runs/0/start' is a single"),
+        ({"groups": "runs/*", "keys": "data", "static": ["weight"]}, "'weight'"),
     ]
     for options, named in cases:
         with pytest.raises((FormatError, MissingNameError), match=named):
@@ -740,9 +688,8 @@ WRONG_ENDS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["a.h5", "a.zarr"])
-def test_a_buffer_that_is_wrong(tmp_path: Path, name: str) -> None:
-    path = write_buffer(tmp_path / name, (5, 7))
+def test_a_buffer_that_is_wrong(tmp_path: Path) -> None:
+    path = write_buffer(tmp_path / "a.zarr", (5, 7))
     for ends, named in WRONG_ENDS:
         with pytest.raises(FormatError, match=named):
             EpisodeDataset(spoil(path, "meta/episode_ends", ends))

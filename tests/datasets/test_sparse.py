@@ -429,18 +429,6 @@ def test_files_that_can_not_be_joined(three: Any, tmp_path: Path) -> None:
         SparseDataset([paths[0], apart], join="inner")
 
 
-def test_classes_of_several_files(tmp_path: Path) -> None:
-    paths = []
-    for number, categories in enumerate((["NK", "T"], ["T", "B"])):
-        paths.append(write_anndata(tmp_path / f"{number}.h5ad", DENSE[:4]))
-        with h5py.File(paths[-1], "r+") as file:
-            del file["obs"]
-            write_frame(file, "obs", list("wxyz"), {"kind": ([0, 1, 1, 0], categories)})
-    dataset = SparseDataset(paths, targets="kind")
-    assert dataset.classes == ["NK", "T", "B"]
-    assert dataset.targets.tolist() == [0, 1, 1, 0, 1, 2, 2, 1]
-
-
 # -- what SciPy allows, and what is wrong
 
 
@@ -724,6 +712,8 @@ def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
     write_obsm(tmp_path / "a.h5ad")
     with h5py.File(write_obsm(tmp_path / "b.h5ad"), "r+") as file:
         file["obs/kind/categories"][...] = ["NK", "monocyte", "B cell"]
+    with SparseDataset(tmp_path, targets="kind", join="inner") as rows:
+        assert rows.classes == [*KINDS, "monocyte"] and rows[CELLS + 1][1] == 3
     with HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind") as dataset:
         assert dataset.classes == [*KINDS, "monocyte"]
         assert [dataset[row][1] for row in (0, 1, 2)] == [0, 1, 2]
