@@ -59,7 +59,9 @@ def run(given: argparse.Namespace, output: Output) -> int:
     )
     lines = []
     if result.read_mb_per_second is not None:
-        limit = f": {result.limit:,.0f} samples/s" if result.limit else ""
+        limit = ""
+        if result.limit:
+            limit = f": {result.limit:,.0f} samples/s"
         rate = f"{result.read_mb_per_second:,.0f} MB/s{limit}"
         lines.append(f"  the files alone, read in one thread: {rate}")
     if result.fastest is not None:
@@ -74,7 +76,9 @@ def run(given: argparse.Namespace, output: Output) -> int:
 def _line(rate: ModeRate) -> str:
     if rate.samples_per_second is None:
         return f"  {rate.mode:<10} {visible(rate.note)}"
-    note = f"; {rate.note}" if rate.note else ""
+    note = ""
+    if rate.note:
+        note = f"; {rate.note}"
     return (
         f"  {rate.mode:<10} {rate.samples_per_second:>10,.0f} samples/s "
         f"{rate.mb_per_second:>8,.1f} MB/s   first batch after {rate.first_batch_s:.2f} s{note}"

@@ -90,7 +90,9 @@ def _total(entries: Sequence[CacheEntry]) -> dict[str, Any]:
 def _lines(told: dict[str, Any], command: str, output: Output) -> Iterator[str]:
     from headrace.memory.budget import format_size
 
-    whole = format_size(told["nbytes"]) if told["kinds"] else "nothing is kept here"
+    whole = "nothing is kept here"
+    if told["kinds"]:
+        whole = format_size(told["nbytes"])
     yield f"{output.paint(visible(told['folder']), 'bold')}: {whole}"
     for kind in told["kinds"]:
         ages = f"used {_age_of(kind['newest_s'])} to {_age_of(kind['oldest_s'])} ago"

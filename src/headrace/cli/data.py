@@ -67,7 +67,9 @@ def _extents(text: str) -> int | tuple[int, ...]:
         extents = tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 64, or 32,64,64") from None
-    return extents[0] if len(extents) == 1 else extents
+    if len(extents) == 1:
+        return extents[0]
+    return extents
 
 
 def data_options(given: argparse.Namespace) -> dict[str, Any]:

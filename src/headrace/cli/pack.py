@@ -215,8 +215,12 @@ def _summary(result: PackResult, seconds: float) -> list[str]:
     from headrace.memory.budget import format_size
 
     path = redact(result.path)
-    classes = f" in {result.classes:,} classes" if result.classes else ""
-    left_out = f", {len(result.left_out):,} left out" if result.left_out else ""
+    classes = ""
+    if result.classes:
+        classes = f" in {result.classes:,} classes"
+    left_out = ""
+    if result.left_out:
+        left_out = f", {len(result.left_out):,} left out"
     rate = result.nbytes / 1e6 / max(seconds, 1e-9)
     name = _OPENED_BY.get(result.kind, "HDF5Dataset")
     return [

@@ -73,7 +73,9 @@ class ArrayDecoder(Decoder):
             if self._values == "str" and self._encoding is not None:
                 return data.decode("utf-8")
             return data
-        value = row if self.is_plain else as_value(row, self._encoding)
+        value = row
+        if not self.is_plain:
+            value = as_value(row, self._encoding)
         if self.dtype is not None and isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return cast(value, self.dtype)
         return value
@@ -85,7 +87,9 @@ class ArrayDecoder(Decoder):
         return as_input(value)
 
     def sample_nbytes(self) -> int | None:
-        return None if self._spec is None else self._spec.nbytes
+        if self._spec is None:
+            return None
+        return self._spec.nbytes
 
 
 class ArrayDataset(BaseDataset):

@@ -44,7 +44,9 @@ def float_in(cell: str) -> float:
 def is_rounded(value: str | int) -> bool:
     """True if a cell or a number is an integer that no float64 holds."""
     try:
-        number = integer_in(value) if isinstance(value, str) else value
+        number = value
+        if isinstance(value, str):
+            number = integer_in(value)
     except ValueError:
         return False
     try:

@@ -128,7 +128,9 @@ class EpisodeCollator:
                 for counts, longest in list(lengths.values())[:1]:
                     batch |= {MASK: self._padding.mask(counts, longest).bool(), LENGTHS: counts}
                 return batch
-            name = path[-1].names[0] if path else ""
+            name = ""
+            if path:
+                name = path[-1].names[0]
             if name in self._keys and isinstance(values[0], torch.Tensor) and values[0].ndim:
                 padded, counts = self._padding.apply(to_rows(values, path), 0, path)
                 lengths[name] = counts, padded.shape[1]
@@ -329,7 +331,9 @@ class EpisodeDataset(BaseDataset):
         if source.holds_objects or "decode" in self._overridden:
             return None
         per_sample = self._decoder.sample_nbytes()
-        return int(source.sizes().sum()) if per_sample is None else per_sample * len(source)
+        if per_sample is None:
+            return int(source.sizes().sum())
+        return per_sample * len(source)
 
 
 class HeldSteps(ValueSource):
@@ -420,7 +424,9 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
     """By key, the dtype that it is cast to."""
-    by_pattern = dtype if isinstance(dtype, Mapping) else {"*": dtype}
+    by_pattern = dtype
+    if not isinstance(dtype, Mapping):
+        by_pattern = {"*": dtype}
     found: dict[str, np.dtype[Any]] = {}
     for pattern, kind in by_pattern.items():
         named = dtype_named(kind)

@@ -136,12 +136,16 @@ def _targets(
         return source.column(name)
     with opened.hdf5.reading(path) as file:
         group = column_of_group(HDF5Tree(file, path, opened), name, len(source))
-    return source.column(name) if group is None else group
+    if group is None:
+        return source.column(name)
+    return group
 
 
 def _encoding_named(encoding: str | None) -> str | None:
     try:
-        return None if encoding is None else codecs.lookup(encoding).name
+        if encoding is None:
+            return None
+        return codecs.lookup(encoding).name
     except LookupError as error:
         raise ConfigError(
             f"encoding={encoding!r} is no encoding that Python knows: {error}"

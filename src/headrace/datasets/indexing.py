@@ -66,7 +66,9 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
         server = RemoteFiles(f"file://{paths[0]}", remote)
     try:
         for path in paths:
-            url = path if files.is_remote else f"file://{path}"
+            url = path
+            if not files.is_remote:
+                url = f"file://{path}"
             kind = _kind_of(path)
             server.learn([url])
             data = index_bytes(kind.make(server, url), kind, server.version(url).size)

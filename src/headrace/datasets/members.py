@@ -31,7 +31,9 @@ def _image(data: bytes, left: Left | None = None) -> torch.Tensor:
 
 def _array(data: bytes) -> Any:
     array = np.load(io.BytesIO(data), allow_pickle=False)
-    return array if isinstance(array, np.ndarray) else dict(array)
+    if isinstance(array, np.ndarray):
+        return array
+    return dict(array)
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -55,7 +57,9 @@ def decoded(
         FormatError: it can't; the message begins with `where`.
     """
     try:
-        return _image(data, left) if function is _image else function(data)
+        if function is _image:
+            return _image(data, left)
+        return function(data)
     except MemoryError:
         raise
     except Exception as error:
@@ -121,4 +125,6 @@ class LineDecoder(Decoder):
 
     def decode(self, record: bytes) -> Any:
         text = record.decode(*self._codec)
-        return json_record(text, False) if self._is_json else text
+        if self._is_json:
+            return json_record(text, False)
+        return text

@@ -63,7 +63,9 @@ class ForeignDecoder(Decoder):
         return value, ALONE
 
     def make_sample(self, value: Any, target: Any, has_target: bool) -> Any:
-        return value if target is ALONE else (value, target)
+        if target is ALONE:
+            return value
+        return (value, target)
 
 
 class Foreign(Source):
@@ -196,7 +198,9 @@ def _type_of(sample: Any) -> str:
     elif isinstance(sample, (tuple, list)):
         items = sample
     inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
-    return f"{type(sample).__name__} of {inside}" if inside else type(sample).__name__
+    if inside:
+        return f"{type(sample).__name__} of {inside}"
+    return type(sample).__name__
 
 
 def _length_of(dataset: Any) -> int:

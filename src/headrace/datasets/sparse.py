@@ -235,7 +235,9 @@ class SparseDecoder(Decoder):
         return None
 
     def sample_nbytes(self) -> int | None:
-        return self.columns * self.dtype.itemsize if self.layout == "dense" else None
+        if self.layout == "dense":
+            return self.columns * self.dtype.itemsize
+        return None
 
     def packed_value(self, value: Any) -> Any:
         if self.layout != "dense":
@@ -250,7 +252,9 @@ class SparseDecoder(Decoder):
         fits = collating.calls(sparse_collate)
         if self.layout == "dense":
             fits = collating.stacks
-        return RowsTogether(dataset, collating, self.columns, self.layout) if fits else None
+        if fits:
+            return RowsTogether(dataset, collating, self.columns, self.layout)
+        return None
 
 
 class SparseDataset(BaseDataset):
@@ -397,7 +401,9 @@ class SparseDataset(BaseDataset):
         sizes: npt.NDArray[np.int64] = np.concatenate(
             [one.sizes() for one in _each(self.sample_source)]
         )
-        return sizes if self._chosen is None else sizes[self._chosen]
+        if self._chosen is None:
+            return sizes
+        return sizes[self._chosen]
 
     def held_nbytes(self) -> int | None:
         if "decode" in self._overridden:
@@ -412,4 +418,6 @@ class SparseDataset(BaseDataset):
 
 
 def _each(source: Any) -> list[SparseSource]:
-    return list(source.sources) if isinstance(source, JoinedRows) else [source]
+    if isinstance(source, JoinedRows):
+        return list(source.sources)
+    return [source]

@@ -246,7 +246,9 @@ class ZarrDataset(ArrayDataset):
             raise ConfigError("samples are rows, which have no corner: give patch_shape")
         source: Any = self.sample_source
         whole = int(self.whole_indices(range(len(self))[index]))
-        return source.place(whole) if isinstance(source, ConcatSource) else (0, whole)
+        if isinstance(source, ConcatSource):
+            return source.place(whole)
+        return (0, whole)
 
     def position_of(self, index: int) -> tuple[float, ...]:
         """Position of the centre of a patch's lowest voxel, in the image's units, along the axes of
@@ -265,7 +267,9 @@ class ZarrDataset(ArrayDataset):
         OME-NGFF image.
         """
         image = self._volumes[0][1].image if self._volumes else None
-        return None if image is None else image.names
+        if image is None:
+            return None
+        return image.names
 
     @property
     def voxel_size(self) -> tuple[float, ...] | None:
@@ -273,7 +277,9 @@ class ZarrDataset(ArrayDataset):
         volume is not an OME-NGFF image.
         """
         level = self._volumes[0][1].level if self._volumes else None
-        return None if level is None else level.scale
+        if level is None:
+            return None
+        return level.scale
 
     def held_nbytes(self) -> int | None:
         if not self._volumes:
@@ -315,4 +321,6 @@ def _joined_volumes(
                 f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} "
                 f"here, and {names[1]} there"
             )
-    return first if len(volumes) == 1 else ConcatSource([source for source, _ in volumes])
+    if len(volumes) == 1:
+        return first
+    return ConcatSource([source for source, _ in volumes])

@@ -82,7 +82,9 @@ def _with_unit(name: str, value: Any) -> str:
     if name.endswith("_per_second"):
         return f"{value:,.1f} /s"
     if not name.endswith(("_time", "_seconds", "_wait")):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+        if isinstance(value, int):
+            return f"{value:,}"
+        return f"{value:,.3g}"
     if 0 < value < 1:
         return f"{1000 * value:,.2f} ms"
     return f"{value:,.2f} s"
@@ -290,7 +292,9 @@ class LoadingMonitor:
         wait = check_seconds("update_batch: wait_seconds", wait_seconds or 0.0)
         last = self._last
         self._last = self._clock()
-        elapsed = 0.0 if last is None else self._last - last
+        elapsed = 0.0
+        if last is not None:
+            elapsed = self._last - last
         self._stats.add_batch(count, wait, elapsed)
         if self._enabled:
             self._stats.look(None)

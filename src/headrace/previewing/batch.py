@@ -78,7 +78,9 @@ class Preview:
             number = "" if item.index is None else f"#{item.index:,}"
             what = ""
             if item.tokens is not None:
-                padding = f" + {item.padding:,} padding" if item.padding else ""
+                padding = ""
+                if item.padding:
+                    padding = f" + {item.padding:,} padding"
                 what = f"{item.tokens:,} tokens{padding}"
             elif item.value is not None:
                 what = f"{item.value.dtype} {list(item.value.shape)}"
@@ -112,7 +114,9 @@ def preview(
         HeadraceError: any error of the loader.
     """
     is_own = not isinstance(data_path, BaseDataset)
-    dataset = opens(data_path, return_index=True, **options) if is_own else data_path
+    dataset = data_path
+    if is_own:
+        dataset = opens(data_path, return_index=True, **options)
     loading: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed}
     if not shuffle or not isinstance(dataset, StreamingDataset):  # shards are shuffled by blocks
         loading["shuffle"] = shuffle
@@ -130,7 +134,9 @@ def preview(
             notes.append(f"a loader with the default collate function raises: {reason}")
             batch = _first(dataset, epoch, {**loading, "collate_fn": "list"})
         length = length_of(dataset)
-        samples = "?" if length is None else f"{length:,}"
+        samples = "?"
+        if length is not None:
+            samples = f"{length:,}"
         return Preview(
             f"{type(dataset).__name__}, {samples} samples, epoch {epoch}, seed {seed}",
             _shape_of(batch, dataset.return_index),
@@ -246,16 +252,22 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
         dense = value.detach().to_dense()
         value = dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return np.abs(value) if value.dtype.kind == "c" else value
+        if value.dtype.kind == "c":
+            return np.abs(value)
+        return value
     return None
 
 
 def _words(value: Any, classes: list[str]) -> str:
     """A target or another field in a few words: the name of its class, where there are names."""
-    plain = value.tolist() if isinstance(value, torch.Tensor | np.ndarray | np.generic) else value
+    plain = value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        plain = value.tolist()
     if isinstance(plain, int) and not isinstance(plain, bool) and 0 <= plain < len(classes):
         return classes[plain]
     if isinstance(plain, float):
         return f"{plain:.4g}"
     text = " ".join(str(plain).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 1]}…"

@@ -103,7 +103,9 @@ class Measured:
     @property
     def most_gain(self) -> float | None:
         """The factor by which the loop would be faster if loading cost nothing."""
-        return None if self.free is None else self.free.rate / max(self.loop.rate, 1e-9)
+        if self.free is None:
+            return None
+        return self.free.rate / max(self.loop.rate, 1e-9)
 
     def seconds(self, stage: str) -> float:
         """Seconds of a worker's stage for a sample."""

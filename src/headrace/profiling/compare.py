@@ -174,7 +174,9 @@ def _time_mode(
             batches += 1
             if now >= end and batches >= _LEAST_BATCHES:
                 break
-    elapsed = now - start if batches else 0.0
+    elapsed = 0.0
+    if batches:
+        elapsed = now - start
     if not is_filled:
         rate.note = "in its first epoch, in which all is read"
     if not elapsed:
@@ -209,7 +211,9 @@ def _read_rate(path: str, seconds: float) -> float | None:
                     break
         if time.perf_counter() - start > seconds:
             break
-    return count / max(1e-9, time.perf_counter() - start) / 1e6 if count else None
+    if count:
+        return count / max(1e-9, time.perf_counter() - start) / 1e6
+    return None
 
 
 def _files_below(path: str) -> Iterator[str]:

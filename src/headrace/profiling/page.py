@@ -79,7 +79,9 @@ def _stages(stages: list[dict[str, Any]]) -> Iterator[str]:
     least = min(rates) / 3
     for stage, rate in zip(stages, rates, strict=True):
         width = 100 * math.log(rate / least) / math.log(max(rates) / least)
-        share = "" if stage["share"] is None else f"{stage['share']:.0%} of the workers' time"
+        share = ""
+        if stage["share"] is not None:
+            share = f"{stage['share']:.0%} of the workers' time"
         kind = "limit" if stage["is_limit"] else "stage"
         yield (
             f'<tr class="{kind}"><th>{_text(stage["name"])}</th><td class="track">'
@@ -100,7 +102,9 @@ def _advice(advice: list[dict[str, Any]]) -> Iterator[str]:
         if one["measured"] is not None:
             least, most = one["spread"]
             measured = f"x{one['measured']:.2f} (x{least:.2f} to x{most:.2f})"
-        code = f"<br><code>{_text(one['code'])}</code>" if one["code"] else ""
+        code = ""
+        if one["code"]:
+            code = f"<br><code>{_text(one['code'])}</code>"
         yield (
             f"<tr><td>{_text(one['name'])}</td><td>x{one['predicted']:.2f}</td>"
             f"<td>{measured}</td><td>{_text(one['why'])}{code}</td></tr>\n"

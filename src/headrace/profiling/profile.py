@@ -250,7 +250,9 @@ def _verdict(measured: Measured, limit: str, advice: list[Advice]) -> str:
         held = f"Too few workers ({costs.workers} on {costs.cores} cores) limit the loop"
     else:
         share = measured.seconds(limit) / max(measured.alone.per_sample("work_seconds"), 1e-12)
-        of_work = f", {share:.0%} of the time that loading takes," if share else ""
+        of_work = ""
+        if share:
+            of_work = f", {share:.0%} of the time that loading takes,"
         held = f"{_NAMES[limit]}{of_work} limits the loop"
     first = next((one for one in advice if one.options), None)
     if first is None:

@@ -114,7 +114,9 @@ class Profile:
 
     def config_to_paste(self) -> str:
         """The call that creates the loader with the measured option. "": nothing was better."""
-        return self.best.code if self.best else ""
+        if self.best:
+            return self.best.code
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the whole profile as JSON-compatible values."""
@@ -153,14 +155,18 @@ class Profile:
         yield ""
         yield f"{'stage':<13}{'samples/s':>12}  {'of work':>8}"
         for stage in self.stages:
-            share = "" if stage.share is None else f"{stage.share:.0%}"
+            share = ""
+            if stage.share is not None:
+                share = f"{stage.share:.0%}"
             mark = "  <-- limit" if stage.is_limit else ""
             yield f"{stage.name:<13}{stage.samples_per_second:>12,.1f}  {share:>8}{mark}"
         if self.advice:
             yield ""
             yield f"{'advice':<20}{'predicted':>10}{'measured':>10}   spread"
         for advice in self.advice:
-            measured = "" if advice.measured is None else f"x{advice.measured:.2f}"
+            measured = ""
+            if advice.measured is not None:
+                measured = f"x{advice.measured:.2f}"
             spread = advice.not_measured
             if advice.spread is not None:
                 spread = f"x{advice.spread[0]:.2f} to x{advice.spread[1]:.2f}"

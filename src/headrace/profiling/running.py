@@ -204,7 +204,9 @@ def samples_of(batch: Any) -> int:
     for tensor in tensors_of(batch):
         if tensor.dim():
             return len(tensor)
-    return len(batch) if isinstance(batch, (list, tuple)) else 1
+    if isinstance(batch, (list, tuple)):
+        return len(batch)
+    return 1
 
 
 def devices_in_use() -> list[Any]:
@@ -231,7 +233,9 @@ def copy_of(loader: Any, dataset: Any = None, **options: Any) -> Any:
         with warnings.catch_warnings():
             # options without an effect: the user's loader has warned of them
             warnings.simplefilter("ignore", HeadraceWarning)
-            data = loader.dataset if dataset is None else dataset
+            data = dataset
+            if dataset is None:
+                data = loader.dataset
             return type(loader)(data, loader.given.with_(**options))
     names = ["collate_fn", "pin_memory", "worker_init_fn", "generator"]
     if options.get("num_workers", loader.num_workers):

@@ -201,7 +201,9 @@ class HostRoom:
         slope = self._slope(last)
         if slope * (size - last) <= room:
             return size
-        return last + max(0, int(room / slope)) if slope else last
+        if slope:
+            return last + max(0, int(room / slope))
+        return last
 
     def _slope(self, last: int) -> float:
         """Bytes for each further sample, rather too many than too few: with one size known, all

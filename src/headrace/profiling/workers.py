@@ -124,7 +124,9 @@ def suggest_num_workers(
     if is_path(data):
         dataset, options = open_path("suggest_num_workers", data, config, options)
     if most is None:
-        most = 0 if is_daemonic() else cores_of_rank()
+        most = 0
+        if not is_daemonic():
+            most = cores_of_rank()
     if not isinstance(data, DataLoader):
         config = (config or DataLoaderConfig()).with_(**options)
     try:
@@ -191,7 +193,9 @@ def _measured(
 
 def _loader(data: Any, config: DataLoaderConfig | None, number: int) -> Any:
     """The loader with so many workers. None: the memory budget has no room for so many."""
-    dataset = data.dataset if isinstance(data, DataLoader) else data
+    dataset = data
+    if isinstance(data, DataLoader):
+        dataset = data.dataset
     if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
         dataset = in_mode(dataset, LoadingMode.LAZY)
     try:

@@ -44,7 +44,9 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
     for folder, start, stop in _runs(names):
         if folder is None:
             return _beside_the_folders(files)
-        name = folder if folder.isascii() else os.fsencode(composed(os.fsdecode(folder)))
+        name = folder
+        if not folder.isascii():
+            name = os.fsencode(composed(os.fsdecode(folder)))
         first.setdefault(name, folder)
         targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
@@ -160,7 +162,9 @@ def mask_folders(files: FileSet) -> tuple[str, str] | None:
         folder, _, rest = name.partition("/")
         stems.get(folder, set()).add(os.path.splitext(rest)[0])
     images = next(name for name in folders if name not in masks)
-    return (images, masks[0]) if stems[images] == stems[masks[0]] else None
+    if stems[images] == stems[masks[0]]:
+        return (images, masks[0])
+    return None
 
 
 def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:

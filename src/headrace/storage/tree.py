@@ -140,7 +140,9 @@ class Tree(ABC):
     def nbytes(self, name: str) -> int:
         """Bytes of an array, of elements of any size at least."""
         dtype = self.dtype(name)
-        itemsize = 1 if dtype.hasobject else dtype.itemsize
+        itemsize = 1
+        if not dtype.hasobject:
+            itemsize = dtype.itemsize
         return math.prod(self.shape(name)) * itemsize
 
     def described(self, name: str) -> str:
@@ -182,7 +184,9 @@ class Tree(ABC):
 
 def join(group: str, name: str) -> str:
     """The path of a node in a group."""
-    return f"{group}/{name}" if group else name
+    if group:
+        return f"{group}/{name}"
+    return name
 
 
 def as_text(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:

@@ -213,7 +213,9 @@ def _kind_of(files: FileSet) -> str:
     first: dict[str, str] = {}
     for number, name in enumerate(map(os.fsdecode, files.names)):
         kinds = [kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)]
-        kind = kinds[0] if kinds else "zarr"
+        kind = "zarr"
+        if kinds:
+            kind = kinds[0]
         if not kinds:
             path = files.url(number)
             if files.is_remote or not is_zarr(path):

@@ -59,7 +59,9 @@ class TableDecoder(Decoder):
     def _decoded(self, name: str, value: Any) -> Any:
         if name not in self._decoders:
             return value
-        data = value.get("bytes") if isinstance(value, dict) else value
+        data = value
+        if isinstance(value, dict):
+            data = value.get("bytes")
         if data is None:
             raise FormatError(f"column {name!r} has no bytes (null) there")
         return decoded(data, self._decoders[name], f"column {name!r}")
@@ -74,7 +76,9 @@ class TableDecoder(Decoder):
 
     def sample_nbytes(self) -> int | None:
         sizes = [spec.nbytes for spec in self._specs.values() if spec is not None]
-        return sum(sizes) if len(sizes) == len(self._specs) else None
+        if len(sizes) == len(self._specs):
+            return sum(sizes)
+        return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         """Makes stacked batches of dicts column by column, where nothing is held."""

@@ -157,7 +157,9 @@ class TableDataset(BaseDataset):
 def _names_of(columns: Any) -> tuple[str, ...] | None:
     """The columns that samples have; None: all."""
     if columns is None or isinstance(columns, str):
-        return None if columns is None else (columns,)
+        if columns is None:
+            return None
+        return (columns,)
     is_list = isinstance(columns, Sequence) and not isinstance(columns, bytes)
     if not is_list or not columns or not all(isinstance(name, str) for name in columns):
         raise ConfigError(
@@ -175,7 +177,9 @@ def _decoders_of(decode: Any) -> dict[str, Callable[[bytes], Any]]:
         )
     found = {}
     for name, wanted in (decode or {}).items():
-        decoder = DECODERS.get(wanted) if isinstance(wanted, str) else wanted
+        decoder = wanted
+        if isinstance(wanted, str):
+            decoder = DECODERS.get(wanted)
         if not callable(decoder):
             raise ConfigError(
                 f"decode[{name!r}] must be a callable that takes bytes, or one of "

@@ -281,7 +281,9 @@ class TextDataset(BaseDataset):
         they can't be known again.
         """
         texts = self._texts if self._documents is None else self._documents._texts
-        return texts.identity if isinstance(texts, Texts) else identity_of(self.tokenizer)
+        if isinstance(texts, Texts):
+            return texts.identity
+        return identity_of(self.tokenizer)
 
     @property
     def document_unit(self) -> str:

@@ -76,7 +76,9 @@ def shown_array(path: str, name: str) -> str:
     """An array of a file or store, as messages name it; the array in the root of a store has no
     name.
     """
-    return f"{redact(path)}: {name!r}" if name else redact(path)
+    if name:
+        return f"{redact(path)}: {name!r}"
+    return redact(path)
 
 
 class ChunkNames(NamedTuple):
@@ -92,7 +94,9 @@ class ChunkNames(NamedTuple):
     grid: Grid
 
     def __call__(self, number: int) -> str:
-        of = f" of {self.name!r}" if self.name else ""
+        of = ""
+        if self.name:
+            of = f" of {self.name!r}"
         return f"{redact(self.path)}, chunk {self.grid.place(number)}{of}"
 
 
@@ -267,7 +271,9 @@ class DirectChunks(Chunks):
     @property
     def stored_nbytes(self) -> int:
         known = self.index.nbytes
-        return math.prod(self.grid.shape) * self.dtype.itemsize if known is None else known
+        if known is None:
+            return math.prod(self.grid.shape) * self.dtype.itemsize
+        return known
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         ranges = self.index.ranges(numbers)
@@ -315,7 +321,9 @@ class DirectChunks(Chunks):
 
     def by_row(self) -> DirectChunks:
         """The same array with one row a chunk, where rows lie in their chunks as they are."""
-        return _RawRows(self) if self.is_raw and self.grid.chunks[0] > 1 else self
+        if self.is_raw and self.grid.chunks[0] > 1:
+            return _RawRows(self)
+        return self
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where chunks lie of which parts are read: each must have all its bytes."""

@@ -223,9 +223,9 @@ class Zstd(Codec):
             raise (TooLongError if said > size else FormatError)(
                 f"{said:,} bytes would come of it, not {size:,}"
             )
-        return (
-            decompress(data, max_output_size=max(1, size), allow_extra_data=False) if said else b""
-        )
+        if said:
+            return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
+        return b""
 
 
 def _zstd_of_thread() -> tuple[Any, Any]:

@@ -91,10 +91,14 @@ class PatchGrid:
             return min(max(0, -(-room // stride)) + 1, -(-(stop - start) // stride))
         if room < 0:
             return 0
-        return room // stride + 1 if self.edges == "drop" else -(-room // stride) + 1
+        if self.edges == "drop":
+            return room // stride + 1
+        return -(-room // stride) + 1
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        if len(self._ends):
+            return int(self._ends[-1])
+        return 0
 
     def too_short(self) -> list[int]:
         """The axes along which no patch fits into any box."""

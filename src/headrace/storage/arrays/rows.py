@@ -270,11 +270,9 @@ class ArraysSource(ReadersSource):
 
     @property
     def cut_nbytes(self) -> int:
-        return (
-            0
-            if any(reader.caches_chunks for reader in self._readers)
-            else int(self.shape[0]) * self._row_bytes
-        )
+        if any(reader.caches_chunks for reader in self._readers):
+            return 0
+        return int(self.shape[0]) * self._row_bytes
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         rows, height = len(self), self._rows_a_block(nbytes)
@@ -303,7 +301,9 @@ class ArraysSource(ReadersSource):
     def block_nbytes(self) -> int:
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
         cached = [reader for reader in self._readers if reader.caches_chunks]
-        tallest = self._rows_a_block(0) if cached else 1
+        tallest = 1
+        if cached:
+            tallest = self._rows_a_block(0)
         return sum(
             reader.chunks.nbytes * reader.chunks.grid.inner * -(-tallest // reader.height)
             for reader in cached

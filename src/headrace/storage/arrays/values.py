@@ -15,20 +15,24 @@ def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
     """
     dtype = getattr(record, "dtype", None)
     if isinstance(record, (bytes, np.bytes_)):
-        return bytes(record) if encoding is None else _text(record, encoding)
+        if encoding is None:
+            return bytes(record)
+        return _text(record, encoding)
     if isinstance(record, str) or dtype is None:
-        return str(record) if isinstance(record, str) else record
+        if isinstance(record, str):
+            return str(record)
+        return record
     if dtype.names is not None:
         return {name: as_value(record[name], encoding) for name in dtype.names}
     if dtype.kind in "SUO" and isinstance(record, np.ndarray):
-        return (
-            as_value(record[()], encoding)
-            if record.ndim == 0
-            else [as_value(item, encoding) for item in record]
-        )
+        if record.ndim == 0:
+            return as_value(record[()], encoding)
+        return [as_value(item, encoding) for item in record]
     # a field lies among the others of its compound, at any byte and with their strides: torch has
     # no such tensors
-    return np.require(record, requirements=["C", "A"]) if isinstance(record, np.ndarray) else record
+    if isinstance(record, np.ndarray):
+        return np.require(record, requirements=["C", "A"])
+    return record
 
 
 def _text(data: bytes, encoding: str) -> str:

@@ -100,7 +100,9 @@ def numbered_groups(tree: Tree) -> str | None:
         return None
     if not all(tree.is_group(f"{STEPS}/{name}") for name in names[:64]):
         return None
-    return f"{STEPS}/*" if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1 else None
+    if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1:
+        return f"{STEPS}/*"
+    return None
 
 
 def groups_matching(tree: Tree, pattern: str) -> list[str]:
@@ -120,7 +122,9 @@ def groups_matching(tree: Tree, pattern: str) -> list[str]:
 
 def arrays_in(tree: Tree, group: str) -> list[str]:
     """The arrays below a group that have an axis, by their paths in it, in natural order."""
-    start = len(group) + 1 if group else 0
+    start = 0
+    if group:
+        start = len(group) + 1
     names = [name for name in tree.nodes(group) if tree.is_array(name) and tree.shape(name)]
     return sorted((name[start:] for name in names), key=_natural)
 
@@ -358,7 +362,9 @@ class _Finder:
         static = {name: self._values(tree, name, len(ends)) for name in self.options.static}
         episodes: list[Episode] = []
         for number in self._numbers(tree, len(ends)).tolist():
-            first = int(ends[number - 1]) if number else 0
+            first = 0
+            if number:
+                first = int(ends[number - 1])
             own = {name: values[number] for name, values in static.items()}
             length = int(ends[number]) - first
             episodes.append(Episode(tree.path, _name(number), arrays, own, first, length))
@@ -462,7 +468,9 @@ def _joined(
         )
     empty = [episode.where for episode in everything if not episode.length]
     if empty:
-        more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        more = ""
+        if len(empty) > 1:
+            more = f" and {len(empty) - 1:,} more"
         warn(f"{empty[0]}{more}: the episode has no steps, and is left out")
     episodes = [episode for episode in everything if episode.length]
     numbers: dict[str, int] = {}  # of files

@@ -107,7 +107,9 @@ class UnpackedChunks(Rechunked):
 
     def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
         chunk = self.whole.decode(number, data)
-        return None if chunk is None else self._packing.decode(chunk)
+        if chunk is None:
+            return None
+        return self._packing.decode(chunk)
 
 
 def _single(value: Any) -> Any:
@@ -118,7 +120,9 @@ def _single(value: Any) -> Any:
         return None
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value
 
 
 def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -139,7 +143,9 @@ def _float_for(dtype: np.dtype[Any], scale: Any, offset: Any) -> np.dtype[Any]:
         and scale_type == offset_type
         and scale_type in (np.dtype("f4"), np.dtype("f8"))
     ):
-        return np.dtype("f8") if dtype.itemsize == 4 and dtype.kind in "iu" else scale_type
+        if dtype.itemsize == 4 and dtype.kind in "iu":
+            return np.dtype("f8")
+        return scale_type
     if offset_type is not None or scale_type is None or scale_type.kind != "f":
         return np.dtype("f8")
     return scale_type

@@ -264,11 +264,9 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
             shown[name] = f"{name} {list(dataset.shape)} {_dtype_name(dataset)}"
     if len(shown) == 1:
         return next(iter(shown))
-    what = (
-        f"{len(shown):,} datasets: name one of them as dataset_name"
-        if shown
-        else "no dataset of samples"
-    )
+    what = "no dataset of samples"
+    if shown:
+        what = f"{len(shown):,} datasets: name one of them as dataset_name"
     raise MissingNameError(
         f"{redact(path)} has {what}: {listed_names(shown, show=lambda name: shown[name])}"
     )
@@ -362,7 +360,9 @@ def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
     if isinstance(dataset, OrderedDataset):
         return dataset
     ordered = _ordered(dataset.dtype)
-    return dataset if ordered is dataset.dtype else OrderedDataset(dataset, ordered)
+    if ordered is dataset.dtype:
+        return dataset
+    return OrderedDataset(dataset, ordered)
 
 
 def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -371,7 +371,9 @@ def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     if dtype.subdtype is not None:
         base = _ordered(dtype.base)
-        return dtype if base is dtype.base else np.dtype((base, dtype.shape))
+        if base is dtype.base:
+            return dtype
+        return np.dtype((base, dtype.shape))
     if dtype.fields is None:
         return dtype
     fields = sorted(dtype.fields.items(), key=lambda field: field[1][1])

@@ -80,7 +80,9 @@ def filter_versions(compression: str) -> dict[str, str]:
     them; by name.
     """
     versions = codec_versions(compression)
-    return versions if compression == "gzip" else versions | {"hdf5plugin": plugin_version()}
+    if compression == "gzip":
+        return versions
+    return versions | {"hdf5plugin": plugin_version()}
 
 
 def check_filters(dataset: h5py.Dataset, where: str) -> None:

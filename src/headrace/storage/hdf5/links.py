@@ -161,7 +161,9 @@ class Versions:
         for source in dataset.virtual_sources() if dataset.is_virtual else ():
             if is_remote and source.file_name != ".":
                 raise other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
-            lies_in = _rows_of(source.vspace) if rows is None else ALL_ROWS
+            lies_in = ALL_ROWS
+            if rows is None:
+                lies_in = _rows_of(source.vspace)
             for file_name in _files_of(source.file_name, path, where):
                 if file_name != path:
                     self._add(file_name, lies_in)
@@ -183,7 +185,9 @@ def _rows_of(space: h5py.h5s.SpaceID) -> _Rows:
         starts, ends = space.get_select_bounds()
     except (ValueError, RuntimeError):  # nothing is selected, or it grows
         return ALL_ROWS
-    return (int(starts[0]), int(ends[0])) if starts else ALL_ROWS
+    if starts:
+        return (int(starts[0]), int(ends[0]))
+    return ALL_ROWS
 
 
 def _is_pattern(name: str) -> bool:

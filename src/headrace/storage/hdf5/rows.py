@@ -85,7 +85,9 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
     columns of a packed file.
     """
     info = packed_info(url, opened.hdf5)
-    columns = BESIDE if info is not None else set()
+    columns = BESIDE
+    if info is None:
+        columns = set()
     with opened.hdf5.reading(url) as file:
         file.visititems(_read_attributes)
         for name in dataset_names(file):
@@ -331,7 +333,9 @@ class HDF5Source(ArraysSource):
                 f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
             )
         packing = packing_of(dataset) if self._decodes_cf else None
-        return column if packing is None else packing.decode(column)
+        if packing is None:
+            return column
+        return packing.decode(column)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets; of targets that are dicts a
@@ -394,7 +398,9 @@ class HDF5Source(ArraysSource):
     @property
     def checksums(self) -> npt.NDArray[np.uint32] | None:
         """The CRC of each sample ([n]); None: there are none."""
-        return None if self._crc is None else self._crc.array
+        if self._crc is None:
+            return None
+        return self._crc.array
 
     def edges(self) -> IntArray | None:
         """The first byte of each sample in the file, and the end of the last ([n + 1]), where
@@ -430,11 +436,15 @@ class HDF5Source(ArraysSource):
         return found
 
     def __len__(self) -> int:
-        return super().__len__() if self._offsets is None else len(self._offsets.array) - 1
+        if self._offsets is None:
+            return super().__len__()
+        return len(self._offsets.array) - 1
 
     def sizes(self) -> npt.NDArray[np.int64]:
         spans = self._spans(slice(None))
-        return super().sizes() if spans is None else (spans[1] - spans[0]) * self._row_bytes
+        if spans is None:
+            return super().sizes()
+        return (spans[1] - spans[0]) * self._row_bytes
 
     def image_sizes(self) -> IntArray:
         """Bytes of each image without its mask ([n] int64), where samples are pairs."""
@@ -446,7 +456,9 @@ class HDF5Source(ArraysSource):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        return None if self.is_flat else super().array_spec
+        if self.is_flat:
+            return None
+        return super().array_spec
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         spans = self._spans(slice(None))
@@ -457,7 +469,9 @@ class HDF5Source(ArraysSource):
 
     def fingerprint(self) -> str:
         """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
-        return super().fingerprint() if self.of_samples is None else self.of_samples.fingerprint
+        if self.of_samples is None:
+            return super().fingerprint()
+        return self.of_samples.fingerprint
 
     def location(self, index: int) -> str:
         if self.names is None:
@@ -492,7 +506,9 @@ class HDF5Source(ArraysSource):
             begins = self._mask_starts.array[np.asarray(indices, np.int64)] - spans[0]
             each = zip(records, begins.tolist(), strict=True)
             pairs = [(record[:size], record[size:]) for record, size in each]
-        return [image for image, _ in pairs] if self.gives_images else pairs
+        if self.gives_images:
+            return [image for image, _ in pairs]
+        return pairs
 
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         spans = self._spans(indices)

@@ -69,7 +69,9 @@ class HDF5Tree(Tree):
         found = self._group(group)
         if found is not None:
             found.visit(names.append)
-        return [f"{group}/{name}" for name in names] if group else names
+        if group:
+            return [f"{group}/{name}" for name in names]
+        return names
 
     def children(self, group: str) -> list[str]:
         return list(self._group(group) or ())

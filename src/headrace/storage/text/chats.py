@@ -105,7 +105,9 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
             raise FormatError(f"message {number} of {len(given)} {error}") from None
         messages.append(one)
         weights.append(weight)
-    fields = record if isinstance(record, Mapping) else {}
+    fields = record
+    if not isinstance(record, Mapping):
+        fields = {}
     system = None if callable(field) else fields.get(SYSTEM)
     if _is_missing(system, messages[0]):
         messages.insert(0, {"role": "system", "content": system})
@@ -188,7 +190,9 @@ def _message(message: Any) -> tuple[dict[str, Any], float]:
     if any(made.get(name) for name in _INSTEAD) and content is None:
         return made, weight
     if not isinstance(content, str):
-        has = "no content" if content is None else f"a content of type {type(content).__name__}"
+        has = "no content"
+        if content is not None:
+            has = f"a content of type {type(content).__name__}"
         raise FormatError(f"({role}) has {has}: give it a text, or a list of parts of text")
     if role == ASSISTANT and not content.strip() and not any(map(made.get, _INSTEAD)):
         raise FormatError("(assistant) has an empty content, so there is nothing to learn from it")
@@ -225,4 +229,6 @@ def _json_field(record: Mapping[str, Any], name: str, kind: type) -> Any:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}..."

@@ -117,7 +117,9 @@ def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
         EOFError: the file is shorter.
     """
     starts = range(begin, end, PIECE)
-    threads = min(THREADS, usable_cpus()) if len(starts) >= _FEW else 0
+    threads = 0
+    if len(starts) >= _FEW:
+        threads = min(THREADS, usable_cpus())
     buffers = [_Buffer(min(PIECE, end - begin)) for _ in range(max(1, 2 * threads))]
     if not threads:
         for at in starts:

@@ -248,7 +248,9 @@ def json_places(data: bytes | bytearray) -> IntArray:
 
 def _without_place(error: Exception) -> str:
     """What a decoder says; its line and column would be those of a text that nobody sees."""
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return str(error)
 
 
 def _space(text: str, at: int) -> int:
@@ -283,7 +285,9 @@ def json_record(text: str, has_more: bool) -> Any:
         FormatError: it is no JSON.
     """
     try:
-        return json.JSONDecoder().raw_decode(text)[0] if has_more else json.loads(text)
+        if has_more:
+            return json.JSONDecoder().raw_decode(text)[0]
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         if not text.strip():
             raise FormatError("it is blank, and no record: remove the line") from None

@@ -128,7 +128,9 @@ class LinesSource(Locatable):
             if not self.files.is_remote and self.codec[0] == "utf-8":
                 mark = self.files.read_joined(ByteRanges.of([(read, head, min(end, head + 3))]))
                 begin += 3 * (mark == UTF8_MARK)
-            kind = records.format_of(without_query(path)) if unit == "record" else ""
+            kind = ""
+            if unit == "record":
+                kind = records.format_of(without_query(path))
             self._texts.append(TextFile(path, read, head, begin, end, kind))
         self._identities = [files.identity(path) for path in paths]
         if self.files.is_remote:
@@ -273,7 +275,9 @@ class LinesSource(Locatable):
 
     @property
     def stored_nbytes(self) -> int:
-        return int(self._nbytes.sum()) if self.files.is_remote else 0
+        if self.files.is_remote:
+            return int(self._nbytes.sum())
+        return 0
 
     # -- all of it, once
 

@@ -151,7 +151,9 @@ class PackedFile:
 
     def location(self, document: int) -> str:
         """Where a document lies, with the name that it had, if it had one of its own."""
-        name = "" if self.names is None else f" ({in_one_line(self.names[document])})"
+        name = ""
+        if self.names is not None:
+            name = f" ({in_one_line(self.names[document])})"
         return f"{self.shown}, document {document:,}{name}"
 
     def damaged(self, document: int) -> str:
@@ -223,7 +225,9 @@ class PackedTokens(Tokens):
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         edges = np.cumsum(ends - begins)
-        return np.split(self._joined(begins, ends), edges[:-1]) if len(edges) else []
+        if len(edges):
+            return np.split(self._joined(begins, ends), edges[:-1])
+        return []
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
         return self._joined(numbers * length, (numbers + 1) * length).reshape(-1, length)
@@ -274,7 +278,9 @@ class PackedTokens(Tokens):
     def location(self, document: int) -> str:
         """Where a document lies, with the name that it had, if it had one of its own."""
         number = int(np.searchsorted(self._documents, document, side="right")) - 1
-        name = "" if self.names is None else f" ({in_one_line(self.names[document])})"
+        name = ""
+        if self.names is not None:
+            name = f" ({in_one_line(self.names[document])})"
         inside = document - int(self._documents[number])
         return f"{self._shown[number]}, document {inside:,}{name}"
 

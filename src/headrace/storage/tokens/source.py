@@ -177,10 +177,12 @@ class TokensSource(Locatable):
 
     def describe(self) -> Description:
         tokens = self.tokens
-        where = (
-            f"by ranges from {tokens.shown}" if tokens.shown else "in memory, which workers share"
-        )
-        made = f", made with {tokens.made_with}" if tokens.made_with else ""
+        where = "in memory, which workers share"
+        if tokens.shown:
+            where = f"by ranges from {tokens.shown}"
+        made = ""
+        if tokens.made_with:
+            made = f", made with {tokens.made_with}"
         way = (
             f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
             f"{where}{made}"

@@ -36,7 +36,9 @@ class LibraryStore(Store):
     ) -> Buffer | None:
         start, stop = _bounds(byte_range)
         data = await asyncio.to_thread(self._store.content, key, start, stop)
-        return None if data is None else prototype.buffer.from_bytes(data)
+        if data is None:
+            return None
+        return prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

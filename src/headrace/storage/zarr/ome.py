@@ -222,4 +222,6 @@ def label_names(store: Store, group: str) -> list[str]:
     attributes = store.attributes(key_of(group, "labels"))
     ome = attributes.get("ome", attributes)
     names = ome.get("labels") if isinstance(ome, dict) else None
-    return [*map(str, names)] if isinstance(names, list) else []
+    if isinstance(names, list):
+        return [*map(str, names)]
+    return []

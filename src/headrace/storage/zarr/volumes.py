@@ -186,7 +186,9 @@ def patch_source(
     grid = PatchGrid(reader.shape[before:], patch, steps, edges, parts)
     if not len(grid):
         short = [names[axis] or str(axis) for axis in grid.too_short()]
-        along = f", along {', '.join(short)}" if short else ""
+        along = ""
+        if short:
+            along = f", along {', '.join(short)}"
         raise ConfigError(
             f"{array.where}: no patch of {list(grid.patch)} fits into a volume of "
             f"{list(grid.shape)}, or into its boxes{along}: use a smaller patch_shape, or "
