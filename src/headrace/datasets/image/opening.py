@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools
-from headrace.datasets.image.columns import open_column
 from headrace.datasets.image.labels import (
     Labels,
     Wanted,
@@ -56,13 +55,13 @@ def open_images(
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
-    if column is not None:
-        return open_column(data_path, column, wanted, reach)
     kind = HDF5
-    if not isinstance(data_path, FileSet):
+    if column is None and not isinstance(data_path, FileSet):
         kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach) or IMAGES
-    if kind is TARS:
-        return open_column(data_path, None, wanted, reach)
+    if column is not None or kind is TARS:
+        from headrace.datasets.image.columns import open_column  # which imports tables and tars
+
+        return open_column(data_path, column, wanted, reach)
     if kind is HDF5:
         return _open_packed(data_path, wanted, reach)
     if wanted.masks:
