@@ -310,7 +310,7 @@ HINTS: list[tuple[dict[str, bytes | None], list[str], str]] = [
     (FOLDER, [], "pass --targets (--targets None"),
     ({"x.png": None}, [], "pass --targets (--targets None"),
     ({"x.png": None}, ["--unit", "line"], "use ImageDataset"),
-    ({"a/x.png": None, "b/1.json": b"{}"}, [], "use TextDataset"),
+    ({"a/x.png": None, "b/1.json": b"{}"}, [], "such as 'b'"),
     ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
     ({"x.txt": b"caf\xe9"}, [], "pass --encoding or "),
     ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; "),
