@@ -18,9 +18,10 @@ from headrace.collate.fields import FieldPath, at_path
 from headrace.collate.stack import USUAL, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
-from headrace.core.decoder import Decoder, plain_target
+from headrace.core.decoder import Decoder
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.io.resolve.expressions import DataPath
@@ -221,13 +222,6 @@ class SparseDecoder(Decoder):
         self.dtype = dtype
         self.layout = layout
 
-    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        targets = dataset.targets
-        if isinstance(targets, np.ndarray) and targets.dtype.names is not None:
-            row = targets[index]
-            return value, {name: plain_target(row[name]) for name in targets.dtype.names}
-        return super().split_target(value, index, dataset)
-
     def to_input(self, value: Any) -> Any:
         return to_sample(value, self.columns, self.layout)
 
@@ -375,11 +369,8 @@ class SparseDataset(BaseDataset):
             given = opened.targets[targets].values
             if given.dtype == object:
                 given = given.tolist()
-        elif names:  # an array of compounds
-            values = {name: column.values for name, column in opened.targets.items()}
-            given = np.empty(len(source), [(name, each.dtype) for name, each in values.items()])
-            for name, each in values.items():
-                given[name] = each
+        elif names:
+            given = ColumnTargets({name: one.values for name, one in opened.targets.items()})
         if layout != "dense":
             self.collate = sparse_collate
         super().__init__(
