@@ -149,9 +149,6 @@ class Column(ABC):
         """The values of rows that follow one another, of numbers as one array."""
         return [self.value(row) for row in range(begin, end)]
 
-    def _is_missing(self, row: int) -> bool:
-        return self.valid is not None and not self.valid[row]
-
 
 class Numbers(Column):
     """Numbers, or arrays of them of one shape.
@@ -184,7 +181,7 @@ class Numbers(Column):
         Raises:
             FormatError: it is missing.
         """
-        if self._is_missing(row):
+        if self.valid is not None and not self.valid[row]:
             raise self._missing()
         return self.data[row]
 
@@ -244,7 +241,7 @@ class Lists(Column):
         self.valid = valid
 
     def value(self, row: int) -> Any:
-        if self._is_missing(row):
+        if self.valid is not None and not self.valid[row]:
             return None
         return self._items.span(self._ends.item(row), self._ends.item(row + 1))
 
@@ -257,7 +254,7 @@ class Structs(Column):
         self.valid = valid
 
     def value(self, row: int) -> Any:
-        if self._is_missing(row):
+        if self.valid is not None and not self.valid[row]:
             return None
         return {name: column.value(row) for name, column in self._fields.items()}
 
@@ -275,7 +272,7 @@ class Coded(Column):
         self.valid = _valid_of(array)
 
     def value(self, row: int) -> Any:
-        if self._is_missing(row):
+        if self.valid is not None and not self.valid[row]:
             return None
         code = self._codes.item(row)
         if not 0 <= code < self._count:

@@ -299,29 +299,27 @@ class TableSource(RowSource, Locatable):
         numbers = numbers[places]
         inner = rows[places] - starts[numbers]
         tables = self._table_of.array[numbers]
+        is_decoded = ~self._in_place[tables]
         for first, last in _runs(tables):
-            number = int(tables[first])
-            table = self.tables[number]
+            if is_decoded[first]:
+                continue
             some = slice(first, last)
-            if table.is_in_place:
-                blocks = self._number_of.array[numbers[some]]
-                _write(table.take(blocks, inner[some]), None, places[some], outs)
-            else:
-                self._visit(table, numbers[some], inner[some], places[some], outs)
+            table = self.tables[int(tables[first])]
+            block = table.take(self._number_of.array[numbers[some]], inner[some])
+            _write(block, None, places[some], outs)
+        if is_decoded.any():
+            self._visit(numbers[is_decoded], inner[is_decoded], places[is_decoded], outs)
 
     def _visit(
-        self,
-        table: TableFile,
-        numbers: IntArray,
-        rows: IntArray,
-        places: IntArray,
-        outs: Mapping[str, Out],
+        self, numbers: IntArray, rows: IntArray, places: IntArray, outs: Mapping[str, Out]
     ) -> None:
         """Writes rows of blocks that are decoded, sorted by block."""
-        if not self.files.is_remote:  # a server is not asked
-            self.files.check(table.path)
         runs = _runs(numbers)
-        blocks = [int(numbers[first]) for first, _ in runs]
+        blocks = numbers[[first for first, _ in runs]].tolist()
+        tables = self._table_of.array[blocks].tolist()
+        if not self.files.is_remote:  # a server is not asked
+            for table in set(tables):
+                self.files.check(self.tables[table].path)
         missing = []
         few = list[tuple[Block, int, int]]()
         row_of = rows.tolist()
@@ -350,6 +348,7 @@ class TableSource(RowSource, Locatable):
                 held[number] = None
                 first, last = runs[group[number]]
                 which = blocks[group[number]]
+                table = self.tables[tables[group[number]]]
                 block = table.decode(int(self._number_of.array[which]), stored)
                 _write(block, rows[first:last], places[first:last], outs)
                 used = last - first if self._drops_used else 0
@@ -361,10 +360,10 @@ class TableSource(RowSource, Locatable):
         """Those of some blocks that are missing, as they are read together."""
         groups = list[list[int]]()
         most = _GROUP if self.files.is_remote else _LOCAL_GROUP
-        nbytes = most
+        nbytes = 0
         for at in missing:
             size = int(self._nbytes.array[blocks[at]])
-            if nbytes + size > most:
+            if not groups or nbytes + size > most:
                 groups.append([])
                 nbytes = 0
             groups[-1].append(at)
