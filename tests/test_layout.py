@@ -75,7 +75,7 @@ INSIDE = {
     "datasets/shards": "streaming",
     "packing": """
         part options stream columns images plan values texts hdf5 destination own_source
-        parts status verify file jobs dry_run api
+        parts verify file jobs api
     """,
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",

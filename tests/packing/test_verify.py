@@ -25,7 +25,7 @@ from headrace.errors import (
     SampleError,
 )
 from headrace.packing import VerifyResult, pack, pack_status, verify
-from headrace.packing.status import Sidecar, sidecar_text
+from headrace.packing.parts import Sidecar, sidecar_text
 from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.cases import CASES, make_case
 from tests.packing.shared import contents, flip, replace_array

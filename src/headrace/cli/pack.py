@@ -105,7 +105,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     from headrace.packing.file import PackResult, open_source
     from headrace.packing.options import PackOptions
     from headrace.packing.part import PartFile
-    from headrace.packing.status import PackStatus, manifest_of
+    from headrace.packing.parts import PackStatus, manifest_of
 
     values = {name: getattr(given, name) for name in _OPTIONS}
     options = {name: value for name, value in values.items() if value is not None}

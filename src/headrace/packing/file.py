@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already
 _Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -263,23 +264,15 @@ class FilePacker:
         spool = Spool(folder)
         try:
             groups = groups_of(plan.read_sizes)
-            with contextlib.closing(
-                stream(
-                    lambda group: reencode_group(dataset, options, group),
-                    groups,
-                    self._workers,
-                    options.progress,
-                    len(dataset),
-                    "re-encoding",
-                )
-            ) as results:
-                for group, images in results:
-                    for index, image in zip(group, images, strict=True):
-                        if isinstance(image, SampleError):
-                            unreadable[index] = str(image)
-                        else:
-                            spool.append(b"".join(image))
-                            image_sizes.append(len(image[0]))
+            with self._readable(
+                lambda group: reencode_group(dataset, options, group),
+                groups,
+                "re-encoding",
+                unreadable,
+            ) as images:
+                for _, image in images:
+                    spool.append(b"".join(image))
+                    image_sizes.append(len(image[0]))
             jpeg = [options.max_size, options.quality]
             made = Made(spool.sizes, np.array(image_sizes, np.int64), jpeg)
             readable = without(dataset, unreadable)
@@ -305,20 +298,39 @@ class FilePacker:
             range(start, min(start + UNKNOWN_SAMPLES, count))
             for start in range(0, count, UNKNOWN_SAMPLES)
         )
-        progress = self._options.progress
-        with contextlib.closing(
-            stream(self._looks, groups, self._workers, progress, count, "looking at samples")
-        ) as results:
-            for group, looks in results:
-                for index, look in zip(group, looks, strict=True):
-                    if isinstance(look, SampleError):
-                        unreadable[index] = str(look)
-                    else:
-                        planner.add(index, look)
+        what = "looking at samples"
+        with self._readable(self._looks, groups, what, unreadable) as looks:
+            for index, look in looks:
+                planner.add(index, look)
         readable = without(dataset, unreadable)
         plan = planner.plan(readable)
         rows = Rows(plan.info.store, plan.dtype, plan.shape[1:], plan.info.values)
         return self._packing(readable, plan)._replace(left_out=unreadable, rows=rows)
+
+    @contextlib.contextmanager
+    def _readable(
+        self,
+        task: Callable[[range], Sequence[T | SampleError]],
+        groups: Iterator[range],
+        what: str,
+        unreadable: dict[int, str],
+    ) -> Iterator[Iterator[tuple[int, T]]]:
+        """What a task makes of each sample that can be read, by number; what is wrong with others
+        is added to `unreadable`.
+        """
+        count = len(self._dataset)
+        results = stream(task, groups, self._workers, self._options.progress, count, what)
+
+        def readable() -> Iterator[tuple[int, T]]:
+            for group, samples in results:
+                for index, sample in zip(group, samples, strict=True):
+                    if isinstance(sample, SampleError):
+                        unreadable[index] = str(sample)
+                    else:
+                        yield index, sample
+
+        with contextlib.closing(results):
+            yield readable()
 
     def _looks(self, group: range) -> list[Look | SampleError]:
         dataset = self._dataset
@@ -377,11 +389,10 @@ class FilePacker:
             if isinstance(sample, SampleError):
                 return sample
             if sample.nbytes != plan.sizes[position] or sample.dtype != plan.dtype:
-                raise _changed(
-                    dataset,
-                    position,
-                    f"{plan.sizes[position]:,} bytes ({plan.dtype})",
-                    f"{sample.nbytes:,} ({sample.dtype})",
+                raise SampleError(
+                    f"{dataset.source_of(position)} changed while it was packed: "
+                    f"{plan.sizes[position]:,} bytes ({plan.dtype}) at the start, "
+                    f"{sample.nbytes:,} ({sample.dtype}) now: pack again when nobody writes there"
                 )
             return sample
 
@@ -405,18 +416,10 @@ class FilePacker:
         except Exception as error:  # as the dataset itself would meet it
             return dataset.sample_reader.failed(index, "can't be decoded", error)
         if MASK_STARTS in plan.columns:
-            planned = plan.columns[MASK_STARTS][position] - plan.columns[OFFSETS][position]
-            if len(pieces[0]) != planned:
-                was = f"an image of {planned:,} bytes"
-                raise _changed(dataset, position, was, f"{len(pieces[0]):,}")
+            begin = plan.columns[OFFSETS][position]
+            if begin + len(pieces[0]) != plan.columns[MASK_STARTS][position]:
+                raise SampleError(f"{dataset.source_of(position)} changed while it was packed")
         return np.concatenate(pieces)
-
-
-def _changed(dataset: BaseDataset, position: int, before: str, now: str) -> SampleError:
-    return SampleError(
-        f"{dataset.source_of(position)} changed while it was packed: {before} at the start, {now} "
-        "now: pack again when nobody writes there"
-    )
 
 
 def _value(

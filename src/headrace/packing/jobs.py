@@ -44,13 +44,20 @@ from headrace.packing.images import ratio_of
 from headrace.packing.options import PackOptions
 from headrace.packing.own_source import refuse_own_source
 from headrace.packing.parts import (
+    PackStatus,
     PartsPlan,
+    Sidecar,
     checks_of,
     edges_of,
+    finished_in,
     freeze,
+    join_in,
     options_of,
     read_plan,
+    refuse_foreign,
+    remove_other,
     rows_as_json,
+    sidecar_text,
 )
 from headrace.packing.plan import (
     Packing,
@@ -58,15 +65,6 @@ from headrace.packing.plan import (
     chunks_for,
     is_packed_as_stored,
     versions_of,
-)
-from headrace.packing.status import (
-    PackStatus,
-    Sidecar,
-    finished_in,
-    join_in,
-    refuse_foreign,
-    remove_other,
-    sidecar_text,
 )
 from headrace.packing.texts import documents_of, estimate_tokens, is_of_texts
 from headrace.storage.arrays.packed import TARGETS
@@ -98,7 +96,7 @@ def plan_parts(dataset: BaseDataset, folder: Destination | None, options: PackOp
             packer = FilePacker(dataset, options, frozen.rows)
             file = packer.plan(np.zeros(len(dataset), np.int64))
             plan = _plan_of(dataset, file, options, frozen.edges)
-            if replace(plan, nbytes=frozen.nbytes, checks=frozen.checks) == frozen:
+            if replace(plan, nbytes=frozen.nbytes, sources=frozen.sources) == frozen:
                 return frozen
     file = FilePacker(dataset, options).plan()
     if not len(dataset):
@@ -246,7 +244,7 @@ class PackJob:
     def _check_unchanged(self, part: int, names: PackedNames | None, sizes: IntArray) -> None:
         """Raises a FileChangedError where samples have other names or sizes than planned."""
         start, stop = self.plan.edges[part : part + 2]
-        if checks_of(names, sizes, [0, len(sizes)]) != self.plan.checks[part : part + 1]:
+        if checks_of(names, sizes, [0, len(sizes)]) != self.plan.sources[part : part + 1]:
             raise FileChangedError(
                 f"one of the samples {start:,} to {stop - 1:,} has another name or size than when "
                 f"{PLAN} was written: pack to another folder, or pass overwrite=True (--overwrite) "

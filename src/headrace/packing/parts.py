@@ -1,8 +1,9 @@
-"""Plans a pack of several files, its parts, before the first of them is written.
+"""The files of a pack beside its parts: the plan, a sidecar for each part, and the manifest.
 
 The plan is a pure function of the dataset and the options, frozen in `plan.json`. Each process that
 packs some of the parts makes the plan anew and compares it with the one that is there, so no
-process needs to tell another what to do. Finished is a part whose sidecar names this plan.
+process needs to tell another what to do. Finished is a part whose sidecar names this plan. The
+manifest is written when all are.
 """
 
 from __future__ import annotations
@@ -11,21 +12,35 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import zlib
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from headrace.core.dataset import BaseDataset
+from headrace.display import Lines
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, FormatError, TargetExistsError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
 from headrace.io.packed_strings import PackedNames
-from headrace.io.resolve.packs import PLAN, are_counts, are_texts
+from headrace.io.paths import redact
+from headrace.io.remote_files import below
+from headrace.io.resolve.packs import (
+    MANIFEST,
+    PLAN,
+    checked_json,
+    checked_text,
+    parse_manifest,
+)
 from headrace.memory.budget import format_size
 from headrace.packing.columns import annotations_check
-from headrace.packing.destination import Destination
+from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
 from headrace.packing.plan import Rows
 from headrace.sorting import distinct
@@ -49,7 +64,7 @@ class PartsPlan:
         options: what else decides the bytes, by name; under "versions" those of the libraries that
             do.
         classes: class names, or None.
-        checks: [parts], a CRC of the names and sizes of the samples where they come from, by which
+        sources: [parts], a CRC of the names and sizes of the samples where they come from, by which
             a changed source is noticed; []: they are known by the fingerprint alone.
         version: of this layout.
     """
@@ -60,7 +75,7 @@ class PartsPlan:
     count: int
     edges: list[int]
     nbytes: list[int]
-    checks: list[int]
+    sources: list[int]
     options: dict[str, Any] = field(default_factory=dict)
     classes: list[str] | None = None
     version: int = VERSION
@@ -72,14 +87,14 @@ class PartsPlan:
         fingerprint: str,
         edges: list[int],
         sizes: IntArray,
-        checks: list[int],
+        sources: list[int],
         options: dict[str, Any],
     ) -> PartsPlan:
         """The plan of samples that are as `info` says.
 
         Args:
             info: of a file of them.
-            fingerprint, edges, checks, options: see the attributes.
+            fingerprint, edges, sources, options: see the attributes.
             sizes: [n] int64, bytes of each sample as it is stored.
         """
         nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
@@ -87,15 +102,13 @@ class PartsPlan:
             options = {**options, "target_columns": info.target_columns}
         count = len(sizes)
         kind, store, classes = info.kind, info.store, info.classes
-        return cls(kind, store, fingerprint, count, edges, nbytes, checks, options, classes)
+        return cls(kind, store, fingerprint, count, edges, nbytes, sources, options, classes)
 
     @cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
         # `asdict` copies each number
-        said = sorted((one.name, getattr(self, one.name)) for one in fields(self))
-        lines = [f'"{name}": {json.dumps(value, sort_keys=True)}' for name, value in said]
-        return ("{\n " + ",\n ".join(lines) + "\n}\n").encode("ascii")
+        return checked_text({one.name: getattr(self, one.name) for one in fields(self)})
 
     @cached_property
     def digest(self) -> str:
@@ -115,7 +128,8 @@ class PartsPlan:
         rows = self.options.get("rows")
         if rows is None:
             return None
-        return Rows(rows["store"], _dtype(rows["dtype"]), tuple(rows["shape"]), rows.get("values"))
+        dtype = descr_to_dtype(rows["dtype"])
+        return Rows(rows["store"], dtype, tuple(rows["shape"]), rows.get("values"))
 
     def name(self, part: int) -> str:
         """What the file with the samples of a part is called."""
@@ -147,17 +161,10 @@ def options_of(dataset: BaseDataset, how: PackOptions) -> dict[str, Any]:
 
 def rows_as_json(rows: Rows) -> dict[str, Any]:
     """`Rows` as the options of a plan hold them."""
-    dtype: Any = rows.dtype.str
-    if rows.dtype.names:
-        dtype = json.loads(json.dumps(rows.dtype.descr))  # lists, as they are when it is read
+    # lists, as they are when it is read
+    dtype = json.loads(json.dumps(dtype_to_descr(rows.dtype)))
     values = {} if rows.values is None else {"values": rows.values}
     return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape), **values}
-
-
-def _dtype(value: Any) -> np.dtype[Any]:
-    if isinstance(value, str):
-        return np.dtype(value)
-    return np.dtype([(name, _dtype(kind), *map(tuple, shape)) for name, kind, *shape in value])
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
@@ -184,7 +191,7 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
 
 
 def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
-    """The checks of a plan: of samples of these names (None: they have none) and sizes ([n] bytes),
+    """`PartsPlan.sources`: of samples of these names (None: they have none) and sizes ([n] bytes),
     for each range of them.
     """
     texts = (b"%d " % size for size in sizes.tolist())
@@ -210,41 +217,19 @@ def read_plan(folder: Destination) -> PartsPlan | None:
     if data is None:
         return None
     try:
-        said = json.loads(data)
-        if not isinstance(said, dict) or not {"version", "fingerprint"} <= said.keys():
-            raise FormatError(f"{name} is no plan of headrace: leave it, and use another folder")
-        if said["version"] > VERSION:
+        said = checked_json(data)
+        if said.get("version") != VERSION:
             raise FormatError(
-                f"{name} was written by a later headrace (layout {said['version']}, this one "
-                f"reads up to {VERSION})"
+                f"{name} was written by another headrace (layout {said.get('version')}, this one "
+                f"reads {VERSION})"
             )
-        plan = PartsPlan(**said)
-        _check_plan(plan)
-        _ = plan.rows, plan.digest  # what can't be understood is said here
-        return plan
-    except FormatError:
-        raise
-    # a damaged file can hold anything, also what NumPy takes for code of a dtype
-    except Exception as error:
+        return PartsPlan(**said)
+    except (ValueError, TypeError) as error:
         raise FormatError(
-            f"{name} is damaged ({error}): remove it and pack again with overwrite=True "
-            "(--overwrite); finished parts are kept"
+            f"{name} is damaged, or no plan of headrace ({error}): use another folder or, if it is "
+            "a pack, remove it and pack again with overwrite=True (--overwrite), which keeps "
+            "finished parts"
         ) from error
-
-
-def _check_plan(plan: PartsPlan) -> None:
-    """Raises a ValueError for a value that no pack writes."""
-    counts = [plan.count, plan.version, *plan.edges, *plan.nbytes, *plan.checks]
-    if not are_counts(counts) or not isinstance(plan.options, dict):
-        raise ValueError("a number or the options are wrong")
-    if (
-        len(plan.edges) != len(plan.nbytes) + 1
-        or plan.edges != sorted(plan.edges)
-        or (plan.edges[0], plan.edges[-1]) != (0, plan.count)
-    ):
-        raise ValueError("'edges' are wrong")
-    if not are_texts([plan.kind, plan.store, plan.fingerprint, *(plan.classes or [])]):
-        raise ValueError("a name is wrong")
 
 
 def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
@@ -287,24 +272,282 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
         one = before.get(name)
         other = after.get(name)
         if one != other:
-            is_short = len(f"{one}{other}") < 80
+            is_short = len(f"{one}{other}") < 80 and not isinstance(one, list)
             said.append(f"{name}: {one} there, {other} now" if is_short else f"other {name}")
     return "; ".join(said[:4]) or "another layout"
 
 
 def _flat(plan: PartsPlan) -> dict[str, Any]:
-    """What decides a plan, by what messages call it; what says most comes first."""
-    options = dict(plan.options)
-    versions = options.pop("versions", {})
-    return {
-        "samples": plan.count,
-        "parts": plan.parts,
-        "store": plan.store,
+    """What decides a plan, by name; what says most comes first."""
+    said = {one.name: getattr(plan, one.name) for one in fields(plan)}
+    options = said.pop("options")
+    return {**options, **options.get("versions", {}), **said}
+
+
+Damage = tuple[int, str, str]
+"""``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
+_LISTED = 1000
+_THREADS = 32
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What a finished part says of itself, in the file beside it.
+
+    Attributes:
+        plan: the digest of the plan that it is of.
+        part: its number.
+        samples: how many it has.
+        nbytes, crc32: of its file.
+        left_out: what is wrong with each sample that could not be read.
+    """
+
+    plan: str
+    part: int
+    samples: int
+    nbytes: int
+    crc32: int
+    left_out: list[str] = field(default_factory=list)
+
+    def entry(self, plan: PartsPlan) -> dict[str, Any]:
+        """What the manifest says of the part."""
+        return {
+            "name": plan.name(self.part),
+            "samples": self.samples,
+            "nbytes": self.nbytes,
+            "crc32": self.crc32,
+        }
+
+
+@dataclass(frozen=True)
+class PackStatus:
+    """Where a pack of several parts stands.
+
+    Attributes:
+        folder: of the pack; or its URL.
+        parts: how many there are.
+        done: the numbers of those that are finished.
+        stale: of those that are of another plan, or whose file is not the one that the sidecar
+            tells of.
+        missing: of those that are not there yet.
+        joined: True if the manifest is written: the pack is complete.
+    """
+
+    folder: Path | str
+    parts: int
+    done: list[int]
+    stale: list[int]
+    missing: list[int]
+    joined: bool
+
+    @property
+    def is_finished(self) -> bool:
+        """True if all parts are finished."""
+        return len(self.done) == self.parts
+
+    def __str__(self) -> str:
+        lines = [
+            f"{redact(self.folder)}: {len(self.done):,} of {self.parts:,} parts "
+            f"done{', joined' if self.joined else ''}"
+        ]
+        for what, numbers in (("stale", self.stale), ("missing", self.missing)):
+            if numbers:
+                lines.append(f"{what}: {_ranges(numbers)}")
+        return Lines("\n".join(lines))
+
+
+def sidecar_text(sidecar: Sidecar) -> bytes:
+    """The content of a sidecar."""
+    return checked_text(asdict(sidecar))
+
+
+def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
+    """The sidecar of a part; None: there is none of this plan that can be read."""
+    data = folder.read(plan.sidecar_name(part)) or b""
+    try:
+        sidecar = Sidecar(**checked_json(data))
+    except (ValueError, TypeError):
+        return None
+    is_whole = sidecar_text(sidecar) == data
+    return sidecar if is_whole and (sidecar.plan, sidecar.part) == (plan.digest, part) else None
+
+
+def pack_status(
+    path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None
+) -> PackStatus:
+    """Where a pack of several parts stands: which are finished, stale (of another plan) or missing.
+    Reads sidecars, and no samples.
+
+    Args:
+        path: the folder of the pack; or its URL.
+        storage_options: of the URL.
+
+    Raises:
+        DataNotFoundError: there is no plan.
+        FormatError: the plan is damaged.
+    """
+    folder = destination_of(path, storage_options)
+    return finished_in(folder, planned(folder))[0]
+
+
+def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
+    """Where a pack stands, and the sidecars of the finished parts, by number."""
+    sizes = folder.sizes()
+    there = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
+    # a folder of this machine answers at once
+    threads = _THREADS if isinstance(folder.path, str) else 1
+    with ThreadPoolExecutor(threads, "headrace-sidecars") as pool:
+        sidecars = pool.map(lambda part: _read_sidecar(folder, plan, part), there)
+    finished = dict[int, Sidecar]()
+    for part, sidecar in zip(there, sidecars, strict=True):
+        if sidecar is not None and sidecar.nbytes == sizes.get(plan.name(part)):
+            finished[part] = sidecar
+    stale = list[int]()
+    missing = list[int]()
+    for part in range(plan.parts):
+        if part not in finished:
+            (stale if plan.name(part) in sizes else missing).append(part)
+    joined = False
+    if len(finished) == plan.parts:
+        with contextlib.suppress(FormatError):
+            manifest = read_manifest(folder)
+            joined = manifest is not None and manifest["plan"] == plan.digest
+    status = PackStatus(folder.path, plan.parts, list(finished), stale, missing, joined)
+    return status, finished
+
+
+def planned(folder: Destination) -> PartsPlan:
+    """The plan of a pack.
+
+    Raises:
+        DataNotFoundError, FormatError: there is none; it is damaged.
+    """
+    plan = read_plan(folder)
+    if plan is None:
+        raise DataNotFoundError(
+            f"{folder.shown} was not packed by headrace, since it has no {PLAN}: name the folder "
+            "that headrace.pack(..., shard_size=...) writes to"
+        )
+    return plan
+
+
+def read_manifest(folder: Destination) -> dict[str, Any] | None:
+    """The manifest of a pack; None: there is none.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    data = folder.read(MANIFEST)
+    return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
+
+
+def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any]) -> list[Damage]:
+    """What is wrong with the files beside the parts and their sidecars."""
+    expected = {PLAN: plan.text, MANIFEST: checked_text(manifest)}
+    wrong = [name for name, text in expected.items() if folder.read(name) != text]
+    shown = map(folder.shown_name, wrong)
+    return [
+        (-1, name, f"{name} is damaged: remove it and pack again, parts are kept") for name in shown
+    ]
+
+
+def join(
+    path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None
+) -> Path | str:
+    """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it
+    packs the last one.
+
+    Checks that each part has a sidecar of this plan and the size that it tells, and that the parts
+    have all samples. What killed processes left is removed. `verify` reads the samples too.
+
+    Args:
+        path: the folder of the pack; or its URL.
+        storage_options: of the URL.
+
+    Returns:
+        The path of the manifest; or its URL.
+
+    Raises:
+        DataNotFoundError: there is no plan, or a part is missing.
+        FormatError: the plan is damaged, or a part has other samples than planned.
+        WriteError, AccessError: the manifest can't be written.
+    """
+    folder = destination_of(path, storage_options)
+    plan = planned(folder)
+    status, sidecars = finished_in(folder, plan)
+    if not status.is_finished:
+        raise DataNotFoundError(f"{status}: pack these first, by the same command")
+    return join_in(folder, plan, sidecars)
+
+
+def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
+    """See `join`; of a pack whose parts are all finished, and have these sidecars."""
+    left_out = list[str]()
+    parts = list[dict[str, Any]]()
+    for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
+        sidecar = sidecars[part]
+        if sidecar.samples + len(sidecar.left_out) != stop - start:
+            name = folder.shown_name(plan.name(sidecar.part))
+            raise FormatError(
+                f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and "
+                "pack again"
+            )
+        left_out += sidecar.left_out
+        parts.append(sidecar.entry(plan))
+    said: dict[str, Any] = {
+        "version": plan.version,
+        "plan": plan.digest,
         "kind": plan.kind,
+        "store": plan.store,
         "fingerprint": plan.fingerprint,
+        "samples": sum(part["samples"] for part in parts),
         "classes": plan.classes,
-        **options,
-        **{f"version of {name}": version for name, version in versions.items()},
-        "sizes of parts": plan.edges,
-        "names or sizes of samples": plan.checks,
+        "parts": parts,
+        "left_out": len(left_out),
+        "left_out_first": left_out[:_LISTED],
     }
+    remove_other(folder, plan)
+    folder.remove_abandoned()
+    folder.write(MANIFEST, checked_text(said))
+    return manifest_of(folder.path)
+
+
+def manifest_of(folder: Path | str) -> Path | str:
+    """Where the manifest of a pack lies; ``folder`` is its folder, or its URL."""
+    return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
+
+
+def remove_other(folder: Destination, plan: PartsPlan) -> None:
+    """Removes parts and sidecars that are of another plan."""
+    parts = range(plan.parts)
+    ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
+    for name in folder.sizes():
+        if _is_of_part(name) and name not in ours:
+            folder.remove(name)
+
+
+def refuse_foreign(folder: Destination) -> None:
+    """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
+    files: no pack has written them, or one that has lost its plan.
+    """
+    if folder.read(PLAN) is not None:
+        return
+    replaced = [name for name in folder.sizes() if name == MANIFEST or _is_of_part(name)]
+    if replaced and folder.read(PLAN) is None:  # else another job has just begun
+        raise TargetExistsError(
+            f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
+            "replaced or removed: pack to another folder, or pass overwrite=True (--overwrite), "
+            "which keeps finished parts"
+        )
+
+
+def _is_of_part(name: str) -> bool:
+    return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in words: ``0-3, 7, 9-12``."""
+    array = np.asarray(numbers)
+    groups = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
+    shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups[:20]]
+    return ", ".join(shown) + (f" and {len(groups) - 20:,} more ranges" if len(groups) > 20 else "")

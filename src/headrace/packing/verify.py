@@ -19,9 +19,9 @@ from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
-from headrace.packing.parts import PartsPlan
-from headrace.packing.status import (
+from headrace.packing.parts import (
     Damage,
+    PartsPlan,
     Sidecar,
     damaged_plan,
     finished_in,

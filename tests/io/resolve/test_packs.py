@@ -10,7 +10,7 @@ import pytest
 
 from headrace import TextDataset, open_dataset
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.io.resolve.packs import manifest_text
+from headrace.io.resolve.packs import checked_text
 from headrace.packing import pack, pack_status
 
 
@@ -71,7 +71,7 @@ def test_files_of_others_are_texts(tmp_path):
 
 def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
     manifest = json.loads((packed / "manifest.json").read_bytes())
-    del manifest["crc32"]
+    del manifest["check"]
     shutil.copy(packed / manifest["parts"][0]["name"], tmp_path / "outside.h5")
     rows = [("parts", parts) for parts in ([], None, [{}], "x", [{"name": 5}], [None])]
     for name in ("../outside.h5", str(tmp_path / "outside.h5"), "", "part-00001-of-00009.h5"):
@@ -81,7 +81,7 @@ def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
     rows.append(("kind", 5))
     memory.put(str(packed), "/pk", recursive=True)
     for name, value in rows:
-        text = manifest_text({**manifest, name: value})
+        text = checked_text({**manifest, name: value})
         (packed / "manifest.json").write_bytes(text)
         memory.pipe_file("/pk/manifest.json", text)
         for path in (packed, "memory://pk/manifest.json"):

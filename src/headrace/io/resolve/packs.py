@@ -19,19 +19,32 @@ from headrace.io.resolve.file_set import FileSet
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
-_KEYS = {"plan", "parts", "kind", "store", "crc32"}
+_KEYS = {"plan", "parts", "kind", "store", "check"}
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """What lies beside the plan and the manifest of a pack."""
 _SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
 
 
-def manifest_text(said: dict[str, Any]) -> bytes:
-    """The content of a manifest, with its own checksum."""
-    return (
-        json.dumps({**said, "crc32": _crc_of(said)}, sort_keys=True, indent=1).encode("ascii")
-        + b"\n"
-    )
+def checked_text(said: dict[str, Any]) -> bytes:
+    """JSON with its own checksum: a manifest, a plan, or the sidecar of a part."""
+    text = json.dumps({**said, "check": _crc_of(said)}, sort_keys=True, indent=1)
+    return text.encode("ascii") + b"\n"
+
+
+def checked_json(data: bytes) -> dict[str, Any]:
+    """What `checked_text` was made of; raises a ValueError for anything else."""
+    try:
+        said = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(said, dict) or said.pop("check", None) != _crc_of(said):
+        raise ValueError("wrong checksum")
+    return said
+
+
+def _crc_of(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
 
 
 def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
@@ -41,19 +54,13 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
         FormatError: it is damaged, or none.
     """
     try:
-        said = json.loads(data)
-        if not isinstance(said, dict) or said.pop("crc32", None) != _crc_of(said):
-            raise ValueError("wrong checksum")
+        said = checked_json(data)
         _check_manifest(said)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(
             f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
         ) from error
     return said
-
-
-def _crc_of(said: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
 
 
 def _check_manifest(said: dict[str, Any]) -> None:
