@@ -63,7 +63,7 @@ def left_entry(folder: Path) -> CacheEntry:
 def test_files_are_told_by_kind(folder: Path) -> None:
     entries = cache_entries(str(folder))
     kinds = {entry.what: entry for entry in entries}
-    tables = {"tables of the lines of texts", "tables of the chunks of HDF5 files"}
+    tables = {"arrays: lines", "arrays: chunks"}
     assert set(kinds) == {*tables, BLOCKS, REST}
     assert all(entry.nbytes == os.path.getsize(entry.path) for entry in entries)
     assert not any("notes" in entry.path for entry in entries)

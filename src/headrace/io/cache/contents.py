@@ -22,20 +22,6 @@ from headrace.memory.machine import holds_samples, is_unused
 
 _ARRAYS = re.compile(r"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{16,}\.bin$")
 _BLOCKS = re.compile(r"blocks-(\d+)$")
-_WHAT = {
-    "lines": "tables of the lines of texts",
-    "records": "tables of records",
-    "plain": "plain copies of compressed texts",
-    "tokens": "tokens of texts",
-    "chunks": "tables of the chunks of HDF5 files",
-    "tar": "indices of tars",
-    "hdf5-index": "indices of remote HDF5 files",
-    "hdf5-layout": "layouts of remote HDF5 files",
-    "tar-index": "indices of remote tars",
-    "zarr-shards-index": "indices of remote Zarr shards",
-    "lines-index": "indices of remote texts",
-    "arrow-index": "indices of remote Arrow files",
-}
 BLOCKS = "blocks of remote files"
 SAMPLES = "samples shared by the ranks of this machine"
 REST = "what killed processes left"
@@ -93,7 +79,7 @@ def _entry(path: str, name: str) -> CacheEntry | None:
         base = name.removesuffix(TEMPORARY).rpartition(".")[0]
     match = _ARRAYS.match(base)
     if match is not None:
-        what = _WHAT.get(match[1], match[1])
+        what = f"arrays: {match[1]}"
     elif holds_samples(name):
         what = SAMPLES
     else:

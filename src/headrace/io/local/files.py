@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import os
 import stat
@@ -122,7 +121,9 @@ class LocalFiles(Files):
         for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
             if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
                 with contextlib.suppress(FileNotFoundError):
-                    found[number] = memoryview(self._read_whole(ranges.paths[ranges.file[number]]))
+                    found[number] = memoryview(
+                        *self._read_wholes([ranges.paths[ranges.file[number]]])
+                    )
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
         requests = coalesce(ranges, _GAP, _MOST)
@@ -142,36 +143,23 @@ class LocalFiles(Files):
                     found[number] = buffer[starts[number] - begin : stops[number] - begin]
         return found
 
-    def _read_whole(self, path: str) -> bytes:
-        with open(path, "rb", buffering=0) as file:
-            return self._content(file, path)
-
-    def _content(self, file: io.FileIO, path: str) -> bytes:
-        if self._versions:
-            self.check_open(path, file.fileno())
-        return file.read()
-
     def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
+        """Whole files; of a slow disk that is told of some before the first of them is read."""
         began = time.perf_counter()
-        found = (
-            self._read_told(paths)
-            if HINTS.are_wanted and len(paths) > 1
-            else list(map(self._read_whole, paths))
-        )
+        together = _TOLD if HINTS.are_wanted else 1
+        found: list[bytes] = []
+        for start in range(0, len(paths), together):
+            with contextlib.ExitStack() as opened:
+                some = paths[start : start + together]
+                files = [opened.enter_context(open(path, "rb", buffering=0)) for path in some]
+                for file, path in zip(files, some, strict=True):
+                    if self._versions:
+                        self.check_open(path, file.fileno())
+                    if len(files) > 1:
+                        HINTS.give(file.fileno(), [(0, TO_THE_END)])
+                found += [file.read() for file in files]
         # to open a file takes longer than to read a range
         HINTS.note(began, 4 * len(found), sum(map(len, found)))
-        return found
-
-    def _read_told(self, paths: Sequence[str]) -> list[bytes]:
-        """Whole files of a disk that is told of some before the first of them is read."""
-        found: list[bytes] = []
-        for start in range(0, len(paths), _TOLD):
-            together = paths[start : start + _TOLD]
-            with contextlib.ExitStack() as opened:
-                files = [opened.enter_context(open(path, "rb", buffering=0)) for path in together]
-                for file in files:
-                    HINTS.give(file.fileno(), [(0, TO_THE_END)])
-                found += map(self._content, files, together)
         return found
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:

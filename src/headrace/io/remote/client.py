@@ -66,7 +66,7 @@ from headrace.io.remote.fsspec_calls import (
     url_ends,
     url_of,
 )
-from headrace.io.remote.http import Answer, EncodedError, HTTPRanges, NotPlainError, plain_headers
+from headrace.io.remote.http import Answer, HTTPRanges, NotPlainError, encoded_error, plain_headers
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.timeouts import Attempt, in_time
 from headrace.memory.per_process import PerProcess, renew_after_fork
@@ -326,7 +326,7 @@ class Remote:
             url, lambda info: info.get("size") is not None or "encoding" in info
         )
         if "encoding" in info:
-            judged(EncodedError(info["encoding"]), self.shown(url))
+            judged(encoded_error(info["encoding"]), self.shown(url))
         self._knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next(
             (

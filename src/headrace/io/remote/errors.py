@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
 from headrace.io.library_errors import FULL_DISK
 from headrace.io.paths import redact
-from headrace.io.remote.http import EncodedError, NoRangesError, WrongLengthError
+from headrace.io.remote.http import UnsuitableError, WrongLengthError
 
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # botocore's
@@ -68,16 +68,8 @@ def judged(error: BaseException, where: str) -> Passing:
             f"{where}: access is denied ({text}): look at the credentials (storage_options), "
             "which may have expired"
         ) from None
-    if isinstance(error, EncodedError):
-        raise _final(
-            f"{where}: {text}. Turn compression off for these files, or download them",
-            of_server=True,
-        ) from None
-    if isinstance(error, NoRangesError):
-        raise _final(
-            f"{where}: {text}. Download the files, or use a server that supports byte ranges",
-            of_server=True,
-        ) from None
+    if isinstance(error, UnsuitableError):
+        raise _final(f"{where}: {text}", of_server=True) from None
     if isinstance(error, WrongLengthError):
         return Passing(text, None)
     untrusted = next(

@@ -53,24 +53,10 @@ class WrongLengthError(http.client.HTTPException):
     """A body of another length than was asked for, or of other bytes, which is not read."""
 
 
-class NoRangesError(WrongLengthError):
-    """The server does not say which bytes it sends: a whole file instead of a range, or no
-    Content-Range.
+class UnsuitableError(WrongLengthError):
+    """The server can't be read by ranges: it compresses its answers, sends whole files, or does not
+    say which bytes it sends. The message says what to do.
     """
-
-
-class EncodedError(WrongLengthError):
-    """Bytes of something compressed instead of the file's.
-
-    Args:
-        encoding: Content-Encoding.
-    """
-
-    def __init__(self, encoding: str) -> None:
-        super().__init__(
-            f"the server compresses its answers (Content-Encoding: {encoding}), though identity "
-            "was asked for"
-        )
 
 
 class Answer(NamedTuple):
@@ -239,6 +225,17 @@ def _close_all(idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection
     idle.clear()
 
 
+_NO_RANGES = ". Download the files, or use a server that supports byte ranges"
+
+
+def encoded_error(encoding: str) -> UnsuitableError:
+    """The error of a server that sends a Content-Encoding."""
+    return UnsuitableError(
+        f"the server compresses its answers (Content-Encoding: {encoding}), though identity was "
+        "asked for. Turn compression off for these files, or download them"
+    )
+
+
 def checked_size(
     status: int, reason: str | None, headers: Any, length: int | None, start: int, stop: int | None
 ) -> int | None:
@@ -252,8 +249,8 @@ def checked_size(
     Raises:
         StatusError: the server refuses.
         NotPlainError: a whole file without a length, or encoded.
-        EncodedError: a range of something that is compressed.
-        NoRangesError: the server knows no ranges, or does not say which bytes it sends.
+        UnsuitableError: the server compresses, knows no ranges, or does not say which bytes it
+            sends.
         WrongLengthError: it sends other bytes.
     """
     if status != 200 and (status != 206 or stop is None):
@@ -264,11 +261,13 @@ def checked_size(
             raise NotPlainError("a body without a length, or encoded")
         return length
     if encoding != "identity":
-        raise EncodedError(encoding)
+        raise encoded_error(encoding)
     if status == 200:
         if start or length != stop:
             if "bytes" not in headers.get("Accept-Ranges", ""):
-                raise NoRangesError("the server sends whole files where a range is asked for")
+                raise UnsuitableError(
+                    f"the server sends whole files where a range is asked for. {_NO_RANGES}"
+                )
             raise WrongLengthError(
                 f"the answer has {length or 0:,} bytes (the server seems to send whole files, "
                 "where it must know of ranges)"
@@ -285,12 +284,12 @@ def checked_range(content_range: str | None, start: int, stop: int) -> int | Non
     not.
 
     Raises:
-        NoRangesError: it does not say which bytes it has.
+        UnsuitableError: it does not say which bytes it has.
         WrongLengthError: it has others than those that were asked for.
     """
     if content_range is None:
-        raise NoRangesError(
-            "the server does not say which bytes it sends (206 without Content-Range)"
+        raise UnsuitableError(
+            f"the server does not say which bytes it sends (206 without Content-Range){_NO_RANGES}"
         )
     said = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range)
     if said is None or (int(said[1]), int(said[2])) != (start, stop - 1):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
-from headrace.arguments import described
+from headrace.arguments import check_integer, check_seconds, described
 from headrace.errors import ConfigError
 from headrace.io.paths import is_url, redact
 from headrace.memory.budget import parse_size
@@ -63,16 +63,9 @@ class RemoteOptions:
                 "storage_options must be a dict of fsspec's options, or None, not "
                 f"{described(self.storage_options)}"
             )
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ConfigError(f"retries must be an integer of at least 0, not {self.retries!r}")
-        if (
-            isinstance(self.deadline, bool)
-            or not isinstance(self.deadline, (int, float))
-            or not 0 < self.deadline < float("inf")
-        ):
-            raise ConfigError(
-                f"deadline must be a number of seconds above 0, not {self.deadline!r}"
-            )
+        check_integer("retries", self.retries, 0)
+        if not check_seconds("deadline", self.deadline):
+            raise ConfigError("deadline must be a number of seconds above 0, not 0")
         is_path = (
             isinstance(self.cache_dir, (str, os.PathLike))
             and os.fspath(self.cache_dir)
