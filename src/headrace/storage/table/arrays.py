@@ -4,10 +4,8 @@ straight into their batch.
 
 from __future__ import annotations
 
-import ast
 import io
 import math
-import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -155,38 +153,30 @@ def open_arrays(
     for path in paths:
         arrays = arrays_of(path, opened.files)
         shown = redact(path)
-        names: str | tuple[str, ...]
-        if "" in arrays:
-            if columns is not None or target_name is not None:
-                raise ConfigError(
-                    f"{shown} is one array without names: leave out columns and target_name "
-                    "(targets= goes with .npz and others)"
-                )
-            names = ""
-        else:
-            for name in (
-                [columns]
-                if isinstance(columns, str)
-                else [*(columns or ()), *([target_name] if target_name else [])]
-            ):
+        names: str | tuple[str, ...] = ""
+        if "" not in arrays:
+            given = [columns] if isinstance(columns, str) else list(columns or ())
+            targets = [] if target_name is None else [target_name]
+            for name in (*given, *targets):
                 if name not in arrays:
                     raise MissingNameError(
                         f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}"
                     )
-            names = (
-                columns
-                if isinstance(columns, str)
-                else tuple(columns or (name for name in arrays if name != target_name))
-            )
+            names = tuple(given or (name for name in arrays if name != target_name))
             if not names:
-                raise FormatError(
-                    f"{shown} holds no array{' beside the targets' if target_name else ''}"
-                )
+                raise FormatError(f"{shown} holds no array beside the targets")
+            wanted = {*names, *targets}
+            if isinstance(columns, str):
+                names = columns
+        elif columns is not None or target_name is not None:
+            raise ConfigError(
+                f"{shown} is one array without names: leave out columns and target_name "
+                "(targets= goes with .npz and others)"
+            )
+        else:
+            wanted = {""}
         found: dict[str, StoredArray] = {}
-        for name in {
-            *([names] if isinstance(names, str) else names),
-            *([target_name] if target_name else []),
-        }:
+        for name in wanted:
             array = arrays[name]
             if isinstance(array, FormatError):
                 raise array
@@ -213,16 +203,9 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
             )
         return files.read_joined(ByteRanges.of([(path, start, stop)]))
 
-    head = read(0, min(size, _HEAD))
-    if head.startswith(NPY_MAGIC):
-        return {
-            "": _array_at(
-                0,
-                size,
-                lambda start, stop: head[start:stop] if stop <= len(head) else read(start, stop),
-                shown,
-            )
-        }
+    head = read(0, min(size, 4))
+    if head == NPY_MAGIC[:4]:
+        return {"": _array_at(0, size, read, shown)}
     if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         raise FormatError(
             f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a "
@@ -263,7 +246,7 @@ def _members(
         [(begin, memoryview(read(begin, size)))],
         lambda start, stop: memoryview(read(start, stop)),
     )
-    with asking("zipfile", shown), zipfile.ZipFile(io.BufferedReader(_Raw(held))) as file:
+    with asking("zipfile", shown), zipfile.ZipFile(held) as file:
         infos = file.infolist()
     for info in infos:
         start = max(0, min(size, info.header_offset))  # of a damaged directory it may be any number
@@ -276,58 +259,26 @@ def _members(
         yield info, info.header_offset + _ZIP_HEAD + sum(struct.unpack("<HH", head[26:30]))
 
 
-class _Raw(io.RawIOBase):
-    """What zipfile takes for a file."""
-
-    def __init__(self, held: HeldBytes) -> None:
-        self._held = held
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._held.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._held.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._held.tell()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-
 def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: str) -> StoredArray:
     """The array whose header begins at a byte, and whose bytes end at another."""
-    first = read(begin, min(end, begin + 12))
-    if not first.startswith(NPY_MAGIC) or len(first) < 12:
-        raise FormatError(f"{where} does not begin as an array does: the file is damaged")
-    at, length = (
-        (10, int.from_bytes(first[8:10], "little"))
-        if first[6] == 1
-        else (12, int.from_bytes(first[8:12], "little"))
-    )
-    if first[6] not in (1, 2, 3) or length > min(_LONGEST, end - begin - at):
-        raise FormatError(
-            f"{where}: its header would have {length:,} bytes: the file is damaged or cut short"
-        )
+    head = read(begin, min(end, begin + _HEAD))
+    length = 12 + int.from_bytes(head[8:12], "little")
+    if head[6:7] > b"\1" and _HEAD < length <= _LONGEST:
+        head = read(begin, min(end, begin + length))
+    file = io.BytesIO(head)
     try:
-        header = ast.literal_eval(
-            read(begin + at, begin + at + length)
-            .decode("utf-8" if first[6] == 3 else "latin-1")
-            .strip()
-        )
-        dtype = np.lib.format.descr_to_dtype(header["descr"])
-        shape = tuple(header["shape"])
-        is_fortran = bool(header["fortran_order"])
-        if not all(type(extent) is int and extent >= 0 for extent in shape):
+        version = np.lib.format.read_magic(file)
+        header_of = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            header_of = np.lib.format.read_array_header_1_0
+        shape, is_fortran, dtype = header_of(file, max_header_size=_LONGEST)
+        if not all(extent >= 0 for extent in shape):
             raise ValueError(f"shape {shape}")
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        if version == (3, 0) and dtype.names is not None:
+            dtype.names = tuple(name.encode("latin-1").decode() for name in dtype.names)
+    except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise FormatError(
-            f"{where}: its header can't be read ({error}): the file is damaged"
+            f"{where}: its header can't be read ({error}): the file is damaged or cut short"
         ) from error
     if dtype.hasobject:
         raise FormatError(
@@ -343,7 +294,7 @@ def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: st
             f"{where} lies column by column (Fortran order), and no row in one piece: write "
             "numpy.ascontiguousarray of it"
         )
-    array = StoredArray(begin + at + length, shape, dtype)
+    array = StoredArray(begin + file.tell(), shape, dtype)
     if array.begin + array.nbytes > end:
         raise FormatError(
             f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there "
