@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 class ArraySpec(NamedTuple):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_flag, check_integer, checks_keywords
@@ -26,6 +25,7 @@ from headrace.collate.stack import (
     stack_tree,
 )
 from headrace.display import short_call
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import like_mapping
@@ -132,8 +132,8 @@ class Padding:
         return empty((len(lengths), length), torch.int64).copy_(positions < lengths[:, None])
 
     def join(
-        self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64], value: Number
-    ) -> tuple[torch.Tensor, npt.NDArray[Any]] | None:
+        self, ids: AnyArray, lengths: IntArray, value: Number
+    ) -> tuple[torch.Tensor, AnyArray] | None:
         """What `apply` makes of integers, of rows that lie one behind the other: all at once.
 
         Args:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_integer, checks_keywords
@@ -15,6 +14,7 @@ from headrace.collate.fields import FieldPath, shown_fields
 from headrace.collate.pad import Number, Padding, as_row, sequence_in, to_rows
 from headrace.collate.stack import USUAL, shape_of, stack_tree
 from headrace.display import short_call
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.tokenizer import encode_texts, vocabulary_of
@@ -194,9 +194,9 @@ class TextCollator:
 
     def join(
         self,
-        ids: npt.NDArray[Any],
-        lengths: npt.NDArray[np.int64],
-        own: npt.NDArray[np.int64] | None = None,
+        ids: AnyArray,
+        lengths: IntArray,
+        own: IntArray | None = None,
     ) -> dict[str, Any] | None:
         """Collates concatenated ids without other fields, with the same result as a call, bit for
         bit.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.casting import as_array, known_dtype
@@ -25,7 +24,7 @@ from headrace.core.decoder import Decoder
 from headrace.core.held import Held
 from headrace.core.reader import NotTogetherError, nothing_readable
 from headrace.core.values import as_rows
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import CollateError, ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
 from headrace.order.request import BatchRequest
@@ -365,7 +364,7 @@ class Batcher:
         return self._made(out, beside, request)
 
     def _writer(
-        self, request: BatchRequest, rows: npt.NDArray[Any], beside: Any
+        self, request: BatchRequest, rows: AnyArray, beside: Any
     ) -> Callable[[int, Any], SampleError | None]:
         """A function that writes a value into its row, and its target beside it; it returns the
         error of a sample that turns out not to be decodable.
@@ -471,7 +470,7 @@ class ColumnReader(BatchReader):
         name: str,
         dataset: BaseDataset,
         columns: Mapping[str, ArraySpec | None],
-        read: Callable[[npt.NDArray[np.int64], dict[str, Any]], int],
+        read: Callable[[IntArray, dict[str, Any]], int],
     ) -> None:
         self.name = name
         self._dataset = dataset

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer
@@ -58,7 +57,7 @@ from headrace.core.views import (
     positions_in,
     targets_of_view,
 )
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
 from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
@@ -210,7 +209,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         source: Source,
         *,
         sample_decoder: Decoder | None = None,
-        targets: Sequence[Any] | npt.NDArray[Any] | None = None,
+        targets: Sequence[Any] | AnyArray | None = None,
         transform: Transform = None,
         target_transform: Callable[[Any], Any] | None = None,
         transforms: JointTransform = None,
@@ -251,8 +250,8 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._progress = progress
         # numbers of the records that are samples here, and of those that the mode may hold, of
         # which a view has some; None: all
-        self._chosen: npt.NDArray[np.int64] | None = None
-        self._held_of: npt.NDArray[np.int64] | None = None
+        self._chosen: IntArray | None = None
+        self._held_of: IntArray | None = None
         # of a view: what `split_target` is called on, if overridden
         self._whole: BaseDataset | None = None
         self._fingerprint: str | None = None
@@ -349,7 +348,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             return None
         return self._decoder.sample_nbytes()
 
-    def lengths(self) -> npt.NDArray[np.int64] | None:
+    def lengths(self) -> IntArray | None:
         """Length of each sample ([n] int64), in tokens or a similar measure. None: not known
         without reading them.
         """
@@ -497,7 +496,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         self._epoch.value = check_integer("epoch", epoch)
 
-    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
+    def subset(self, indices: Sequence[int] | AnyArray) -> Self:
         """Returns a view of some samples. It shares cached samples with this dataset.
 
         Args:
@@ -674,7 +673,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         return checked_indices(indices, len(self))
 
-    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+    def whole_indices(self, indices: Any) -> IntArray:
         """Converts indices of this dataset or view to record numbers of the source. Negative
         indices count from the end.
 

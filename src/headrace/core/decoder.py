@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.arguments import check_callable
 from headrace.collate.normalization import Normalization
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import AnyArray, ArraySpec
 from headrace.errors import ConfigError, SampleError
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Decoder:
         """
         return None
 
-    def write_input(self, value: Any, drawn: Any, out: npt.NDArray[Any]) -> None:
+    def write_input(self, value: Any, drawn: Any, out: AnyArray) -> None:
         """Writes the input of a value into its row of a batch. Default: a copy. May run in
         several threads at once.
         """

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.arguments import checks_keywords
 from headrace.core.decoder import Decoder
 from headrace.core.views import TargetSequence, parts_of, targets_of_view
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, MissingNameError, warn
 from headrace.io.nearest_names import listed_names
 from headrace.order.seeding import random_names
@@ -40,7 +40,7 @@ class Splittable:
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Self:
+    def subset(self, indices: Sequence[int] | AnyArray) -> Self:
         """Returns a view of some samples."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Splittable:
         """Returns a view of all samples with another transform."""
 
     @abstractmethod
-    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+    def whole_indices(self, indices: Any) -> IntArray:
         """Indices of the samples in the whole dataset."""
 
     @overload

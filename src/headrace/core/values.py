@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.casting import cast_into
 from headrace.core.decoder import Decoder
 from headrace.core.reader import SampleReader
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import SampleError
 from headrace.memory.budget import size_of
 from headrace.memory.store import Rows
@@ -315,7 +314,7 @@ def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> li
     return [rows[number, ...] for number in range(len(rows))]
 
 
-def as_rows(array: npt.NDArray[Any]) -> WritableRows:
+def as_rows(array: AnyArray) -> WritableRows:
     """The rows of an array [samples, ...], as `read_into` takes them."""
     if array.ndim > 1:
         return array

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Subset
 
 from headrace.core.decoder import plain_target
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 
 
 class TargetSequence(Sequence[Any]):
@@ -37,7 +36,7 @@ class ColumnTargets(TargetSequence):
         self.columns = dict(columns)
 
     @classmethod
-    def of_rows(cls, rows: npt.NDArray[Any]) -> Self:
+    def of_rows(cls, rows: AnyArray) -> Self:
         """Of an array of compounds."""
         return cls({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()})
 
@@ -55,7 +54,7 @@ class ColumnTargets(TargetSequence):
         )
 
 
-def chosen_indices(indices: Sequence[int] | npt.NDArray[Any], length: int) -> IntArray:
+def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
     """The indices that a user chooses of a dataset of that length, given as indices, from its end
     too, or as a mask.
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import BudgetError
 from headrace.memory.per_process import PerProcess
 
@@ -82,9 +83,9 @@ class AnonymousMemory:
             self._map = mmap.mmap(self.fd, self.nbytes)
         return self._map
 
-    def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> AnyArray:
         """A writable array over the bytes from `offset`."""
-        flat: npt.NDArray[Any] = np.frombuffer(self.map, dtype, math.prod(shape), offset)
+        flat: AnyArray = np.frombuffer(self.map, dtype, math.prod(shape), offset)
         return flat.reshape(shape)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -195,9 +196,9 @@ class SharedArray:
         array: the values, read-only; take it anew at each use, since it moves.
     """
 
-    def __init__(self, values: npt.NDArray[Any]) -> None:
+    def __init__(self, values: AnyArray) -> None:
         self._memory: AnonymousMemory | None = None
-        self.array: npt.NDArray[Any] = _read_only(values)
+        self.array: AnyArray = _read_only(values)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -210,7 +211,7 @@ class SharedArray:
             self.array = _read_only(self.moved())
         return self._memory
 
-    def moved(self) -> npt.NDArray[Any]:
+    def moved(self) -> AnyArray:
         """The values where workers map them, in this process writable: what is written there,
         they see.
         """
@@ -229,7 +230,7 @@ class SharedArray:
             self.array = _read_only(self._memory.array(0, state["shape"], state["dtype"]))
 
 
-def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _read_only(values: AnyArray) -> AnyArray:
     view = values.view()
     view.flags.writeable = False
     return view

@@ -40,10 +40,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from headrace.dtypes import BFLOAT16, ArraySpec
+from headrace.dtypes import BFLOAT16, AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError
 from headrace.memory.anonymous import AnonymousMemory, up
 from headrace.memory.locks import ProcessLock
@@ -145,7 +144,7 @@ class Layout(NamedTuple):
             {"names": names, "formats": formats, "offsets": [0, self.at], "itemsize": self.entry}
         )
 
-    def encode(self, index: int, row: npt.NDArray[Any]) -> _Entry:
+    def encode(self, index: int, row: AnyArray) -> _Entry:
         number = memoryview(index.to_bytes(_INDEX, "little"))
         data = np.ascontiguousarray(row).reshape(-1).view(np.uint8).data
         return _Entry(index, self.entry, [(0, number), (self.at, data)])
@@ -153,7 +152,7 @@ class Layout(NamedTuple):
     def nbytes_at(self, log: memoryview, start: int) -> int:
         return self.entry
 
-    def decode(self, entry: bytearray) -> npt.NDArray[Any]:
+    def decode(self, entry: bytearray) -> AnyArray:
         return np.ndarray(self.spec.shape, self.spec.dtype, entry, self.at)
 
 
@@ -346,7 +345,7 @@ class SampleStore:
             return False
         return self.is_mixed is (codec is _GENERAL)
 
-    def rows(self, indices: npt.NDArray[np.int64]) -> Rows | None:
+    def rows(self, indices: IntArray) -> Rows | None:
         """Samples as they lie here, where all of them are held and rows."""
         layout = self.layout
         if layout is None or not len(indices):
@@ -624,24 +623,24 @@ class Rows:
         self,
         log: memoryview,
         layout: Layout,
-        numbers: npt.NDArray[np.int64],
+        numbers: IntArray,
         are_held: Callable[[], bool],
     ) -> None:
         self._log = log
         self._layout = layout
         self._numbers = numbers
-        self._table: npt.NDArray[Any] | None = None
+        self._table: AnyArray | None = None
         self.are_held: Callable[[], bool] = are_held
         self.spec: ArraySpec = layout.spec
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, number: int) -> npt.NDArray[Any]:
+    def __getitem__(self, number: int) -> AnyArray:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
         if self._table is None:  # not where all are copied by one call
             self._table = np.frombuffer(self._log.toreadonly(), self._layout.dtype)["row"]
-        sample: npt.NDArray[Any] = self._table[self._numbers[number], ...]
+        sample: AnyArray = self._table[self._numbers[number], ...]
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
