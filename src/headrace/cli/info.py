@@ -20,7 +20,7 @@ import posixpath
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.data import add_data_options, data_options, open_data
 from headrace.cli.output import Output, fields_of, shortened, visible
@@ -44,11 +44,8 @@ _MAGIC = (
     (257, b"ustar", "tar"),
     (0, b"\x89PNG", "PNG image"),
     (0, b"\xff\xd8\xff", "JPEG image"),
-    (0, b"II*\x00", "TIFF image"),
-    (0, b"MM\x00*", "TIFF image"),
     (0, b"PAR1", "Parquet table"),
     (0, b"ARROW1", "Arrow table"),
-    (0, b"\x93NUMPY", "NumPy array"),
     (0, b"PK", "zip"),
     (0, b"\x1f\x8b", "gzip file"),
     (0, b"<!DOCTYPE html", "web page"),
@@ -56,13 +53,6 @@ _MAGIC = (
     (0, b"version https://git-lfs", "Git LFS pointer, in place of the file: git lfs pull"),
 )
 """Place, bytes and name of what files begin with."""
-
-
-class Advice(NamedTuple):
-    """What is slow, and what helps: commands, or Python."""
-
-    why: str
-    remedies: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +78,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
         raise FormatError(f"{error} (its first bytes are those of a {content})") from error
     path = redact(given.path)
     value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
-    value |= {"arrays": arrays, "advice": advice and advice._asdict()}
+    value |= {"arrays": arrays, "advice": advice}
     output.show(value, _Page(output).lines(path, found, arrays, advice))
     return int(not found.samples)
 
@@ -169,8 +159,10 @@ def sniffed(path: str) -> str | None:
 
 def _advice(
     path: str, dataset: BaseDataset, found: Description, arrays: Sequence[Column]
-) -> Advice | None:
-    """What would make random samples cheaper, if one decodes much more than its bytes."""
+) -> dict[str, Any] | None:
+    """What would make random samples cheaper, if one decodes much more than its bytes: why, and
+    commands or Python.
+    """
     from headrace import HDF5Dataset, ImageDataset, TableDataset, ZarrDataset
 
     worst = max(found.columns, key=lambda column: column.amplification, default=None)
@@ -180,7 +172,7 @@ def _advice(
     pack = shlex.join(["headrace", "pack", redact(path), f"{name or 'data'}-packed.h5"])
     if isinstance(dataset, ImageDataset):
         why = "images are decoded that are much larger than samples"
-        return Advice(why, [f"{pack} --store jpeg --max-size {_SIDE}"])
+        return {"why": why, "remedies": [f"{pack} --store jpeg --max-size {_SIDE}"]}
     why = f"each random sample decodes {worst.amplification:,.0f} times its bytes"
     remedies = ['create_dataloader(dataset, shuffle="block")  # decodes each chunk once an epoch']
     if isinstance(dataset, ZarrDataset) and len(worst.chunk) > 2 and worst.chunks > 1:
@@ -191,7 +183,7 @@ def _advice(
         if any(array.name == worst.name for array in arrays):  # and it is not that of the root
             pack = f"{pack} --dataset-name {shlex.quote(worst.name)}"
         remedies.append(pack)
-    return Advice(why, remedies)
+    return {"why": why, "remedies": remedies}
 
 
 class _Page:
@@ -204,7 +196,7 @@ class _Page:
         self._size = format_size
 
     def lines(
-        self, path: str, found: Description, arrays: Sequence[Column], advice: Advice | None
+        self, path: str, found: Description, arrays: Sequence[Column], advice: dict[str, Any] | None
     ) -> Iterator[str]:
         paint = self._output.paint
         size = ""
@@ -228,8 +220,8 @@ class _Page:
         for column in found.columns:
             yield from self._wrapped(column.name, self._cost(column))
         if advice is not None:
-            yield from ["", paint("faster", "bold"), *self._wrapped("because", advice.why)]
-            yield from (f"  {paint(visible(remedy), 'green')}" for remedy in advice.remedies)
+            yield from ["", paint("faster", "bold"), *self._wrapped("because", advice["why"])]
+            yield from (f"  {paint(visible(remedy), 'green')}" for remedy in advice["remedies"])
 
     def _wrapped(self, name: str, text: str) -> Iterator[str]:
         """A name and what there is to say of it, on as many lines as the terminal needs."""
