@@ -47,11 +47,6 @@ class Rows(Dataset[Any]):
         return values.astype(self.dtype).reshape(shape), index % 3
 
 
-class Dicts(Rows):
-    def __getitem__(self, index: int) -> Any:
-        return {"a": np.zeros(2), "b": np.zeros(3)}
-
-
 def chunks_of(path: Path) -> list[Any]:
     """Where the chunks of the samples lie."""
     found: list[Any] = []

@@ -19,7 +19,6 @@ from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.zarr import ZarrDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.memory.budget import format_size
@@ -133,7 +132,7 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
         return bool(files)
     decoder = dataset.sample_decoder
     is_plain = (
-        isinstance(dataset, HDF5Dataset | ZarrDataset)
+        isinstance(dataset, HDF5Dataset)
         and decoder.stores_values
         and not decoder.splits_targets
     )
@@ -181,7 +180,7 @@ def make_plan(
     """The plan for a dataset that `is_packed_as_stored`.
 
     Args:
-        dataset: an `ImageDataset`, `HDF5Dataset` or `ZarrDataset`, or a view of one.
+        dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
         store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else
             decoded.
         read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for,
