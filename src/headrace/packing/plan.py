@@ -132,9 +132,7 @@ def is_packed_as_stored(dataset: BaseDataset) -> bool:
         return bool(files)
     decoder = dataset.sample_decoder
     is_plain = (
-        isinstance(dataset, HDF5Dataset)
-        and decoder.stores_values
-        and not decoder.splits_targets
+        isinstance(dataset, HDF5Dataset) and decoder.stores_values and not decoder.splits_targets
     )
     spec = files[0].array_spec
     have_one_spec = spec is not None and all(one.array_spec == spec for one in files)
