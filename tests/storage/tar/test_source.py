@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from headrace import HeadraceWarning
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
-from headrace.storage.tar import TarSource, index as tar_made, source as tar
+from headrace.storage.tar import TarSource, index as tar_made
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -115,7 +115,7 @@ def test_sizes_beyond_the_usual_field(tmp_path: Path) -> None:
         assert ranges == [(str(path), len(head), len(head) + large.size)]
 
 
-def test_what_is_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_a_sample(tmp_path: Path) -> None:
     """What is hidden or has no ending is none; a key that comes again is another one."""
     hidden = ["._000.jpg", "some/._001.jpg", ".hidden", "__index__", "__meta__/a.jpg", "README"]
     path = make_tar(
@@ -135,7 +135,6 @@ def test_what_is_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     again = [(name, b"1") for name in ("a.jpg", "b.jpg", "a.jpg", "a.cls")]
     path = make_tar(tmp_path / "c.tar", again)
     assert read_all(path) == by_tarfile(path) and len(by_tarfile(path)) == 3
-    monkeypatch.setattr(tar, "_FEW", 2)
     path = make_tar(tmp_path / "d.tar", [(f"a.{n}", b"%d" % n) for n in range(5)])
     assert read_all(path) == [{"__key__": "a", **{str(n): b"%d" % n for n in range(5)}}]
 

@@ -34,7 +34,15 @@ ENDINGS = (".tar",)
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 TARS = Kind("tar shards", (*ENDINGS, *COMPRESSED_TARS), dataset="StreamingDataset")
 _SHOWN = 16  # extensions that are described
-_FEW = 1000  # extensions that are held as Python objects: there are seldom more
+_WARNINGS = {
+    "links": "{count:,} members are links or devices, which have no bytes here, and are left out; "
+    "the first: {shard}, {link!r}. `tar --dereference --hard-dereference` stores what they lead to",
+    "behind": "{count:,} bytes follow the end mark of {shard} and are not read: were tars simply "
+    "joined? `tar --concatenate` does it",
+    "others": "there is no sample: members need a key and an extension, as in 'key.jpg'; {shard} "
+    "has {other!r}",
+}
+"""By what the notes of an index count."""
 
 
 class TarSource(Locatable):
@@ -97,14 +105,12 @@ class TarSource(Locatable):
         first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
         self._first = SharedArray(np.concatenate([*first, before[-1:]]).astype(np.int64))
         self._offsets = SharedArray(
-            np.concatenate([np.empty(0, np.int64), *(index.offsets for index in indices)])
+            np.concatenate([[0], *(index.offsets for index in indices)])[1:]
         )
-        self._sizes = SharedArray(
-            np.concatenate([np.empty(0, np.int64), *(index.sizes for index in indices)])
-        )
+        self._sizes = SharedArray(np.concatenate([[0], *(index.sizes for index in indices)])[1:])
         keys = NamesBuilder()
         numbers = dict[bytes, int]()
-        kinds = list[npt.NDArray[np.int32]]()
+        kinds = [np.zeros(0, np.int32)]
         for index in indices:
             data, offsets = index.keys.arrays
             keys.add_joined(data, np.diff(offsets))
@@ -112,39 +118,15 @@ class TarSource(Locatable):
             kinds.append(np.array(here, np.int32)[index.kinds])
         self.keys: PackedNames = keys.build()
         self.extensions: PackedNames = PackedNames(numbers)
-        self._names_of_kinds = list(map(os.fsdecode, self.extensions[:_FEW]))
-        self._kinds = SharedArray(np.concatenate([np.empty(0, np.int32), *kinds]))
-        self._notes = [index.notes for index in indices]
-        self._warn()
-
-    def _warn(self) -> None:
-        for what, said in (
-            (
-                "links",
-                "{0:,} members are links or devices, which have no bytes here, and are left out; "
-                "the first: {1}, {2!r}. "
-                "`tar --dereference --hard-dereference` stores what they lead to",
-            ),
-            (
-                "behind",
-                "{0:,} bytes follow the end mark of {1} and are not read: were tars simply "
-                "joined? `tar --concatenate` does it",
-            ),
-        ):
-            number = sum(notes[what] for notes in self._notes)
-            if number:
-                place = next(place for place, notes in enumerate(self._notes) if notes[what])
-                warn(said.format(number, redact(self._paths[place]), self._notes[place]["link"]))
-        others = [
-            (path, notes["other"])
-            for path, notes in zip(self._paths, self._notes, strict=True)
-            if notes["others"]
-        ]
-        if others and not len(self):
-            warn(
-                "there is no sample: members need a key and an extension, as in 'key.jpg'; "
-                f"{redact(others[0][0])} has {others[0][1]!r}"
-            )
+        self._kinds = SharedArray(np.concatenate(kinds))
+        self._others = sum(index.notes["others"] for index in indices)
+        for what, warning in _WARNINGS.items():
+            noted = [at for at, index in enumerate(indices) if index.notes[what]]
+            if noted and (what != "others" or not len(self)):
+                count = sum(indices[at].notes[what] for at in noted)
+                notes = indices[noted[0]].notes
+                shard = redact(self._shown[noted[0]])
+                warn(warning.format(count=count, shard=shard, **notes))
 
     # -- reading
 
@@ -211,12 +193,9 @@ class TarSource(Locatable):
         }
         starts = self._offsets.array[first:last].tolist()
         sizes = self._sizes.array[first:last].tolist()
-        for kind, start, size in zip(
-            self._kinds.array[first:last].tolist(), starts, sizes, strict=True
-        ):
-            extension = (
-                self._names_of_kinds[kind] if kind < _FEW else os.fsdecode(self.extensions[kind])
-            )
+        kinds = self._kinds.array[first:last].tolist()
+        for kind, start, size in zip(kinds, starts, sizes, strict=True):
+            extension = os.fsdecode(self.extensions[kind])
             record[extension] = bytes(view[start - begin : start - begin + size])
         return record
 
@@ -258,11 +237,11 @@ class TarSource(Locatable):
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
     def describe(self) -> Description:
-        others = sum(notes["others"] for notes in self._notes)
         left_out = ""
-        if others:
+        if self._others:
             left_out = (
-                f"; {others:,} members have no key or no extension, and are no part of a sample"
+                f"; {self._others:,} members have no key or no extension, and are no part of a "
+                "sample"
             )
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = (
@@ -270,5 +249,6 @@ class TarSource(Locatable):
             f"{len(self._offsets):,} members{left_out}; {self.files.explain()}"
         )
         mean = self.stored_nbytes // max(1, len(self))
-        column = Column("samples", way, ", ".join(self._names_of_kinds[:_SHOWN]), read=mean)
+        extensions = ", ".join(map(os.fsdecode, self.extensions[:_SHOWN]))
+        column = Column("samples", way, extensions, read=mean)
         return Description([column], files=len(self._paths), stored=self.stored_nbytes)
