@@ -158,7 +158,8 @@ def visit(
     used: Sequence[int] | None,
     use: Use,
     run: Map,
-) -> Counter[str]:
+    counts: Sequence[Counter[str]],
+) -> None:
     """Gives chunks to a function: those that are cached, then the others as they are decoded, as
     many at once as take `GROUP` bytes.
 
@@ -170,25 +171,23 @@ def visit(
             cached.
         use: called with them.
         run: calls a function in threads.
-
-    Returns:
-        What was counted.
+        counts: where chunks are counted.
     """
     missing: Sequence[int] = range(len(numbers))
     if used is not None:
         missing = []
-        cached = cache.get_many(key, numbers)
-        hits = [at for at, decoded in enumerate(cached) if decoded is not None]
-        if hits:  # one of them a batch
-            chunks.check_cached(numbers[hits[-1]])
-        for at, decoded in enumerate(cached):
+        last = -1
+        for at, decoded in enumerate(cache.get_many(key, numbers)):
             if decoded is None:
                 missing.append(at)
                 continue
+            last = at
             use(at, decoded.chunk)
-            decoded.left -= used[at]
-            if decoded.left <= 0:
+            decoded.left = left = decoded.left - used[at]
+            if left <= 0:
                 cache.drop((key, numbers[at]))
+        if last >= 0:  # one of them a batch
+            chunks.check_cached(numbers[last])
     step = max(1, GROUP // max(1, chunks.nbytes))
     for start in range(0, len(missing), step):
         some = missing[start : start + step]
@@ -204,9 +203,9 @@ def visit(
                 cache.used((key, numbers[at]), chunk, used[at])
 
         run(work, len(some))
-    if not chunks.decodes:
-        return Counter()
-    return Counter(chunk_hits=len(numbers) - len(missing), chunks_decoded=len(missing))
+    for one in counts if chunks.decodes else ():
+        one["chunk_hits"] += len(numbers) - len(missing)
+        one["chunks_decoded"] += len(missing)
 
 
 class Piece(NamedTuple):
@@ -371,7 +370,8 @@ class ArrayReader:
             def use_row(at: int, chunk: npt.NDArray[Any] | None) -> None:
                 row_at(outs, at)[...] = fill if chunk is None else chunk[(0, *clip)]
 
-            self.counts += visit(self._rows, self.cache, self.key, rows, None, use_row, run)
+            counts = [self.counts]
+            visit(self._rows, self.cache, self.key, rows, None, use_row, run, counts)
             return
         bands, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
         order = bands.argsort(kind="stable")
@@ -391,7 +391,7 @@ class ArrayReader:
 
         numbers = bands[edges[:-1]].tolist()
         used = np.diff(edges).tolist() if self._rows.decodes else None
-        self.counts += visit(self._rows, self.cache, self.key, numbers, used, use, run)
+        visit(self._rows, self.cache, self.key, numbers, used, use, run, [self.counts])
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
         """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
@@ -489,7 +489,7 @@ class ArrayReader:
         elif chunks.decodes:
             whole = tuple(slice(0, extent) for extent in (height, *rest))
             used = [height if any(one.source == whole for one in some) else 0 for some in each]
-        self.counts += visit(chunks, self.cache, self.key, list(pieces), used, use, run)
+        visit(chunks, self.cache, self.key, list(pieces), used, use, run, [self.counts])
 
     # -- rows that lie as they are
 
@@ -586,7 +586,7 @@ def _read_aligned(
     used = np.add.reduceat((cuts.stops - cuts.starts)[order], edges).tolist()
     first_rows = cuts.chunks * chunks.grid.chunks[0]
     starts = (cuts.starts - first_rows).tolist()
-    stops = (cuts.stops - first_rows).tolist()
+    slices = list(map(slice, starts, (cuts.stops - first_rows).tolist()))
     parts = order.tolist()
     bounds = [*edges.tolist(), len(parts)]
     pieces: list[list[memoryview | bytes]] = [[b""] * len(parts) for _ in readers]
@@ -594,18 +594,16 @@ def _read_aligned(
     copies = len(numbers) * chunks.nbytes > GROUP
 
     def use(at: int, views: Any) -> None:
-        some = parts[bounds[at] : bounds[at + 1]]
-        for each, view in zip(pieces, views.views, strict=True):
-            for part in some:
-                piece = view[starts[part] : stops[part]]
-                each[part] = bytes(piece) if copies else piece
+        for part in parts[bounds[at] : bounds[at + 1]]:
+            cut = slices[part]
+            for each, view in zip(pieces, views.views, strict=False):
+                each[part] = bytes(view[cut]) if copies else view[cut]
 
     key = "\0".join(reader.key for reader in readers)
-    counts = visit(
-        chunks, readers[0].cache, key, numbers, used if chunks.decodes else None, use, run
-    )
-    for reader in readers:
-        reader.counts += counts
+    counts = [reader.counts for reader in readers]
+    if not chunks.decodes:
+        used = None
+    visit(chunks, readers[0].cache, key, numbers, used, use, run, counts)
     return pieces
 
 
