@@ -47,7 +47,7 @@ def test_each_mode_is_timed(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert rate.samples_per_second and rate.first_batch_s and rate.samples >= 150
         assert rate.mb_per_second == pytest.approx(rate.samples_per_second * 16e-6)
     assert (found.samples, found.num_workers, found.sample_mb) == (300, 0, 16e-6)
-    assert found.read_mb_per_second and found.limit and found.fastest in found.modes
+    assert found.read_mb_per_second and found.fastest in found.modes
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_command_prints_a_line_a_mode(rows: Path, capsys: pytest.CaptureFixt
     command = ["bench", str(rows), "--seconds", "0.2", "--workers", "0", "--batch-size", "20"]
     assert main([*command, *modes]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("samples/s") == 3 and "the files alone" in shown and "fastest: " in shown
+    assert shown.count("samples/s") == 2 and "the files alone" in shown and "fastest: " in shown
     assert main([*command, *modes, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["modes"]
     assert [rate["mode"] for rate in told] == ["lazy", "eager"]

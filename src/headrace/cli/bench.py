@@ -59,10 +59,7 @@ def run(given: argparse.Namespace, output: Output) -> int:
     )
     lines = []
     if result.read_mb_per_second is not None:
-        limit = ""
-        if result.limit:
-            limit = f": {result.limit:,.0f} samples/s"
-        rate = f"{result.read_mb_per_second:,.0f} MB/s{limit}"
+        rate = f"{result.read_mb_per_second:,.0f} MB/s"
         lines.append(f"  the files alone, read in one thread: {rate}")
     if result.fastest is not None:
         lines.append(

@@ -78,10 +78,7 @@ class Preview:
             number = "" if item.index is None else f"#{item.index:,}"
             what = ""
             if item.tokens is not None:
-                padding = ""
-                if item.padding:
-                    padding = f" + {item.padding:,} padding"
-                what = f"{item.tokens:,} tokens{padding}"
+                what = f"{item.tokens:,} tokens + {item.padding:,} padding"
             elif item.value is not None:
                 what = f"{item.value.dtype} {list(item.value.shape)}"
             cells = filter(None, (number, item.caption, what, item.text))
@@ -133,12 +130,9 @@ def preview(
             reason = " ".join(str(error).split())
             notes.append(f"a loader with the default collate function raises: {reason}")
             batch = _first(dataset, epoch, {**loading, "collate_fn": "list"})
-        length = length_of(dataset)
-        samples = "?"
-        if length is not None:
-            samples = f"{length:,}"
+        samples = f"{length_of(dataset) or 'many'} samples"
         return Preview(
-            f"{type(dataset).__name__}, {samples} samples, epoch {epoch}, seed {seed}",
+            f"{type(dataset).__name__}, {samples}, epoch {epoch}, seed {seed}",
             _shape_of(batch, dataset.return_index),
             [_item(sample, dataset) for sample in _samples_of(batch)],
             notes,
@@ -267,7 +261,4 @@ def _words(value: Any, classes: list[str]) -> str:
         return classes[plain]
     if isinstance(plain, float):
         return f"{plain:.4g}"
-    text = " ".join(str(plain).split())
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[: _LONGEST - 1]}…"
+    return " ".join(str(plain).split())[:_LONGEST]

@@ -57,7 +57,6 @@ class Comparison:
         batch_size, num_workers: of the loaders.
         sample_mb: megabytes of a sample's tensors.
         read_mb_per_second: of the files alone, in one thread. None: they are remote.
-        limit: samples per second at that rate. None: not known.
         modes: the rates.
     """
 
@@ -66,7 +65,6 @@ class Comparison:
     num_workers: int
     sample_mb: float = 0.0
     read_mb_per_second: float | None = None
-    limit: float | None = None
     modes: list[ModeRate] = field(default_factory=list)
 
     @property
@@ -151,9 +149,6 @@ def _time_mode(
             if not len(dataset):
                 raise ConfigError(f"{dataset!r} has no samples to time")
             result.samples = len(dataset)
-            if result.read_mb_per_second is not None:
-                stored = sum(map(os.path.getsize, _files_below(os.fspath(data_path))))
-                result.limit = result.read_mb_per_second * 1e6 * len(dataset) / max(1, stored)
         for epoch, batch in _batches(loader):
             now = time.perf_counter()
             rate.epochs = epoch + 1
