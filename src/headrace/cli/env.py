@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
     from headrace.memory.budget import format_size
 
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items() if one is not None)
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items() if one)
     if isinstance(value, list):
         return "; ".join(map(_text, value))
     if isinstance(value, int) and value > 10_000:
