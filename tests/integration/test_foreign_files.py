@@ -29,7 +29,7 @@ FILES = {
     "pytables": ("tables", 20),
 }
 """Package and least number of arrays of each kind of foreign_files.py."""
-TABLES = {"xarray": ("netCDF4", 60)}
+TABLES = {"xarray": ("netCDF4", 50)}
 """Package and least number of cases of each kind of foreign_tables.py."""
 
 
