@@ -720,18 +720,6 @@ def test_stores_that_are_no_buffers(tmp_path: Path) -> None:
         EpisodeDataset([write_buffer(tmp_path / "a.h5"), tmp_path / "b.h5"])
 
 
-def test_buffers_that_differ(tmp_path: Path) -> None:
-    paths = [write_buffer(tmp_path / name, (5, 7)) for name in ("a.h5", "b.h5")]
-    spoil(paths[1], "data/action", np.zeros((12, 3)))
-    with pytest.raises(FormatError, match=r"b\.h5: .*'action' are float64 \[3\].*a\.h5.* float32"):
-        EpisodeDataset(paths)
-    spoil(paths[1], "data/action", None)
-    with pytest.raises(MissingNameError, match=r"b\.h5: .*'action'"):
-        EpisodeDataset(paths)
-    with EpisodeDataset(paths, ["img"]) as dataset:
-        assert len(dataset) == 4
-
-
 # -- the laws
 
 

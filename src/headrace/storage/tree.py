@@ -98,12 +98,8 @@ class Tree(ABC):
         """
 
     @abstractmethod
-    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
-        """Reads spans of an array of numbers; and the length of its chunks, None if it has none.
-
-        Raises:
-            FormatError: it holds something else, or is damaged.
-        """
+    def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
+        """The length of the chunks of an array, which `reader` reads; None: it has none."""
 
     @abstractmethod
     def whole(self, name: str) -> npt.NDArray[Any]:
@@ -115,6 +111,17 @@ class Tree(ABC):
             return None
         reader = self.reader(name)
         return StoredArray(tuple(reader.shape), reader.dtype, self.path, -1, reader)
+
+    def numbers(self, name: str) -> ArrayReader:
+        """Reads an array of numbers.
+
+        Raises:
+            FormatError: it holds something else, or is damaged.
+        """
+        reader = self.reader(name)
+        if not isinstance(reader, ArrayReader):
+            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, and no numbers")
+        return reader
 
     def is_group(self, name: str) -> bool:
         return self.kind(name) == "group"

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError
 from headrace.storage.arrays.chunks import DirectChunks
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.arrays.rows import LibraryRows
@@ -103,12 +102,9 @@ class HDF5Tree(Tree):
             return rows
         return ArrayReader(rows, self.opened.chunks, f"{self.path}\0{name}")
 
-    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
-        reader = self.reader(name)
-        if not isinstance(reader, ArrayReader):
-            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, and no numbers")
+    def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
         chunks = self._dataset(name).chunks
-        return reader, None if chunks is None else int(chunks[0])
+        return None if chunks is None else int(chunks[0])
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         dataset = self._dataset(name)

@@ -86,8 +86,8 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
     tree.check_has(group, "indptr", "indices", "data")
     rows, columns = _shape(tree, group, where)
     indptr = tree.column(join(group, "indptr"))
-    indices, of_indices = tree.spans(join(group, "indices"))
-    data, of_data = tree.spans(join(group, "data"))
+    indices = tree.numbers(join(group, "indices"))
+    data = tree.numbers(join(group, "data"))
     if data.dtype.kind not in "biufc":
         raise FormatError(f"{where}: data are {data.dtype}, and no numbers")
     if long_doubles_in(data.dtype) is not None:
@@ -98,7 +98,11 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
     damage = _damage(indptr, rows, indices, data)
     if damage:
         raise FormatError(f"{where}: {damage}: the file is damaged, or cut short")
-    return Matrix(group, (rows, columns), indptr, indices, data, (of_indices, of_data))
+    chunks = (
+        tree.chunk_length(join(group, "indices"), indices),
+        tree.chunk_length(join(group, "data"), data),
+    )
+    return Matrix(group, (rows, columns), indptr, indices, data, chunks)
 
 
 def _damage(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import MissingNameError
 from headrace.storage.arrays.reader import ArrayReader
 from headrace.storage.source import one_after_the_other
 from headrace.storage.tree import NodeKind, Tree
@@ -64,11 +64,8 @@ class ZarrTree(Tree):
     def reader(self, name: str) -> ArrayReader | StringRows:
         return self.opened.rows(self.store, *self.store.array(name))
 
-    def spans(self, name: str) -> tuple[ArrayReader, int | None]:
-        reader = self.reader(name)
-        if isinstance(reader, StringRows):
-            raise FormatError(f"{self.shown}: {name!r} holds strings, and no numbers")
-        return reader, int(reader.chunks.grid.chunks[0])
+    def chunk_length(self, name: str, reader: ArrayReader) -> int:
+        return int(reader.chunks.grid.chunks[0])
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.opened.rows(self.store, *self.store.array(name), is_column=True)
