@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 
 from headrace.core.batcher import BatchReader, Collating
 from headrace.core.decoder import Decoder, Failed
-from headrace.core.reader import SampleReader
+from headrace.core.reader import SampleReader, raise_if_of_the_machine
 from headrace.datasets.text.batches import reader_of_blocks, reader_of_ids, unmark
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.dtypes import ArraySpec, IntArray
@@ -33,7 +33,7 @@ from headrace.storage.text.plain import undecodable
 from headrace.storage.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import identity_of, token_arrays
 
-_TOGETHER = 4096  # texts that are read at a time
+_TOGETHER = 1024  # texts that are read at a time
 _MARKS = re.compile(r"\{%[-+]?\s*generation\b")
 _LARGEST = (1 << 31) - 1  # id
 
@@ -228,17 +228,49 @@ class Texts(TextDecoder):
     def split_target(self, value: Any, index: int, dataset: Any) -> tuple[Any, Any]:
         return value if self.splits_targets else super().split_target(value, index, dataset)
 
+    def read_each(
+        self,
+        numbers: IntArray,
+        reader: SampleReader,
+        expect: Callable[[range], None] = lambda _: None,
+    ) -> Iterator[tuple[int, Any, Any]]:
+        """Reads documents in order, without those that can't be read and may be left out.
+
+        Args:
+            numbers: of the documents in the source.
+            reader: reads them.
+            expect: is told which ones of these are read next.
+
+        Yields:
+            The position of each among `numbers`, its text (or ids), and its target as it stands
+            there.
+
+        Raises:
+            SampleError: one can't be read, or has no text or target, and may not be left out.
+        """
+        for start in range(0, len(numbers), _TOGETHER):
+            some = range(start, min(start + _TOGETHER, len(numbers)))
+            expect(some)
+            indices = numbers[some.start : some.stop].tolist()
+            found = reader.records(indices, self.source.read)
+            for position, index, record in zip(some, indices, found, strict=True):
+                if isinstance(record, SampleError):
+                    continue
+                try:
+                    text, target = self.text_and_target(index, record)
+                except Exception as error:
+                    raise_if_of_the_machine(error, index)
+                    reader.failed(index, "can't be decoded", error)
+                    continue
+                yield position, text, target
+
     def text_of(self, index: int, reader: SampleReader) -> str:
-        record = reader.records([index], self.source.read)[0]
-        if isinstance(record, SampleError):
-            raise record
-        try:
-            text, _ = self.text_and_target(index, record)
-        except FormatError as error:
-            raise reader.failed(index, "can't be decoded", error) from error
-        if not isinstance(text, str):
-            raise ConfigError(f"text_of: column {self.options.column!r} holds ids, and no texts")
-        return text
+        strict = copy.copy(reader)
+        strict.on_error = "raise"
+        for _, text, _ in self.read_each(np.array([index]), strict):
+            if isinstance(text, str):
+                return text
+        raise ConfigError(f"text_of: column {self.options.column!r} holds ids, and no texts")
 
     def lengths(self, reader: SampleReader) -> IntArray:
         if self.name == "record":
@@ -254,22 +286,11 @@ class Texts(TextDecoder):
 
     def _characters(self, numbers: IntArray, reader: SampleReader) -> IntArray:
         """Characters (or ids) of each of some texts, or of chats as they are rendered; 0 of those
-        that can't be read, and are left out ([n] int64).
-
-        Raises:
-            SampleError: one can't be read, and may not be left out.
+        that are left out ([n] int64).
         """
         lengths = np.zeros(len(numbers), np.int64)
-        for start in range(0, len(numbers), _TOGETHER):
-            some = numbers[start : start + _TOGETHER].tolist()
-            found = reader.records(some, self.source.read)
-            for position, (number, record) in enumerate(zip(some, found, strict=True), start):
-                if isinstance(record, SampleError):
-                    continue
-                try:
-                    lengths[position] = len(self.text_and_target(number, record)[0])
-                except FormatError as error:
-                    reader.failed(number, "can't be decoded", error)
+        for position, text, _ in self.read_each(numbers, reader):
+            lengths[position] = len(text)
         return lengths
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:

@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.reader import SampleReader, raise_if_of_the_machine
+from headrace.core.reader import SampleReader
 from headrace.datasets.cells import is_rounded, parsed
 from headrace.datasets.text.decoders import Texts
 from headrace.datasets.text.tokenizing import PATIENCE_S, reading_all
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, SampleError, warn
+from headrace.errors import ConfigError, warn
 from headrace.io.array_file import ArrayFile
 from headrace.io.paths import cache_folder, composed
 from headrace.storage.text.line_index import Arrays, kept_or_held
 
 _VERSION = 5
-_TOGETHER = 1024  # records that are read at a time
 _SHOWN_FROM = 100_000  # records from which on progress is shown
 _MANY_CLASSES = 100  # that many, and of half of the records each its own, are hardly classes
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -108,20 +107,9 @@ def read_targets(
         desc="reading records",
         unit="record",
     ) as bar:
-        for start in range(0, count, _TOGETHER):
-            some = range(start, min(start + _TOGETHER, count))
-            expect(some)
-            indices = numbers[some.start : some.stop].tolist()
-            found = reader.records(indices, texts.source.read)
-            for at, index, record in zip(some, indices, found, strict=True):
-                if isinstance(record, SampleError):
-                    continue
-                try:
-                    targets[at] = texts.text_and_target(index, record)[1]
-                except Exception as error:
-                    raise_if_of_the_machine(error, index)
-                    reader.failed(index, "can't be decoded", error)
-            bar.update(len(some))
+        for position, _, target in texts.read_each(numbers, reader, expect):
+            targets[position] = target
+            bar.update()
     return targets
 
 
