@@ -2,8 +2,8 @@
 
 A disk works on many requests at once, but receives one at a time from a process that reads ranges
 one after the other. Ranges that are in the system's cache need no hint. So hints are given only for
-some batches after one whose reads were slow. Hints make reads fast, so a batch without them then
-shows whether they are still needed.
+some batches after two whose reads were slow: of one, another process may have had the core. Hints
+make reads fast, so batches without them then show whether they are still needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 # reads from memory are no slower than so many seconds a range, and bytes a second
 _CALM = 10e-6
 _RATE = 1e9
-_BATCHES = 256  # that have hints after a slow one
+_BATCHES = 256  # that have hints after slow ones
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
 
@@ -29,6 +29,7 @@ class Hints:
 
     def __init__(self) -> None:
         self._left = 0  # batches that have hints
+        self._was_slow = False  # the last batch
 
     @property
     def are_wanted(self) -> bool:
@@ -50,10 +51,12 @@ class Hints:
         """
         if not _CAN_TELL or not count:
             return
-        if time.perf_counter() - began > count * _CALM + nbytes / _RATE:
+        is_slow = time.perf_counter() - began > count * _CALM + nbytes / _RATE
+        if is_slow and (self._was_slow or self._left):
             self._left = _BATCHES
         elif self._left:
             self._left -= 1
+        self._was_slow = is_slow
 
 
 HINTS = Hints()
