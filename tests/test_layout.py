@@ -86,7 +86,7 @@ INSIDE = {
     "storage/sparse": "rows matrix frames join source opening",
     "storage/episodes": "windows source find",
     "storage/hdf5": """
-        kind filters probe files remote links conventions chunks packed rows tree
+        kind filters probe files remote links conventions chunks rows tree
     """,
     "storage/zarr": """
         layout store kind zips stores library_store library ome shards rows volumes

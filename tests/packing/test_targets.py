@@ -28,7 +28,7 @@ from headrace.errors import (
 )
 from headrace.packing import verify
 from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.packed import packed_info
+from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_pair, save_mask
 from tests.data.make import make_photos

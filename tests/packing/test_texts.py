@@ -37,7 +37,7 @@ from headrace.errors import (
     TargetExistsError,
 )
 from headrace.packing import pack_status
-from headrace.storage.hdf5.packed import packed_info
+from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
 from tests.packing.shared import check_same, contents, replace_array, samples_of

@@ -33,7 +33,7 @@ from headrace import (
 )
 from headrace.errors import BudgetError, ConfigError, FormatError, HeadraceWarning, SampleError
 from headrace.packing import pack_status
-from headrace.storage.hdf5.packed import packed_info
+from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.packing.shared import images, plain, samples_of
 

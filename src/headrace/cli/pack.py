@@ -177,8 +177,8 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option that would have no effect.
     """
     from headrace.io.paths import redact
+    from headrace.storage.hdf5.files import packed_info
     from headrace.storage.hdf5.kind import is_hdf5
-    from headrace.storage.hdf5.packed import packed_info
 
     options = data_options(given)
     texts = text_options(options)

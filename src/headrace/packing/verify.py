@@ -30,9 +30,8 @@ from headrace.packing.parts import (
 )
 from headrace.packing.stream import groups_of, stream
 from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
-from headrace.storage.hdf5.files import HDF5Files
+from headrace.storage.hdf5.files import HDF5Files, packed_info
 from headrace.storage.hdf5.kind import is_hdf5
-from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 from headrace.storage.tokens.packed import KIND, PackedFile
 

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError, MissingNameError
 from headrace.storage.concat import ConcatSource
+from headrace.storage.hdf5.files import packed_info
 from headrace.storage.hdf5.kind import is_hdf5
-from headrace.storage.hdf5.packed import packed_info
 from headrace.storage.hdf5.rows import HDF5Source
 
 N = 12

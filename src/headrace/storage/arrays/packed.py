@@ -189,3 +189,9 @@ def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     memoryview has no cast.
     """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:
+    """True if `count + 1` offsets lead from 0 to `end`, never backwards."""
+    is_whole = offsets.shape == (count + 1,) and offsets[0] == 0 and offsets[-1] == end
+    return bool(is_whole and np.all(offsets[1:] >= offsets[:-1]))

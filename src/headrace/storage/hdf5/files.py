@@ -20,6 +20,7 @@ from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.local.files import LocalFiles
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
+from headrace.storage.arrays.packed import PackedInfo, info_in
 
 _LINKS, _LINKS_OUT = 1000, 32
 _CAN_NOT_LOCK = "unable to lock file"
@@ -393,3 +394,13 @@ def check_has_values(dataset: h5py.Dataset, where: str) -> None:
     """Raises a FormatError for a dataset of a null dataspace."""
     if dataset.shape is None:
         raise FormatError(f"{where} has a null dataspace, and so no values: name another dataset")
+
+
+def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
+    """What a packed file says about itself; None for any other HDF5 file.
+
+    Raises:
+        FormatError: the file is of a later version of headrace, or damaged.
+    """
+    with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
+        return info_in(file.attrs, path)

@@ -47,6 +47,7 @@ from headrace.storage.arrays.packed import (
     OFFSETS,
     TARGETS,
     PackedInfo,
+    are_offsets,
     are_targets,
     crc_of,
     offsets_named,
@@ -61,11 +62,11 @@ from headrace.storage.hdf5.files import (
     HDF5Files,
     check_has_values,
     dataset_names,
+    packed_info,
     with_ordered_fields,
 )
 from headrace.storage.hdf5.kind import HDF5, is_hdf5
 from headrace.storage.hdf5.links import Versions
-from headrace.storage.hdf5.packed import are_offsets, packed_info
 from headrace.storage.hdf5.remote import RemoteHDF5
 from headrace.storage.source import PackPart, Rows
 

@@ -31,10 +31,10 @@ from headrace.storage.arrays.packed import (
     OFFSETS,
     TARGETS,
     PackedInfo,
+    are_offsets,
     crc_of,
 )
-from headrace.storage.hdf5.files import HDF5Files, leads_out
-from headrace.storage.hdf5.packed import are_offsets, packed_info
+from headrace.storage.hdf5.files import HDF5Files, leads_out, packed_info
 from headrace.storage.source import PackPart, fingerprint_of_files
 from headrace.storage.tokens.source import Tokens
 
