@@ -49,14 +49,15 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
 
 def _is_own(source: Path, target: Path, is_data: bool) -> bool:
     """True if a pack to `target` would replace a path of this machine, or lie in it."""
-    if not os.path.exists(source):  # it may be any text
-        return False
-    path = os.path.realpath(source)
-    folder = os.path.realpath(target)
-    if is_data and source.is_dir() and _is_below(path, folder):
+    is_folder = is_data and os.path.isdir(source)  # `source` may be any text
+    if is_folder and _is_below(os.path.realpath(source), os.path.realpath(target)):
         return True
+    if not target.exists() or not os.path.exists(source):
+        return False
     if not target.is_dir():
-        return target.exists() and source.samefile(target)
+        return source.samefile(target)
+    folder = os.path.realpath(target)
+    path = os.path.realpath(source)
     return _is_below(folder, path) and _is_of_pack(os.path.relpath(path, folder).split(os.sep)[0])
 
 
