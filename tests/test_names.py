@@ -24,6 +24,7 @@ from headrace import (
 from headrace.core.options import PathOptions
 from headrace.loader.config import FIELDS
 from headrace.monitor import MemoryMonitor
+from headrace.packing.options import PackKeywords
 from headrace.synonyms import (
     ARGUMENTS,
     BY_ARGUMENT,
@@ -50,7 +51,8 @@ def rows() -> Iterator[list[str]]:
 
 def known_names() -> set[str]:
     """Public names, their attributes, and the names of their parameters."""
-    found = set(headrace.__all__) | set(FIELDS) | set(get_type_hints(PathOptions)) | BOUND
+    found = set(headrace.__all__) | set(FIELDS) | BOUND
+    found |= {*get_type_hints(PathOptions), *get_type_hints(PackKeywords)}
     things = [getattr(headrace, name) for name in headrace.__all__]
     for package in (headrace.collate, headrace.memory, headrace.monitor, headrace.order):
         things += [getattr(package, name) for name in package.__all__]
@@ -126,6 +128,7 @@ SAID: dict[Any, dict[str, str]] = {
     pack: {"num_workers": "workers"},
     SquareDataset().folds: {"n_splits": "k"},
 }
+AFTER_DATA = {pack: ("packed.h5",)}
 REQUIRED = [(DataModule, "train_data", "train"), (MultiDataLoader, "dataloaders", "loaders")]
 """Synonyms of arguments that must be given."""
 
@@ -136,7 +139,7 @@ def test_arguments_of_other_libraries_say_what_to_use() -> None:
         for word, use in words.items():
             said = re.escape(f"{function.__name__} has no '{word}': use {use}")
             with pytest.raises(ConfigError, match=said):
-                function(data, **{word: 1})
+                function(data, *AFTER_DATA.get(function, ()), **{word: 1})
     for function, word, use in REQUIRED:
         with pytest.raises(ConfigError, match=f"^{function.__name__} has no '{word}': use {use}"):
             function(**{word: "a"})
@@ -156,6 +159,7 @@ OTHERS = {
 def test_public_functions_name_the_keyword_they_lack() -> None:
     required: dict[str, list[Any]] = {
         "MultiDataLoader": [{"a": [1]}],
+        "pack": [[1, 2], "packed.h5"],
         "read_rows": ["x", "y", [0]],
         "split_workers": [{"a": 1}],
     }
