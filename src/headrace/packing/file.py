@@ -184,7 +184,7 @@ class FilePacker:
         while True:
             if self._options.is_jpeg or self._documents is not None:
                 with part.explained():
-                    packing = self.plan(folder=folder, planned=planned)
+                    packing = self.plan(planned.plan.read_sizes if planned else None, folder)
             else:
                 packing = planned or self.plan()
             planned = None  # it is of all samples
@@ -202,10 +202,7 @@ class FilePacker:
             self._dataset = without(packing.dataset, failures)
 
     def plan(
-        self,
-        read_sizes: npt.NDArray[np.int64] | None = None,
-        folder: str | None = None,
-        planned: Packing | None = None,
+        self, read_sizes: npt.NDArray[np.int64] | None = None, folder: str | None = None
     ) -> Packing:
         """What is written, and how.
 
@@ -213,7 +210,6 @@ class FilePacker:
             read_sizes: see `make_plan`.
             folder: where a temporary file may be, for samples whose sizes are not known before they
                 are made; None: images that are re-encoded are planned as they are.
-            planned: what was planned without a folder.
 
         Raises:
             ConfigError: the dataset can't be packed, or not with this store.
@@ -229,10 +225,10 @@ class FilePacker:
         if options.is_jpeg:
             if not isinstance(dataset, ImageDataset):
                 raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
-            if planned is None:
-                plan = make_plan(dataset, "encoded", read_sizes=read_sizes)
-                planned = Packing(dataset, plan, lambda group: [], {})
-            return planned if folder is None else self._reencoded(planned.plan, folder)
+            plan = make_plan(dataset, "encoded", read_sizes=read_sizes)
+            if folder is None:
+                return Packing(dataset, plan, lambda group: [], {})
+            return self._reencoded(plan, folder)
         if not is_packed_as_stored(dataset):
             self._refuse_check()
             packing = self._looked_at()
