@@ -20,23 +20,22 @@ BELOW = {
     "order": "",
     "monitor": "memory",
     "io": "memory",
-    "storage": "io memory",
+    "formats": "io memory",
     "collate": "memory tokenizer",
-    "core": "collate storage io order memory tokenizer",
-    "datasets": "core collate storage io monitor order memory tokenizer",
-    "loader": "datasets core collate io monitor order memory",
-    "profiling": "loader datasets core storage io monitor order memory",
-    "packing": "loader datasets core storage io order memory tokenizer",
+    "core": "collate formats io order memory tokenizer",
+    "datasets": "core collate formats io monitor order memory tokenizer",
+    "loader": "datasets core collate formats io monitor order memory",
+    "profiling": "loader datasets core formats io monitor order memory",
+    "packing": "loader datasets core formats io order memory tokenizer",
     "previewing": "loader datasets core",
     "testing": "loader datasets core order memory",
-    "cli": "previewing packing profiling datasets core storage io memory",
+    "cli": "previewing packing profiling datasets core formats io memory",
 }
 """What each room may import, besides itself and the ground."""
 INSIDE = {
     "io": """
         paths atomic library_errors nearest_names packed_strings ranges files ordered
         handles local array_file single_flight remote cache remote_files index sequential
-        resolve
     """,
     "io/local": "hints gather files folders checksums",
     "io/remote": "options timeouts concurrency http errors fsspec_calls client prefetch",
@@ -79,27 +78,28 @@ INSIDE = {
     """,
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",
-    "io/resolve": "contents expressions folders file_set local remote packs resolver",
-    "storage/arrays": """
+    "formats/resolve": "contents expressions folders file_set local remote packs resolver",
+    "formats/arrays": """
         codecs compressors patches values chunks packed reader rows volumes
     """,
-    "storage/sparse": "rows matrix frames join source opening",
-    "storage/episodes": "windows source find",
-    "storage/hdf5": """
+    "formats/sparse": "rows matrix frames join source opening",
+    "formats/episodes": "windows source find",
+    "formats/hdf5": """
         kind filters probe files remote links conventions chunks rows tree
     """,
-    "storage/zarr": """
+    "formats/zarr": """
         layout store kind zips stores library_store library ome shards rows volumes
         tree
     """,
-    "storage/text": "lines plain records chats line_index scan files source",
-    "storage/table": """
+    "formats/text": "lines plain records chats line_index scan files source",
+    "formats/table": """
         library columns in_place files parquet arrow source arrays
     """,
-    "storage/tar": "index source",
-    "storage/tokens": "source packed",
-    "storage": """
-        blocks parallel describe source concat files pairs class_folders kinds arrays tree hdf5 zarr
+    "formats/tar": "index source",
+    "formats/tokens": "source packed",
+    "formats": """
+        resolve blocks parallel describe source concat files pairs class_folders kinds arrays tree
+        hdf5 zarr
         trees sparse episodes dialects table tar text tokens image_formats read_rows registry
     """,
 }
@@ -166,7 +166,7 @@ def test_sub_rooms_are_ordered() -> None:
 
 def test_the_lower_rooms_do_not_know_the_dataloader() -> None:
     data = "torch.utils.data"
-    for room in ("io", "storage", "memory", "order", "monitor"):
+    for room in ("io", "formats", "memory", "order", "monitor"):
         for path in files_of(room):
             used = {name for name in modules(path) if name.startswith(data)}
             assert used <= {data, f"{data}.Sampler", f"{data}.get_worker_info"}, path

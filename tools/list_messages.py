@@ -37,7 +37,7 @@ ROOMS = {
     "packing": "Packing",
     "previewing": "Command line",
     "profiling": "Profiling",
-    "storage": "Stored formats",
+    "formats": "Formats",
     "testing": "A format of your own",
 }
 """Headings of the page, by the package of headrace that has the message."""

@@ -43,6 +43,8 @@ from headrace.errors import (
     WorkerError as WorkerError,
     WriteError as WriteError,
 )
+from headrace.formats.read_rows import read_rows as read_rows
+from headrace.formats.source import Source as Source
 from headrace.io.remote.options import RemoteOptions as RemoteOptions
 from headrace.loader.config import DataLoaderConfig as DataLoaderConfig
 from headrace.loader.device import move_to_device as move_to_device
@@ -68,8 +70,6 @@ from headrace.profiling import (
     profile_dataloader as profile_dataloader,
     suggest_num_workers as suggest_num_workers,
 )
-from headrace.storage.read_rows import read_rows as read_rows
-from headrace.storage.source import Source as Source
 from headrace.tokenizer import CharTokenizer as CharTokenizer
 
 __version__: str

@@ -20,8 +20,8 @@ from PIL import Image
 from headrace import HDF5Dataset, ZarrDataset, open_dataset, pack
 from headrace.cli.info import sniffed
 from headrace.cli.main import main
-from headrace.storage.hdf5.rows import HDF5Source
-from headrace.storage.zarr.rows import ZarrSource
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.zarr.rows import ZarrSource
 from tests.data.make import make_tar
 from tests.datasets.table.test_table import some_table, write
 from tests.servers.ranges import RangeServer

@@ -24,9 +24,9 @@ from headrace import (
 from headrace.collate import stack_collate
 from headrace.core.batcher import Batcher, Collating
 from headrace.dtypes import ArraySpec
+from headrace.formats.source import RowSource, Source
 from headrace.memory.store import Rows
 from headrace.order import BatchRequest
-from headrace.storage.source import RowSource, Source
 from headrace.testing.contract import same
 
 

@@ -13,10 +13,10 @@ import torch
 from headrace import BaseDataset
 from headrace.core.ahead import Ahead
 from headrace.errors import HeadraceWarning, RemoteError
+from headrace.formats.source import Locatable
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from headrace.storage.source import Locatable
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 

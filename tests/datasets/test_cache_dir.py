@@ -16,8 +16,8 @@ import pytest
 
 from headrace import HeadraceWarning, StreamingDataset, TextDataset
 from headrace.errors import AccessError
+from headrace.formats.hdf5 import chunks
 from headrace.io.array_file import ArrayWriter
-from headrace.storage.hdf5 import chunks
 from headrace.testing.contract import same
 from tests.data.gallery import make_gallery
 from tests.data.make import make_tar

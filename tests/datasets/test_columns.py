@@ -19,7 +19,7 @@ import torch
 from headrace import create_dataloader, open_dataset
 from headrace.datasets.columns import ColumnsDataset
 from headrace.errors import ConfigError, FormatError, MissingNameError
-from headrace.storage import registry
+from headrace.formats import registry
 from headrace.testing.contract import DatasetContract, same
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_container"

@@ -562,7 +562,7 @@ STARTS = ENDS - LENGTHS
 def test_static_values_beyond_their_budget_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.storage.episodes.find._STATIC_BYTES", 1000)
+    monkeypatch.setattr("headrace.formats.episodes.find._STATIC_BYTES", 1000)
     goals = np.zeros((len(LENGTHS), 30))
     with h5py.File(write_buffer(tmp_path / "a.h5"), "r+") as file:
         file["meta/goal"] = goals

@@ -67,7 +67,7 @@ class TestRecords(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 100)
+        monkeypatch.setattr("headrace.formats.blocks.LONGEST", 100)
 
     def write(self, folder: Path) -> None:
         lines = [f'{{"text": "row {n}", "n": {n}}}\n' for n in range(30)]
@@ -101,7 +101,7 @@ class TestTarShards(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.storage.blocks.LONGEST", 8 << 10)
+        monkeypatch.setattr("headrace.formats.blocks.LONGEST", 8 << 10)
 
     def write(self, folder: Path) -> None:
         for name in self.names:

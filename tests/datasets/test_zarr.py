@@ -27,8 +27,8 @@ from headrace import (
     ZarrDataset,
     open_dataset,
 )
-from headrace.storage.arrays.patches import PatchGrid
-from headrace.storage.zarr.stores import ZarrFolder
+from headrace.formats.arrays.patches import PatchGrid
+from headrace.formats.zarr.stores import ZarrFolder
 from headrace.testing.contract import same
 
 SHAPE = (9, 11, 13)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, strategies as st
 
+from headrace.formats.blocks import ENOUGH, block_length
 from headrace.order import EpochOrder
 from headrace.order.lanes import (
     FEWEST,
@@ -16,7 +17,6 @@ from headrace.order.lanes import (
     interleave_for,
     lanes_for,
 )
-from headrace.storage.blocks import ENOUGH, block_length
 
 COUNTS = {
     "n": st.integers(0, 600),

@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 from headrace import HDF5Dataset, ZarrDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
+from headrace.formats.arrays import compressors
 from headrace.packing import plan as layouts, verify
 from headrace.packing.hdf5 import PackedWriter
-from headrace.storage.arrays import compressors
 from tests.packing.shared import flip, images
 
 pytestmark = pytest.mark.quick_every(2)

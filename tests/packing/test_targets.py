@@ -26,9 +26,9 @@ from headrace.errors import (
     SampleError,
     TargetExistsError,
 )
+from headrace.formats.files import FilesSource
+from headrace.formats.hdf5.files import packed_info
 from headrace.packing import verify
-from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_pair, save_mask
 from tests.data.make import make_photos

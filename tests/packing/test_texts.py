@@ -36,8 +36,8 @@ from headrace.errors import (
     SampleError,
     TargetExistsError,
 )
+from headrace.formats.hdf5.files import packed_info
 from headrace.packing import pack_status
-from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
 from tests.packing.shared import check_same, contents, replace_array, samples_of

@@ -32,8 +32,8 @@ from headrace import (
     verify,
 )
 from headrace.errors import BudgetError, ConfigError, FormatError, HeadraceWarning, SampleError
+from headrace.formats.hdf5.files import packed_info
 from headrace.packing import pack_status
-from headrace.storage.hdf5.files import packed_info
 from headrace.testing.contract import same
 from tests.packing.shared import images, plain, samples_of
 

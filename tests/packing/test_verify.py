@@ -24,9 +24,9 @@ from headrace.errors import (
     MissingNameError,
     SampleError,
 )
+from headrace.formats.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from headrace.packing import VerifyResult, pack, pack_status, verify
 from headrace.packing.parts import Sidecar, sidecar_text
-from headrace.storage.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from tests.packing.cases import CASES, make_case
 from tests.packing.shared import contents, flip, replace_array
 from tests.servers.plain import plain_server

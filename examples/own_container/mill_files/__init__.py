@@ -7,10 +7,9 @@ import struct
 import numpy as np
 
 from headrace.dtypes import ArraySpec
+from headrace.formats.registry import Columns, Format
+from headrace.formats.source import Locatable, RowSource
 from headrace.io.ranges import ByteRanges
-from headrace.io.resolve.file_set import Kind
-from headrace.storage.registry import Columns
-from headrace.storage.source import Locatable, RowSource
 
 
 class MillColumn(RowSource, Locatable):
@@ -76,7 +75,7 @@ def is_mill(path):
         return file.read(4) == b"MILL"
 
 
-FORMAT = Kind("mill files", (".mill",), recognizes=is_mill, open=MillColumns)
+FORMAT = Format("mill files", (".mill",), recognizes=is_mill, open=MillColumns)
 
 
 def write_mill(path, columns):

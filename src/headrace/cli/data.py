@@ -106,8 +106,8 @@ def open_data(
     """
     from headrace.datasets.open import open_dataset
     from headrace.datasets.text.text import TextDataset
-    from headrace.io.resolve.resolver import kind_of
-    from headrace.storage.table.files import TABLES
+    from headrace.formats.resolve.resolver import kind_of
+    from headrace.formats.table.files import TABLES
 
     if (are_texts or text_options(options)) and kind_of(path, (TABLES,)) is None:
         return TextDataset(path, **options)

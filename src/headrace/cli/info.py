@@ -29,7 +29,7 @@ from headrace.io.paths import is_url, named_part, redact
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
-    from headrace.storage.describe import Column, Description
+    from headrace.formats.describe import Column, Description
 
 _BAR = 16  # columns
 _CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json
@@ -107,11 +107,11 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
 
 def _unit_of(path: str) -> dict[str, str]:
     """Of large texts on a server whole files, since all bytes are read to count their lines."""
+    from headrace.formats.files import FilesSource
+    from headrace.formats.kinds import TEXT_EXTENSIONS, TEXTS
+    from headrace.formats.registry import format_of
     from headrace.io.remote.options import RemoteOptions
     from headrace.memory.budget import format_size
-    from headrace.storage.files import FilesSource
-    from headrace.storage.kinds import TEXT_EXTENSIONS, TEXTS
-    from headrace.storage.registry import format_of
 
     reach = RemoteOptions()
     if format_of(path, reach) is not TEXTS:
@@ -126,8 +126,8 @@ def _unit_of(path: str) -> dict[str, str]:
 
 
 def _arrays(path: str) -> list[Column]:
+    from headrace.formats.trees import look_into, tree_kind
     from headrace.io.remote.options import RemoteOptions
-    from headrace.storage.trees import look_into, tree_kind
 
     reach = RemoteOptions()
     kind = tree_kind(path, reach)

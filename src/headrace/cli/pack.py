@@ -176,9 +176,9 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
+    from headrace.formats.hdf5.files import packed_info
+    from headrace.formats.hdf5.kind import is_hdf5
     from headrace.io.paths import redact
-    from headrace.storage.hdf5.files import packed_info
-    from headrace.storage.hdf5.kind import is_hdf5
 
     options = data_options(given)
     texts = text_options(options)

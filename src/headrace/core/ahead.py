@@ -25,11 +25,11 @@ import numpy as np
 
 from headrace.core.values import Coming, Records
 from headrace.dtypes import IntArray
+from headrace.formats.source import Locatable, Source, is_prefetched
 from headrace.io.ranges import ByteRanges, with_between
 from headrace.io.remote.concurrency import MOST
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
-from headrace.storage.source import Locatable, Source, is_prefetched
 
 THREADS = 4
 WINDOW = 64 << 20

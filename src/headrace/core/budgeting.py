@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import BudgetError
+from headrace.formats.source import Source, is_prefetched
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
-from headrace.storage.source import Source, is_prefetched
 
 CHUNK_BYTES = 64 << 20
 """Decoded chunks that each process caches where the order does not say how many are of use."""

@@ -59,6 +59,8 @@ from headrace.core.views import (
 )
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
+from headrace.formats.describe import Description
+from headrace.formats.source import Source
 from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
@@ -75,8 +77,6 @@ from headrace.order.seeding import (
 )
 from headrace.order.shares import check_shared_once
 from headrace.order.world import local_ranks
-from headrace.storage.describe import Description
-from headrace.storage.source import Source
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
 """The steps from a record to a sample that a subclass may override; a `Decoder` has the

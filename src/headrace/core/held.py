@@ -19,13 +19,13 @@ from headrace.core.values import Access, Use, ValueSource, as_it_is
 from headrace.display import progress_bar
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, WriteError
+from headrace.formats.source import Rows as WritableRows, row_at
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
 from headrace.memory.machine import open_machine_store
 from headrace.memory.store import MISSING, TABLE, Layout, Rows, SampleStore
 from headrace.sorting import distinct
-from headrace.storage.source import Rows as WritableRows, row_at
 
 OVERHEAD = 512
 """Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded

@@ -23,12 +23,12 @@ from headrace.core.modes import LoadingMode
 from headrace.core.reader import OnError
 from headrace.display import Lines
 from headrace.errors import ConfigError
+from headrace.formats.resolve.expressions import entries_of
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.source import Source
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
-from headrace.io.resolve.expressions import entries_of
-from headrace.io.resolve.file_set import FileSet
 from headrace.memory.budget import MemoryBudget
-from headrace.storage.source import Source
 from headrace.synonyms import LOADER_OPTIONS
 from headrace.tokenizer import shown_tokenizer
 

@@ -18,8 +18,8 @@ from headrace.errors import (
     RemoteError,
     SampleError,
 )
+from headrace.formats.source import Source, is_prefetched
 from headrace.io.library_errors import is_of_machine
-from headrace.storage.source import Source, is_prefetched
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from headrace.formats.parallel import map_parts
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import renew_after_fork
 from headrace.order import detect_world
-from headrace.storage.parallel import map_parts
 
 SHARE = 0.75
 """The part of a machine's cores that loads data; the rest is the training's."""

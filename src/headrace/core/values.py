@@ -23,9 +23,9 @@ from headrace.core.decoder import Decoder
 from headrace.core.reader import SampleReader
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import SampleError
+from headrace.formats.source import Rows as WritableRows, RowSource, Source, row_at
 from headrace.memory.budget import size_of
 from headrace.memory.store import Rows
-from headrace.storage.source import Rows as WritableRows, RowSource, Source, row_at
 
 T = TypeVar("T")
 Use = Callable[[int, Any], Any]

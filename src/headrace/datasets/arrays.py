@@ -14,10 +14,10 @@ from headrace.core.decoder import Decoder
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.arrays.rows import ArraysSource
-from headrace.storage.arrays.values import as_value, is_plain, long_doubles_in
-from headrace.storage.concat import ConcatSource
-from headrace.storage.sparse.frames import Column, joined_column
+from headrace.formats.arrays.rows import ArraysSource
+from headrace.formats.arrays.values import as_value, is_plain, long_doubles_in
+from headrace.formats.concat import ConcatSource
+from headrace.formats.sparse.frames import Column, joined_column
 
 
 def as_input(value: Any) -> Any:

@@ -13,9 +13,9 @@ from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.members import DECODERS, decoded
 from headrace.errors import FormatError, MissingNameError
+from headrace.formats.registry import format_of, open_columns
+from headrace.formats.resolve.expressions import DataPath, entries_of
 from headrace.io.paths import redact
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.storage.registry import format_of, open_columns
 
 
 class ColumnsDataset(BaseDataset):

@@ -29,15 +29,15 @@ from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
+from headrace.formats.arrays.values import as_value, long_doubles_in
+from headrace.formats.episodes.find import EpisodeOptions, open_episodes
+from headrace.formats.episodes.source import MASK, EpisodeSource
+from headrace.formats.episodes.windows import Windows, window_options
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.trees import tree_kind
 from headrace.io.nearest_names import listed_names
-from headrace.io.resolve.expressions import DataPath
 from headrace.memory.store import MISSING
 from headrace.sorting import distinct
-from headrace.storage.arrays.values import as_value, long_doubles_in
-from headrace.storage.episodes.find import EpisodeOptions, open_episodes
-from headrace.storage.episodes.source import MASK, EpisodeSource
-from headrace.storage.episodes.windows import Windows, window_options
-from headrace.storage.trees import tree_kind
 
 LENGTHS = "lengths"
 """Key of a batch of whole episodes: the number of steps of each."""

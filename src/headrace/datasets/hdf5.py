@@ -19,13 +19,13 @@ from headrace.datasets.arrays import (
     joined_targets,
 )
 from headrace.errors import ConfigError
+from headrace.formats.arrays.packed import DATA
+from headrace.formats.hdf5.files import only_dataset
+from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5, open_files
+from headrace.formats.hdf5.tree import HDF5Tree
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.sparse.frames import Column, column_of_group
 from headrace.io.paths import redact
-from headrace.io.resolve.expressions import DataPath
-from headrace.storage.arrays.packed import DATA
-from headrace.storage.hdf5.files import only_dataset
-from headrace.storage.hdf5.rows import HDF5Source, OpenHDF5, open_files
-from headrace.storage.hdf5.tree import HDF5Tree
-from headrace.storage.sparse.frames import Column, column_of_group
 
 
 class HDF5Dataset(ArrayDataset):

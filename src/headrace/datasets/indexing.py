@@ -7,18 +7,18 @@ from typing import Unpack
 
 from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
+from headrace.formats.hdf5.rows import INDEX as HDF5
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.table.arrow import INDEX as ARROW
+from headrace.formats.tar.index import INDEX as TAR
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import redact
 from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
 from headrace.io.remote_files import RemoteFiles, with_index
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import Kind
-from headrace.io.resolve.resolver import resolve
-from headrace.storage.hdf5.rows import INDEX as HDF5
-from headrace.storage.table.arrow import INDEX as ARROW
-from headrace.storage.tar.index import INDEX as TAR
 
 _KINDS: dict[str, IndexKind] = {
     ".tar": TAR,
@@ -26,7 +26,7 @@ _KINDS: dict[str, IndexKind] = {
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
 }
 """Indexes by the endings of files."""
-_INDEXED = Kind(
+_INDEXED = Format(
     "files with an index",
     (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather"),
 )

@@ -16,10 +16,10 @@ from headrace.core.decoder import Decoder
 from headrace.datasets.image.claims import Left
 from headrace.datasets.image.pixels import decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
-from headrace.storage.kinds import EXTENSIONS
-from headrace.storage.tar.index import RESERVED
-from headrace.storage.text.records import json_record
-from headrace.storage.text.source import LinesSource
+from headrace.formats.kinds import EXTENSIONS
+from headrace.formats.tar.index import RESERVED
+from headrace.formats.text.records import json_record
+from headrace.formats.text.source import LinesSource
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None]
 

@@ -23,13 +23,13 @@ from headrace.datasets.open import known_keywords, open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.io.resolve.expressions import DataPath
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.source import Source
 from headrace.memory.per_process import PerProcess
 from headrace.memory.tree import copied
 from headrace.monitor.memory import MemoryMonitor
 from headrace.order.request import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
-from headrace.storage.source import Source
 
 ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
 """The target of a finished sample that is no pair of input and target."""

@@ -17,13 +17,13 @@ from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError
+from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.registry import format_of
+from headrace.formats.resolve.expressions import DataPath, entries_of
+from headrace.formats.zarr.kind import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.storage.dialects import EPISODES, PACK, SPARSE, dialect_of
-from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.registry import format_of
-from headrace.storage.zarr.kind import ZARR
 
 _OF_KIND: dict[str, type[BaseDataset]] = {
     "image": ImageDataset,

@@ -24,14 +24,14 @@ from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
-from headrace.io.resolve.expressions import DataPath
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.sparse.opening import open_rows
+from headrace.formats.sparse.rows import CSRRows, Record
+from headrace.formats.sparse.source import JoinedRows, SparseSource
 from headrace.memory.budget import format_size
 from headrace.memory.ring import empty
 from headrace.memory.tree import rebuild_sparse
 from headrace.order.request import BatchRequest
-from headrace.storage.sparse.opening import open_rows
-from headrace.storage.sparse.rows import CSRRows, Record
-from headrace.storage.sparse.source import JoinedRows, SparseSource
 
 SparseLayout = Literal["dense", "csr", "pairs"]
 LAYOUTS: tuple[SparseLayout, ...] = ("dense", "csr", "pairs")

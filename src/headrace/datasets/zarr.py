@@ -20,17 +20,17 @@ from headrace.datasets.arrays import (
     joined_targets,
 )
 from headrace.errors import ConfigError, FormatError
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.resolver import resolve
-from headrace.storage.arrays.volumes import PADS, PatchSource
-from headrace.storage.concat import ConcatSource
-from headrace.storage.sparse.frames import Column, column_of_group
-from headrace.storage.zarr.kind import ZARR
-from headrace.storage.zarr.ome import Scale
-from headrace.storage.zarr.rows import OpenZarr, ZarrSource
-from headrace.storage.zarr.store import Store
-from headrace.storage.zarr.tree import ZarrTree
-from headrace.storage.zarr.volumes import (
+from headrace.formats.arrays.volumes import PADS, PatchSource
+from headrace.formats.concat import ConcatSource
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.sparse.frames import Column, column_of_group
+from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.ome import Scale
+from headrace.formats.zarr.rows import OpenZarr, ZarrSource
+from headrace.formats.zarr.store import Store
+from headrace.formats.zarr.tree import ZarrTree
+from headrace.formats.zarr.volumes import (
     Extents,
     ZarrArray,
     array_or_level,

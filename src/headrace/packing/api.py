@@ -14,9 +14,9 @@ from headrace.arguments import check_names
 from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError, warn
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.packs import MANIFEST
 from headrace.io.paths import redact
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.packs import MANIFEST
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.file import PackResult, opened_dataset, pack_file

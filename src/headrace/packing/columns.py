@@ -21,8 +21,7 @@ from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.image.pixels import image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
-from headrace.io.packed_strings import PackedNames
-from headrace.storage.arrays.packed import (
+from headrace.formats.arrays.packed import (
     NAME_OFFSETS,
     NAMES,
     OFFSETS,
@@ -31,10 +30,11 @@ from headrace.storage.arrays.packed import (
     bytes_of,
     target_named,
 )
-from headrace.storage.concat import ConcatSource
-from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.rows import HDF5Source
-from headrace.storage.pairs import PairedSource
+from headrace.formats.concat import ConcatSource
+from headrace.formats.files import FilesSource
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.pairs import PairedSource
+from headrace.io.packed_strings import PackedNames
 
 Column = npt.NDArray[Any]
 PAIRS_LAYOUT = 4

@@ -22,13 +22,13 @@ from headrace.errors import (
     TargetExistsError,
     WriteError,
 )
+from headrace.formats.hdf5.files import locked_by_caller
 from headrace.io.atomic import user_id
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.fsspec_calls import open_filesystem, path_in
 from headrace.io.remote_files import below
 from headrace.memory.per_process import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
-from headrace.storage.hdf5.files import locked_by_caller
 
 T = TypeVar("T")
 _ATTEMPTS = 6

@@ -24,9 +24,12 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.errors import ConfigError, SampleError, WriteError
+from headrace.formats.arrays.packed import MASK_STARTS, OFFSETS, TARGETS, crc_of
+from headrace.formats.hdf5.files import locked_by_caller
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.source import PackPart
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
-from headrace.io.resolve.expressions import DataPath
 from headrace.memory.whole import write_full
 from headrace.packing.columns import files_of, has_masks
 from headrace.packing.hdf5 import PackedWriter
@@ -57,9 +60,6 @@ from headrace.packing.stream import (
 from headrace.packing.texts import Documents, documents_of, is_of_texts, packed_texts
 from headrace.packing.values import Look, ValuesPlanner, as_stored, look_at
 from headrace.packing.verify import seal_of, verify_samples
-from headrace.storage.arrays.packed import MASK_STARTS, OFFSETS, TARGETS, crc_of
-from headrace.storage.hdf5.files import locked_by_caller
-from headrace.storage.source import PackPart
 
 GROUP_TEXTS = 4096  # which are tokens already
 _Array = npt.NDArray[Any]

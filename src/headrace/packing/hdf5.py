@@ -25,11 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
-from headrace.memory.whole import read_full, write_full, write_full_from
-from headrace.packing.part import PartFile
-from headrace.packing.plan import Plan
-from headrace.storage.arrays.compressors import compress, shuffled, shuffles
-from headrace.storage.arrays.packed import (
+from headrace.formats.arrays.compressors import compress, shuffled, shuffles
+from headrace.formats.arrays.packed import (
     CRC,
     DATA,
     FILE_CRC,
@@ -38,7 +35,10 @@ from headrace.storage.arrays.packed import (
     bytes_of,
     info_text,
 )
-from headrace.storage.hdf5.filters import add_filters
+from headrace.formats.hdf5.filters import add_filters
+from headrace.memory.whole import read_full, write_full, write_full_from
+from headrace.packing.part import PartFile
+from headrace.packing.plan import Plan
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes

@@ -21,11 +21,11 @@ from headrace.datasets.image.masks import decode_mask, encode_mask, mask_spec, r
 from headrace.datasets.image.pixels import decode_image, image_shape, load_image
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.formats.arrays.packed import IMAGE, MASK
+from headrace.formats.hdf5.rows import HDF5Source
 from headrace.packing.columns import Column, boxes_of, has_masks
 from headrace.packing.options import LARGEST_SIDE, Check, PackOptions
 from headrace.packing.stream import each_sample, some_of
-from headrace.storage.arrays.packed import IMAGE, MASK
-from headrace.storage.hdf5.rows import HDF5Source
 
 
 def checked(dataset: BaseDataset, position: int, record: Any, check: Check) -> list[Column]:

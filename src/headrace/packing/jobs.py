@@ -33,8 +33,12 @@ from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, WriteError
+from headrace.formats.arrays.packed import TARGETS
+from headrace.formats.hdf5.filters import filter_versions
+from headrace.formats.resolve.packs import MANIFEST, PLAN
+from headrace.formats.source import PackPart
+from headrace.formats.tokens.packed import KIND
 from headrace.io.packed_strings import PackedNames
-from headrace.io.resolve.packs import MANIFEST, PLAN
 from headrace.loader.worker.start import choose_context, forkserver_context
 from headrace.memory.per_process import end_with_parent
 from headrace.packing.columns import as_column, crc_of_columns, names_of
@@ -67,10 +71,6 @@ from headrace.packing.plan import (
     versions_of,
 )
 from headrace.packing.texts import documents_of, estimate_tokens, is_of_texts
-from headrace.storage.arrays.packed import TARGETS
-from headrace.storage.hdf5.filters import filter_versions
-from headrace.storage.source import PackPart
-from headrace.storage.tokens.packed import KIND
 
 # -- the plan
 

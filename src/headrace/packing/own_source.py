@@ -11,12 +11,12 @@ import h5py
 from torch.utils.data import Dataset
 
 from headrace.errors import ConfigError
+from headrace.formats.resolve.expressions import expand_braces
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.packs import MANIFEST, PLAN
+from headrace.formats.source import Source
 from headrace.io.paths import chain_of, redact
-from headrace.io.resolve.expressions import expand_braces
-from headrace.io.resolve.file_set import FileSet
-from headrace.io.resolve.packs import MANIFEST, PLAN
 from headrace.packing.destination import local_path
-from headrace.storage.source import Source
 
 _DATA = {"data_path", "urls", "targets", "path", "paths", "root", "root_dir", "folder", "data_dir"}
 """Arguments and attributes that name data: a folder in one is a folder of data."""

@@ -28,23 +28,23 @@ from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
-from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
-from headrace.io.remote_files import below
-from headrace.io.resolve.packs import (
+from headrace.formats.arrays.packed import PackedInfo
+from headrace.formats.resolve.packs import (
     MANIFEST,
     PLAN,
     checked_json,
     checked_text,
     parse_manifest,
 )
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
+from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
 from headrace.packing.columns import annotations_check
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
 from headrace.packing.plan import Rows
 from headrace.sorting import distinct
-from headrace.storage.arrays.packed import PackedInfo
 
 VERSION = 1
 """Of the files of a pack beside its parts."""

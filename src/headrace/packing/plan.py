@@ -21,6 +21,19 @@ from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
+from headrace.formats.arrays.packed import (
+    BOXES,
+    IMAGE,
+    MASK_STARTS,
+    MASKS,
+    TARGETS,
+    PackedInfo,
+    crc_of,
+)
+from headrace.formats.files import FilesSource
+from headrace.formats.hdf5.filters import filter_versions
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.pairs import PairedSource
 from headrace.memory.budget import format_size
 from headrace.packing.columns import (
     COLUMNS_LAYOUT,
@@ -37,19 +50,6 @@ from headrace.packing.columns import (
 from headrace.packing.images import row_dtype
 from headrace.packing.options import PackOptions
 from headrace.packing.stream import Spool
-from headrace.storage.arrays.packed import (
-    BOXES,
-    IMAGE,
-    MASK_STARTS,
-    MASKS,
-    TARGETS,
-    PackedInfo,
-    crc_of,
-)
-from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.filters import filter_versions
-from headrace.storage.hdf5.rows import HDF5Source
-from headrace.storage.pairs import PairedSource
 
 _CHUNK_BYTES = 1 << 20
 """Decoded bytes of a compressed chunk, at most: random access decodes no more for a sample, a block

@@ -16,16 +16,16 @@ from headrace.core.views import fingerprint_of_view
 from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
+from headrace.formats.arrays.packed import PackedInfo
+from headrace.formats.files import FilesSource
+from headrace.formats.tokens.packed import KIND, STORE, PackedTokens
+from headrace.formats.tokens.source import Tokens, TokensSource
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.per_process import PerProcess
 from headrace.packing.columns import as_column, columns_of, names_of
 from headrace.packing.options import PackOptions
 from headrace.packing.plan import Packing, Plan, checksums_of
 from headrace.packing.stream import Spool, groups_of, some_of, without
-from headrace.storage.arrays.packed import PackedInfo
-from headrace.storage.files import FilesSource
-from headrace.storage.tokens.packed import KIND, STORE, PackedTokens
-from headrace.storage.tokens.source import Tokens, TokensSource
 from headrace.tokenizer import dtype_for
 
 _TOGETHER = 1024  # documents that are looked at at a time

@@ -17,6 +17,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.datasets.memory_efficient import ALONE
 from headrace.dtypes import BFLOAT16, IntArray
 from headrace.errors import BudgetError, ConfigError
+from headrace.formats.arrays.packed import PackedInfo
 from headrace.memory.budget import format_size
 from headrace.packing.columns import (
     COLUMNS_LAYOUT,
@@ -27,7 +28,6 @@ from headrace.packing.columns import (
 )
 from headrace.packing.plan import Plan, Rows, checksums_of
 from headrace.sorting import distinct
-from headrace.storage.arrays.packed import PackedInfo
 
 Array = npt.NDArray[Any]
 

@@ -14,9 +14,14 @@ from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import DataNotFoundError, FormatError, HeadraceError
+from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
+from headrace.formats.hdf5.files import HDF5Files, packed_info
+from headrace.formats.hdf5.kind import is_hdf5
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.resolve.packs import MANIFEST
+from headrace.formats.tokens.packed import KIND, PackedFile
 from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
-from headrace.io.resolve.packs import MANIFEST
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
 from headrace.packing.parts import (
@@ -29,11 +34,6 @@ from headrace.packing.parts import (
     read_manifest,
 )
 from headrace.packing.stream import groups_of, stream
-from headrace.storage.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
-from headrace.storage.hdf5.files import HDF5Files, packed_info
-from headrace.storage.hdf5.kind import is_hdf5
-from headrace.storage.hdf5.rows import HDF5Source
-from headrace.storage.tokens.packed import KIND, PackedFile
 
 _READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
 """What opening a packed file compares with its checksum."""

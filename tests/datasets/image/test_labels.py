@@ -30,12 +30,12 @@ from headrace.errors import (
     HeadraceWarning,
     MissingNameError,
 )
+from headrace.formats.class_folders import folder_targets
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.table import library
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.resolve.file_set import FileSet
-from headrace.storage.class_folders import folder_targets
-from headrace.storage.table import library
-from tests.io.resolve.scanning import scan
+from tests.formats.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
 

@@ -30,7 +30,7 @@ from headrace.core import dataset as base
 from headrace.core.modes import LoadingMode
 from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
-from headrace.io.resolve.expressions import expand_braces
+from headrace.formats.resolve.expressions import expand_braces
 from headrace.order.lanes import interleave_for
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -59,8 +59,8 @@ IN_MODE = {"streaming": StreamingDataset, "lazy": Lazily, "eager": Eagerly, "cac
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards have several."""
-    monkeypatch.setattr("headrace.storage.blocks.LONGEST", 10 << 10)
-    monkeypatch.setattr("headrace.storage.source.block_length", lambda _: 100)
+    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 10 << 10)
+    monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 100)
 
 
 @pytest.mark.quick_every(4)

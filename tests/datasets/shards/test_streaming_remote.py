@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, StreamingDataset
+from headrace.formats.tar import TarSource
 from headrace.io.remote.options import RemoteOptions
-from headrace.storage.tar import TarSource
 from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar
 from tests.servers.ranges import RangeServer
@@ -63,7 +63,7 @@ def test_lines(
     make_loader: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headrace.storage.source.block_length", lambda _: 200)
+    monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 200)
     for number in range(3):
         lines = [f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)]
         (folder / f"rows-{number}.jsonl").write_text("".join(lines))

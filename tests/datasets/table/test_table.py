@@ -183,8 +183,8 @@ def test_one_column_alone_is_the_sample(tmp_path: Path) -> None:
 def test_columns_are_batched_without_samples(
     few: int, wide: int, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.storage.table.source._FEW", few)
-    monkeypatch.setattr("headrace.storage.table.source._WIDE", wide)
+    monkeypatch.setattr("headrace.formats.table.source._FEW", few)
+    monkeypatch.setattr("headrace.formats.table.source._WIDE", wide)
     path = write(tmp_path / "a.parquet", some_table())
     columns = ["number", "vector", "word", "truth"]
     with TableDataset(path, columns, target_name="half", dtype=dtype) as dataset:

@@ -23,8 +23,8 @@ from headrace import (
     SampleError,
     TextDataset,
 )
+from headrace.formats.text import plain
 from headrace.memory import MemoryBudget
-from headrace.storage.text import plain
 from headrace.testing import DatasetContract
 from tests.collate.tokenizers import Counting, HuggingFace, SentencePiece, Tiktoken, Tokenizers
 

@@ -19,19 +19,19 @@ from headrace.core.views import TargetSequence
 from headrace.datasets.image.matching import keys_for, named_few, spellings_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, warn
-from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import redact
-from headrace.io.resolve.file_set import FileSet
-from headrace.storage.arrays.packed import (
+from headrace.formats.arrays.packed import (
     BOXES,
     IMAGE_ID,
     IMAGE_SIZE,
     SEGMENTATIONS,
     offsets_named,
 )
+from headrace.formats.resolve.file_set import FileSet
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import redact
 
 if TYPE_CHECKING:
-    from headrace.storage.hdf5.rows import HDF5Source
+    from headrace.formats.hdf5.rows import HDF5Source
 
 
 class FlatTargets(TargetSequence):

@@ -8,17 +8,17 @@ from typing import Any
 
 from headrace.datasets.image.labels import Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.formats.kinds import EXTENSIONS
+from headrace.formats.registry import format_of, open_columns
+from headrace.formats.resolve.expressions import DataPath, entries_of
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.source import Source
+from headrace.formats.table.columns import holds_images
+from headrace.formats.table.files import TABLES
+from headrace.formats.table.source import TableSource, open_tables
+from headrace.formats.tar.source import TARS, TarSource
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.resolver import resolve
-from headrace.storage.kinds import EXTENSIONS
-from headrace.storage.registry import format_of, open_columns
-from headrace.storage.source import Source
-from headrace.storage.table.columns import holds_images
-from headrace.storage.table.files import TABLES
-from headrace.storage.table.source import TableSource, open_tables
-from headrace.storage.tar.source import TARS, TarSource
 
 _CLASSES = "cls"
 

@@ -36,14 +36,14 @@ from headrace.datasets.image.labels import (
 from headrace.datasets.image.opening import first_packed, open_images
 from headrace.datasets.image.pixels import open_image
 from headrace.errors import ConfigError, HeadraceError
-from headrace.io.resolve.expressions import DataPath
+from headrace.formats.arrays.packed import IMAGE
+from headrace.formats.concat import ConcatSource
+from headrace.formats.describe import Description
+from headrace.formats.files import FilesSource
+from headrace.formats.pairs import PairedSource
+from headrace.formats.resolve.expressions import DataPath
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
-from headrace.storage.arrays.packed import IMAGE
-from headrace.storage.concat import ConcatSource
-from headrace.storage.describe import Description
-from headrace.storage.files import FilesSource
-from headrace.storage.pairs import PairedSource
 
 _LOOKED_AT = 16  # images whose headers are read, to describe them
 

@@ -32,14 +32,14 @@ from headrace.errors import (
     MissingNameError,
     warn,
 )
+from headrace.formats.kinds import EXTENSIONS
+from headrace.formats.resolve.expressions import DataPath, entries_of
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.table.library import pyarrow
+from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
 from headrace.io.paths import check_regular, composed, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.file_set import FileSet
-from headrace.storage.kinds import EXTENSIONS
-from headrace.storage.table.library import pyarrow
-from headrace.storage.text.records import JSON_LINES, another_delimiter, delimiters_of
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
 TargetsArgument = (

@@ -11,8 +11,8 @@ import numpy as np
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, warn
+from headrace.formats.resolve.file_set import FileSet
 from headrace.io.paths import composed, in_ascii, redact
-from headrace.io.resolve.file_set import FileSet
 
 _SHOWN = 3
 _WORDS = re.compile(r"[-_. ].*$", re.DOTALL)

@@ -20,29 +20,29 @@ from headrace.datasets.image.labels import (
 )
 from headrace.datasets.image.matching import mask_numbers
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
-from headrace.io.paths import redact
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet
-from headrace.io.resolve.resolver import kind_of
-from headrace.storage.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
-from headrace.storage.class_folders import (
+from headrace.formats.arrays.packed import BOXES, MASKS, SEGMENTATIONS, TARGETS
+from headrace.formats.class_folders import (
     folder_targets,
     mask_folders,
     refuse_other_folders,
     warn_of_splits,
 )
-from headrace.storage.concat import ConcatSource
-from headrace.storage.files import FilesSource
-from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.image_formats import BY_PLUGIN, is_readable, remedy
-from headrace.storage.kinds import EXTENSIONS, IMAGES
-from headrace.storage.pairs import PairedSource
-from headrace.storage.tar.source import TARS
+from headrace.formats.concat import ConcatSource
+from headrace.formats.files import FilesSource
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.image_formats import BY_PLUGIN, is_readable, remedy
+from headrace.formats.kinds import EXTENSIONS, IMAGES
+from headrace.formats.pairs import PairedSource
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import kind_of
+from headrace.formats.tar.source import TARS
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
 
 if TYPE_CHECKING:
-    from headrace.storage.hdf5.rows import HDF5Source
-    from headrace.storage.source import Source
+    from headrace.formats.hdf5.rows import HDF5Source
+    from headrace.formats.source import Source
 
     ImageSource = FilesSource | PairedSource | HDF5Source | ConcatSource[HDF5Source] | Source
 
@@ -142,7 +142,7 @@ def _open_packed(
         )
     wanted.refuse_options("those of a packed file", "masks")
     # imported here: files of images need no reader of arrays
-    from headrace.storage.hdf5.rows import HDF5Source, open_files
+    from headrace.formats.hdf5.rows import HDF5Source, open_files
 
     paths, hdf5 = open_files(data_path, reach)
     source_of = functools.partial(HDF5Source, opened=hdf5)

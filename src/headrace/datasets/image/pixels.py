@@ -37,14 +37,14 @@ from headrace.datasets.image.claims import (
 )
 from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
-from headrace.io.library_errors import is_of_machine
-from headrace.storage.image_formats import (
+from headrace.formats.image_formats import (
     BY_PLUGIN,
     JPEG_XL,
     format_by_content,
     is_readable,
     remedy,
 )
+from headrace.io.library_errors import is_of_machine
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")

@@ -16,22 +16,22 @@ from headrace.datasets.members import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
+from headrace.formats.class_folders import warn_of_splits
+from headrace.formats.dialects import PACK, dialect_of
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.tar.source import TARS, TarSource
+from headrace.formats.text.plain import COMPRESSED, Room
+from headrace.formats.text.records import JSON_LINES
+from headrace.formats.text.source import LinesSource
+from headrace.formats.zarr.kind import ZARR, is_zarr
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.file_set import FileSet, Kind
-from headrace.io.resolve.resolver import resolve
 from headrace.memory.budget import MemoryBudget
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
 from headrace.order.world import local_ranks
-from headrace.storage.class_folders import warn_of_splits
-from headrace.storage.dialects import PACK, dialect_of
-from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.tar.source import TARS, TarSource
-from headrace.storage.text.plain import COMPRESSED, Room
-from headrace.storage.text.records import JSON_LINES
-from headrace.storage.text.source import LinesSource
-from headrace.storage.zarr.kind import ZARR, is_zarr
 
 _OF_HOLDING = ("loading_mode", "cache_size", "cache_policy", "hold", "shared")
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
@@ -44,7 +44,7 @@ _ENDINGS: dict[str, tuple[str, ...]] = {
     "zarr": ZARR.stores,
 }
 """The endings of shards."""
-_SHARDS = Kind(
+_SHARDS = Format(
     "shards",
     tuple(ending for kind, endings in _ENDINGS.items() if kind != "zarr" for ending in endings),
     stores=ZARR.stores,

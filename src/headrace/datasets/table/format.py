@@ -15,7 +15,7 @@ from headrace.datasets.arrays import as_input
 from headrace.datasets.members import decoded
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
-from headrace.storage.table.source import TableSource
+from headrace.formats.table.source import TableSource
 
 
 class TableDecoder(Decoder):

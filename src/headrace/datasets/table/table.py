@@ -15,14 +15,14 @@ from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.members import DECODERS
 from headrace.datasets.table.format import TableDecoder
 from headrace.errors import ConfigError, FormatError
+from headrace.formats.class_folders import warn_of_splits
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.table.arrays import open_arrays
+from headrace.formats.table.columns import holds_images, what_is
+from headrace.formats.table.files import TABLES, hold_arrays
+from headrace.formats.table.source import TableSource, open_tables
 from headrace.io.paths import redact
-from headrace.io.resolve.expressions import DataPath
-from headrace.io.resolve.resolver import resolve
-from headrace.storage.class_folders import warn_of_splits
-from headrace.storage.table.arrays import open_arrays
-from headrace.storage.table.columns import holds_images, what_is
-from headrace.storage.table.files import TABLES, hold_arrays
-from headrace.storage.table.source import TableSource, open_tables
 
 
 class TableDataset(BaseDataset):

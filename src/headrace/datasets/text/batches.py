@@ -16,9 +16,9 @@ import numpy.typing as npt
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
+from headrace.formats.text.source import LinesSource
+from headrace.formats.tokens.source import BlocksSource
 from headrace.order.request import BatchRequest
-from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.source import BlocksSource
 from headrace.tokenizer import CharTokenizer
 
 IGNORED = -100

@@ -27,10 +27,10 @@ from headrace.datasets.text.batches import reader_of_blocks, reader_of_ids, unma
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.storage.text import records
-from headrace.storage.text.chats import ASSISTANT, Chat, are_messages, chat_field, chat_of
-from headrace.storage.text.plain import undecodable
-from headrace.storage.tokens.source import BlocksSource, TokensSource
+from headrace.formats.text import records
+from headrace.formats.text.chats import ASSISTANT, Chat, are_messages, chat_field, chat_of
+from headrace.formats.text.plain import undecodable
+from headrace.formats.tokens.source import BlocksSource, TokensSource
 from headrace.tokenizer import identity_of, token_arrays
 
 _TOGETHER = 1024  # texts that are read at a time

@@ -19,31 +19,31 @@ from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5.rows import open_files
+from headrace.formats.kinds import TEXTS
+from headrace.formats.registry import format_of, open_columns
+from headrace.formats.resolve.expressions import DataPath, entries_of
+from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.resolver import kind_of
+from headrace.formats.table.files import TABLES
+from headrace.formats.table.source import TableSource
+from headrace.formats.tar.source import TARS, TarSource
+from headrace.formats.text import records
+from headrace.formats.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
+from headrace.formats.text.files import TextFilesSource
+from headrace.formats.text.plain import Room
+from headrace.formats.text.source import LinesSource
+from headrace.formats.tokens.packed import PackedFile, PackedTokens
+from headrace.formats.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
+from headrace.formats.zarr.kind import ZARR
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.resolve.expressions import DataPath, entries_of
-from headrace.io.resolve.file_set import FileSet, Kind
-from headrace.io.resolve.resolver import kind_of
-from headrace.storage.hdf5.kind import HDF5
-from headrace.storage.hdf5.rows import open_files
-from headrace.storage.kinds import TEXTS
-from headrace.storage.registry import format_of, open_columns
-from headrace.storage.table.files import TABLES
-from headrace.storage.table.source import TableSource
-from headrace.storage.tar.source import TARS, TarSource
-from headrace.storage.text import records
-from headrace.storage.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
-from headrace.storage.text.files import TextFilesSource
-from headrace.storage.text.plain import Room
-from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.packed import PackedFile, PackedTokens
-from headrace.storage.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
-from headrace.storage.zarr.kind import ZARR
 from headrace.tokenizer import CharTokenizer
 
 _CHARACTERS = "CharTokenizer("
 _LOOKED_AT = 8  # records by which the kind of all is told
-_OF_KIND: dict[Kind, type[BaseDataset]] = {
+_OF_KIND: dict[Format, type[BaseDataset]] = {
     TABLES: TableDataset,
     HDF5: HDF5Dataset,
     ZARR: ZarrDataset,

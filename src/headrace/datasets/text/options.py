@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.arguments import check_integer
 from headrace.errors import ConfigError
-from headrace.storage.text.records import TEXT_FIELD, delimiters_of
+from headrace.formats.text.records import TEXT_FIELD, delimiters_of
 from headrace.tokenizer import vocabulary_of
 
 CHAT = "chat"

@@ -30,15 +30,15 @@ from headrace.datasets.text.targets import read_targets, targets_of
 from headrace.datasets.text.tokenizing import tokens_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.io.resolve.expressions import DataPath
+from headrace.formats.class_folders import folder_targets, warn_of_splits
+from headrace.formats.describe import Description
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.text.plain import Room, check_encoding
+from headrace.formats.text.records import TEXT_FIELD
+from headrace.formats.text.source import LinesSource
+from headrace.formats.tokens.source import Tokens
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
-from headrace.storage.class_folders import folder_targets, warn_of_splits
-from headrace.storage.describe import Description
-from headrace.storage.text.plain import Room, check_encoding
-from headrace.storage.text.records import TEXT_FIELD
-from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.source import Tokens
 from headrace.tokenizer import CharTokenizer, identity_of
 
 _OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE

@@ -22,13 +22,13 @@ from headrace.core.values import Access, Decoded, Records
 from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, warn
+from headrace.formats.text.line_index import Arrays, HeldArrays
+from headrace.formats.text.source import LinesSource
+from headrace.formats.tokens.source import ArrayTokens, Tokens
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.paths import cache_folder
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
-from headrace.storage.text.line_index import Arrays, HeldArrays
-from headrace.storage.text.source import LinesSource
-from headrace.storage.tokens.source import ArrayTokens, Tokens
 from headrace.tokenizer import dtype_for
 
 _log = logging.getLogger(__name__)

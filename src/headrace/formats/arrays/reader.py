@@ -1,0 +1,672 @@
+"""Reads rows, spans of rows and boxes of an array through the chunks that a batch needs.
+
+NOTE [ from a batch's indices to its rows ]
+
+1. Rows that are stored without a codec are read to their destination by `preadv`; consecutive rows
+  by one call. The rest of their chunks is not read.
+2. Otherwise the chunks of the batch are determined, each once (`visit`). Cached chunks are taken
+  from the cache. The stored bytes of the others are read, neighbours by one call, and decoded, in
+  threads if there are any. The rows are copied directly into the batch.
+3. Decoded chunks of several rows go to the cache, an LRU bounded in bytes. A chunk that has yielded
+  all its rows is dropped: under a block shuffle it is not needed again.
+
+Chunks that only another library can read (`LibraryChunks`) follow the same steps.
+
+NOTE [ rows by memoryviews ]
+
+A batch of sparse rows is made of a hundred parts of some kB, out of as many decoded chunks. Parts
+are memoryviews, and are joined by `bytes.join`: for 64 parts of 4 kB that takes 22 us, where
+`np.concatenate` takes 40, and 11 instead of 30 for 2 kB. A copy to the batch's buffer, out of the
+processor's cache, adds 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.formats.arrays.chunks import AlignedChunks, Chunks, DirectChunks, Grid
+from headrace.formats.describe import Column
+from headrace.formats.source import Rows, one_after_the_other, row_at
+from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
+from headrace.io.local.files import bytes_of
+from headrace.io.ranges import ByteRanges
+from headrace.memory.lru import LRUCache, held_bytes
+from headrace.sorting import distinct
+
+T = TypeVar("T")
+Map = Callable[[Callable[[int], Any], int], list[Any]]
+"""Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
+Use = Callable[[int, Any], None]
+"""What is done with a chunk: its place among those that were asked for, and the chunk, which is
+None if it was never written.
+"""
+
+GROUP = 64 << 20
+"""Decoded bytes of the chunks whose stored bytes are held at once."""
+_MANY = 4  # rows of a chunk from which on they are copied by one call
+_NEAR = 4 << 10  # bytes between two rows that are rather read than asked for apart
+_STRETCH = 8 << 20  # bytes that are read by one call into scratch memory
+_PARTS = 16  # of sorted rows, which threads share
+
+
+class Chunk(Protocol):
+    """A decoded chunk: an array, or the columns of a block of a table. Its length are its rows."""
+
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+
+
+@dataclass(slots=True, eq=False)
+class Decoded:
+    """A chunk that is cached."""
+
+    chunk: Any
+    left: int
+    """Rows that nobody has asked for yet."""
+
+
+def _nbytes(item: Decoded) -> int:
+    nbytes: int = item.chunk.nbytes
+    return nbytes
+
+
+class ChunkCache:
+    """The decoded chunks that this process used last, of at most so many bytes together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._cached: LRUCache[tuple[str, int], Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks that are cached."""
+        return self._cached.nbytes
+
+    def resize(self, max_bytes: int) -> None:
+        """Caches at most so many bytes from now on."""
+        self._cached.resize(max_bytes)
+
+    def get_many(self, key: str, numbers: Iterable[int]) -> list[Decoded | None]:
+        """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one
+        takes them off `left`, and drops it where none are left.
+        """
+        return self._cached.get_many(zip(itertools.repeat(key), numbers))
+
+    def drop(self, key: tuple[str, int]) -> None:
+        """Forgets a chunk."""
+        self._cached.pop(key)
+
+    def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
+        """So many rows of a chunk have been copied: it stays, if others are left."""
+        decoded = self._cached.get(key)
+        if decoded is None:
+            if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
+                # it lies among what was read with it
+                if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
+                    chunk = chunk.copy()
+                self._cached.put(key, Decoded(chunk, len(chunk) - rows))
+            return
+        decoded.left -= rows
+        if decoded.left <= 0:
+            self._cached.pop(key)
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._cached.clear()
+
+
+class OpenArrays(Generic[T]):
+    """What each process has open of files of arrays, and the chunks that it has decoded.
+
+    Args:
+        files: by which they are read directly.
+        opener, closer: of what another library opens, see `WorkerFiles`; None: no other is needed.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        opener: Callable[[str], T] | None = None,
+        closer: Callable[[T], object] | None = None,
+    ) -> None:
+        self.files: Files = files
+        self.library: WorkerFiles[T] = WorkerFiles(opener, closer, 16, survives_fork=False)
+        self.chunks: ChunkCache = ChunkCache(0)
+
+    def close(self) -> None:
+        """Closes and forgets it all; it is opened again when it is needed."""
+        for part in (self.library, self.files, self.chunks):
+            part.close()
+
+
+def visit(
+    chunks: Chunks,
+    cache: ChunkCache,
+    key: str,
+    numbers: Sequence[int] | IntArray,
+    used: Sequence[int] | None,
+    use: Use,
+    run: Map,
+    counts: Sequence[Counter[str]],
+) -> None:
+    """Gives chunks to a function: those that are cached, then the others as they are decoded, as
+    many at once as take `GROUP` bytes.
+
+    Args:
+        chunks: of the array.
+        cache, key: where they are cached, and by what they are told from those of other arrays.
+        numbers: of the chunks, each once.
+        used: how many rows are taken of each, which it need not be cached for; None: they are not
+            cached.
+        use: called with them.
+        run: calls a function in threads.
+        counts: where chunks are counted.
+    """
+    missing: Sequence[int] = range(len(numbers))
+    if used is not None:
+        missing = []
+        last = -1
+        for at, decoded in enumerate(cache.get_many(key, numbers)):
+            if decoded is None:
+                missing.append(at)
+                continue
+            last = at
+            use(at, decoded.chunk)
+            decoded.left = left = decoded.left - used[at]
+            if left <= 0:
+                cache.drop((key, numbers[at]))
+        if last >= 0:  # one of them a batch
+            chunks.check_cached(numbers[last])
+    step = max(1, GROUP // max(1, chunks.nbytes))
+    for start in range(0, len(missing), step):
+        some = missing[start : start + step]
+        stored = chunks.read([numbers[at] for at in some])
+
+        def work(place: int, some: Sequence[int] = some, stored: list[Any] = stored) -> None:
+            at = some[place]
+            data = stored[place]
+            stored[place] = None
+            chunk = chunks.decode(numbers[at], data)
+            use(at, chunk)
+            if used is not None and chunk is not None:
+                cache.used((key, numbers[at]), chunk, used[at])
+
+        run(work, len(some))
+    for one in counts if chunks.decodes else ():
+        one["chunk_hits"] += len(numbers) - len(missing)
+        one["chunks_decoded"] += len(missing)
+
+
+class Piece(NamedTuple):
+    """A part of a chunk, and where it goes.
+
+    Attributes:
+        out: the number of the array that it goes to.
+        source: slices of the chunk.
+        target: slices of that array.
+    """
+
+    out: int
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+
+
+class ArrayReader:
+    """Rows, spans of rows and boxes of one array, whatever its chunks.
+
+    What reads raises a FormatError where a chunk is damaged, and an OSError where a file can't be
+    read.
+
+    Args:
+        chunks: of the array.
+        cache: for decoded chunks; shared by the arrays of a source.
+        key: tells this array's chunks from those of others in the cache.
+    """
+
+    def __init__(self, chunks: Chunks, cache: ChunkCache, key: str = "") -> None:
+        self.chunks: Chunks = chunks
+        self.cache: ChunkCache = cache
+        self.key: str = key
+        self.raw: DirectChunks | None = None
+        """The chunks of rows that lie one behind the other, as they are; None: they don't."""
+        self._raw_rows: DirectChunks | None = None
+        self._rows: Chunks = chunks
+        if isinstance(chunks, DirectChunks):
+            self._rows = rows = chunks.by_row()
+            if chunks.is_raw and chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
+                self.raw = chunks
+                self._raw_rows = rows
+        self.shape: tuple[int, ...] = chunks.grid.shape
+        self.dtype: np.dtype[Any] = chunks.dtype
+        self.how: str = chunks.how
+        self.counts: Counter[str] = Counter()
+
+    def describe(self, name: str, extents: Sequence[float] | None = None) -> Column:
+        """What a random box of an array costs: along each axis it crosses (extent - 1) / chunk + 1
+        chunks on average, and no more than there are. None: a row.
+        """
+        chunks, grid = self.chunks, self.chunks.grid
+        box = [1, *grid.shape[1:]] if extents is None else extents
+        shape = list(self.shape[1:]) if extents is None else [round(extent) for extent in box]
+        nbytes = int(math.prod(box) * self.dtype.itemsize)
+        column = Column(name, self.how, f"{self.dtype} {shape}", nbytes=nbytes, read=nbytes)
+        column.total = math.prod(grid.shape) * chunks.dtype.itemsize
+        column.stored = chunks.stored_nbytes
+        if column.stored == column.total and chunks.decodes:
+            column.stored = 0  # files of their own, whose sizes nobody has asked for
+        is_exact = chunks.is_raw and (extents is None or len(box) == 1)
+        if is_exact or not math.prod(grid.shape):
+            return column
+        column.chunk, column.chunks = grid.chunks, 1.0
+        for extent, chunk, count in zip(box, grid.chunks, grid.counts, strict=True):
+            column.chunks *= min(float(count), max(0.0, extent - 1) / chunk + 1)
+        column.decoded = int(column.chunks * chunks.nbytes)
+        column.read = int(column.chunks * column.stored / math.prod(grid.counts))
+        return column
+
+    @property
+    def is_chunked(self) -> bool:
+        """True if it is chunked along the rows."""
+        return 0 < self.height < self.shape[0]
+
+    @property
+    def caches_chunks(self) -> bool:
+        """True if chunks of several rows are decoded as a whole, and worth caching."""
+        return self.chunks.decodes and self.height > 1
+
+    @property
+    def height(self) -> int:
+        """Rows of a chunk."""
+        return self.chunks.grid.chunks[0]
+
+    # -- where bytes lie
+
+    @property
+    def begin(self) -> int | None:
+        """The byte of the file that the first row begins at, where all rows lie one behind the
+        other as they are; else None.
+        """
+        if self.raw is None:
+            return None
+        ranges = self.raw.raw_ranges(np.arange(-(-self.shape[0] // max(1, self.height))))
+        if len(ranges.paths) > 1 or not ranges.is_written.all():
+            return None
+        if not np.array_equal(ranges.start[1:], ranges.stop[:-1]):
+            return None
+        return int(ranges.start[0]) if ranges.size else 0
+
+    def byte_ranges(self, rows: IntArray) -> ByteRanges:
+        """Where the stored bytes of rows lie, with all of their chunks; none where only another
+        library can read them.
+        """
+        if not len(rows) or not self.chunks.is_direct:
+            return ByteRanges.of([])
+        if self._raw_rows is not None:
+            return self._raw_rows.raw_ranges(rows)
+        inner = self.chunks.grid.inner
+        bands = distinct(rows // self.height)
+        return self.chunks.byte_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1))
+
+    def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
+        """Where each row lies, if all were written and lie there as they are."""
+        if self._raw_rows is None:
+            return None
+        ranges = self._raw_rows.raw_ranges(np.asarray(rows, np.int64))
+        return ranges if ranges.is_written.all() else None
+
+    def span_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
+        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with
+        all chunks that are decoded as a whole.
+        """
+        cuts = Cuts.of_spans(firsts, ends, self.height)
+        if self.raw is None:
+            return self.byte_ranges(distinct(cuts.chunks) * self.height)
+        ranges = cuts.ranges(self.raw)
+        return ranges.take(ranges.is_written)
+
+    def box_ranges(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ByteRanges:
+        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
+        extents.
+        """
+        if not self.chunks.is_direct:
+            return ByteRanges.of([])
+        numbers = dict[int, None]()
+        for corner, box in boxes:
+            numbers.update(dict.fromkeys(pieces_of(self.chunks.grid, [corner], [box])))
+        return self.chunks.byte_ranges(np.array(list(numbers), np.int64))
+
+    # -- reading
+
+    def read_rows(self, rows: Sequence[int] | IntArray, outs: Rows, run: Map) -> None:
+        """Copies rows (indices along the first axis) into arrays of a row's shape and this
+        array's dtype, C-contiguous.
+        """
+        if not len(outs) or not outs[0].size:
+            return
+        if self._raw_rows is not None:
+            self._read_raw_rows(self._raw_rows, rows, outs)
+            return
+        grid = self._rows.grid
+        if grid.inner > 1:
+            corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
+            boxes = [row_at(outs, number)[np.newaxis] for number in range(len(rows))]
+            self._read_boxes(self._rows, corners, boxes, run, are_rows=True)
+            return
+        clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
+        fill = self.chunks.fill
+        if grid.chunks[0] == 1:
+
+            def use_row(at: int, chunk: npt.NDArray[Any] | None) -> None:
+                row_at(outs, at)[...] = fill if chunk is None else chunk[(0, *clip)]
+
+            counts = [self.counts]
+            visit(self._rows, self.cache, self.key, rows, None, use_row, run, counts)
+            return
+        bands, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
+        order = bands.argsort(kind="stable")
+        bands = bands[order]
+        edges = [0, *(np.flatnonzero(bands[1:] != bands[:-1]) + 1).tolist(), len(order)]
+        places = order.tolist()
+        inner_rows = within[order].tolist()
+
+        def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
+            first, end = edges[at], edges[at + 1]
+            if chunk is not None and end - first >= _MANY and isinstance(outs, np.ndarray):
+                some = order[first:end]
+                outs[some] = chunk[(within[some], *clip)]
+                return
+            for place, row in zip(places[first:end], inner_rows[first:end], strict=True):
+                row_at(outs, place)[...] = fill if chunk is None else chunk[(row, *clip)]
+
+        numbers = bands[edges[:-1]].tolist()
+        used = np.diff(edges).tolist() if self._rows.decodes else None
+        visit(self._rows, self.cache, self.key, numbers, used, use, run, [self.counts])
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
+        """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
+        near one another as they are, are read together.
+
+        Args:
+            rows: [n] numbers of rows, in any order; one may come twice.
+            out: [n, ...].
+            run: calls a function in threads; None: there are none.
+        """
+        if self.raw is None or not out.size:
+            self.read_rows(rows, out, run or one_after_the_other)
+            return
+        raw = self.raw
+        row_bytes = out[:1].nbytes
+        order = np.argsort(rows, kind="stable")
+        most = -(-len(rows) * (row_bytes + _NEAR) // _STRETCH)
+        if run is not None and not raw.is_remote:
+            most = max(most, _PARTS)
+        parts = np.array_split(order, max(1, min(most, len(rows))))
+
+        def part(number: int) -> None:
+            places = parts[number]
+            some = rows[places]
+            steps = np.diff(some)
+            if (steps == 1).all() and (np.diff(places) == 1).all():
+                self.read_spans(some[:1], [out[places[0] : places[-1] + 1]], one_after_the_other)
+                return
+            is_new = np.concatenate([[True], (steps - 1) * row_bytes > _NEAR])
+            if 2 * is_new.sum() > len(some):
+                self.read_rows(some, [out[place, ...] for place in places], one_after_the_other)
+                return
+            firsts = some[is_new]
+            ends = some[np.append(is_new[1:], True)] + 1
+            begins = np.cumsum(ends - firsts) - (ends - firsts)
+            scratch = np.empty((int((ends - firsts).sum()), *self.shape[1:]), self.dtype)
+            spans = [
+                scratch[begin : begin + end - first]
+                for begin, first, end in zip(begins, firsts, ends, strict=True)
+            ]
+            self.read_spans(firsts, spans, one_after_the_other)
+            out[places] = scratch[some + (begins - firsts)[np.cumsum(is_new) - 1]]
+
+        (run or one_after_the_other)(part, len(parts))
+
+    def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+        """Copies spans of rows: for each array as many as it has, from its first one on."""
+        if self.raw is not None:
+            ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
+            cuts = Cuts.of_spans(firsts, ends, self.height)
+            starts = cuts.starts - firsts[cuts.spans]
+            stops = cuts.stops - firsts[cuts.spans]
+            each = zip(cuts.spans.tolist(), starts.tolist(), stops.tolist(), strict=True)
+            parts = [outs[span][start:stop] for span, start, stop in each]
+            self._read_raw(self.raw, cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
+            return
+        some = [number for number, out in enumerate(outs) if out.size]
+        corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
+        self.read_boxes(corners, [outs[number] for number in some], run)
+
+    def whole(self, run: Map) -> npt.NDArray[Any]:
+        """All rows, as one array."""
+        rows = np.empty(self.shape, self.dtype)
+        self.read_spans(np.zeros(1, np.int64), [rows], run)
+        return rows
+
+    def read_boxes(
+        self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map
+    ) -> None:
+        """Copies boxes, which lie inside of the array, from their lowest corner on; each as
+        large as its array in `outs`.
+        """
+        self._read_boxes(self.chunks, corners, outs, run)
+
+    def _read_boxes(
+        self,
+        chunks: Chunks,
+        corners: Sequence[Sequence[int]],
+        outs: Sequence[npt.NDArray[Any]],
+        run: Map,
+        are_rows: bool = False,
+    ) -> None:
+        pieces = pieces_of(chunks.grid, corners, [out.shape for out in outs])
+        each = list(pieces.values())
+
+        def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
+            for piece in each[at]:
+                part = chunks.fill if chunk is None else chunk[piece.source]
+                outs[piece.out][piece.target] = part
+
+        height, *rest = chunks.grid.chunks
+        used: list[int] | None = None
+        if chunks.decodes and are_rows:
+            used = list(map(len, each))
+        elif chunks.decodes:
+            whole = tuple(slice(0, extent) for extent in (height, *rest))
+            used = [height if any(one.source == whole for one in some) else 0 for some in each]
+        visit(chunks, self.cache, self.key, list(pieces), used, use, run, [self.counts])
+
+    # -- rows that lie as they are
+
+    def _read_raw_rows(self, raw: DirectChunks, rows: Sequence[int] | IntArray, outs: Rows) -> None:
+        if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
+            whole = bytes_of(outs)
+            nbytes = raw.nbytes
+            buffers = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
+        else:
+            buffers = [bytes_of(out) for out in outs]
+        if raw.reads_files:
+            for number in raw.read_raw_files(rows, buffers):
+                row_at(outs, number)[...] = raw.fill
+            return
+        self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
+
+    def _read_raw(
+        self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]
+    ) -> None:
+        is_written = ranges.is_written
+        if not is_written.all():
+            for number in np.flatnonzero(~is_written).tolist():
+                row_at(parts, number)[...] = raw.fill
+            written = np.flatnonzero(is_written)
+            ranges = ranges.take(written)
+            buffers = [buffers[number] for number in written.tolist()]
+        raw.files.read_into(ranges, buffers)
+
+    def read_raw_joined(self, raw: DirectChunks, cuts: Cuts) -> npt.NDArray[Any]:
+        """The rows of spans that lie as they are, one behind the other, perhaps read-only."""
+        ranges = cuts.ranges(raw)
+        if len(ranges.paths) == 1 and ranges.is_written.all():
+            return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
+        sizes = cuts.stops - cuts.starts
+        out = np.empty(int(sizes.sum()), self.dtype)
+        parts = np.split(out, np.cumsum(sizes)[:-1])
+        self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
+        return out
+
+
+def read_joined(
+    readers: Sequence[ArrayReader], firsts: IntArray, ends: IntArray, run: Map
+) -> list[npt.NDArray[Any]]:
+    """The same spans of several 1-D arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1``
+    of all spans, one span behind the other, perhaps read-only.
+
+    Spans that follow one another are read as one, and each chunk is decoded once. Arrays whose
+    chunks have the same rows, as `indices` and `data` of a sparse matrix, are read together: their
+    chunks are looked up, cached and dropped as one.
+
+    Args:
+        readers: of the arrays, which share a cache.
+        firsts, ends: [spans].
+        run: calls a function in threads.
+
+    Raises:
+        FormatError, OSError: a chunk is damaged; a file can't be read.
+    """
+    is_there = ends > firsts
+    firsts = firsts[is_there]
+    ends = ends[is_there]
+    is_new = np.ones(len(firsts), bool)
+    np.not_equal(firsts[1:], ends[:-1], out=is_new[1:])
+    if not is_new.all():
+        ends = ends[np.append(np.flatnonzero(is_new)[1:], len(ends)) - 1]
+        firsts = firsts[is_new]
+    found: list[Any] = [np.empty(0, reader.dtype) for reader in readers]
+    if not len(firsts):
+        return found
+    aligned: dict[tuple[int, bool], list[int]] = {}
+    for place, reader in enumerate(readers):
+        if reader.raw is None:
+            aligned.setdefault((reader.height, reader.chunks.decodes), []).append(place)
+        else:
+            cuts = Cuts.of_spans(firsts, ends, reader.height)
+            found[place] = reader.read_raw_joined(reader.raw, cuts)
+    for (height, _), places in aligned.items():
+        cuts = Cuts.of_spans(firsts, ends, height)
+        rows = _read_aligned([readers[place] for place in places], cuts, run)
+        for place, pieces in zip(places, rows, strict=True):
+            found[place] = np.frombuffer(b"".join(pieces), readers[place].dtype)
+    return found
+
+
+def _read_aligned(
+    readers: Sequence[ArrayReader], cuts: Cuts, run: Map
+) -> list[list[memoryview | bytes]]:
+    """The parts of spans, of each of some arrays whose chunks have the same rows."""
+    chunks = AlignedChunks([reader.chunks for reader in readers])
+    order = np.argsort(cuts.chunks, kind="stable")
+    of = cuts.chunks[order]
+    edges = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+    numbers = of[edges].tolist()
+    used = np.add.reduceat((cuts.stops - cuts.starts)[order], edges).tolist()
+    first_rows = cuts.chunks * chunks.grid.chunks[0]
+    starts = (cuts.starts - first_rows).tolist()
+    slices = list(map(slice, starts, (cuts.stops - first_rows).tolist()))
+    parts = order.tolist()
+    bounds = [*edges.tolist(), len(parts)]
+    pieces: list[list[memoryview | bytes]] = [[b""] * len(parts) for _ in readers]
+    # of many chunks, not all are held for their parts
+    copies = len(numbers) * chunks.nbytes > GROUP
+
+    def use(at: int, views: Any) -> None:
+        for part in parts[bounds[at] : bounds[at + 1]]:
+            cut = slices[part]
+            for each, view in zip(pieces, views.views, strict=False):
+                each[part] = bytes(view[cut]) if copies else view[cut]
+
+    key = "\0".join(reader.key for reader in readers)
+    counts = [reader.counts for reader in readers]
+    if not chunks.decodes:
+        used = None
+    visit(chunks, readers[0].cache, key, numbers, used, use, run, counts)
+    return pieces
+
+
+class Cuts(NamedTuple):
+    """Spans of rows, cut at the borders of chunks. Parts are in the order of their spans; an empty
+    span has none.
+
+    Attributes:
+        spans: the number of the span of each part.
+        chunks: the number of its chunk, along the rows.
+        starts, stops: its first row, and its end.
+        height: rows of a chunk.
+    """
+
+    spans: IntArray
+    chunks: IntArray
+    starts: IntArray
+    stops: IntArray
+    height: int
+
+    @classmethod
+    def of_spans(cls, firsts: IntArray, ends: IntArray, height: int) -> Cuts:
+        """Of spans ``firsts[i]`` to ``ends[i] - 1``."""
+        first_chunks = firsts // height
+        counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
+        spans = np.repeat(np.arange(len(firsts)), counts)
+        chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
+        starts = np.maximum(firsts[spans], chunks * height)
+        stops = np.minimum(ends[spans], (chunks + 1) * height)
+        return cls(spans, chunks, starts, stops, height)
+
+    def ranges(self, raw: DirectChunks) -> ByteRanges:
+        """Where the parts lie, in chunks whose rows lie as they are."""
+        row_bytes = raw.nbytes // self.height
+        whole = raw.raw_ranges(self.chunks)
+        begins = whole.start + (self.starts - self.chunks * self.height) * row_bytes
+        begins[~whole.is_written] = -1
+        ends = begins + (self.stops - self.starts) * row_bytes
+        ends[~whole.is_written] = -1
+        return ByteRanges(whole.paths, whole.file, begins, ends)
+
+
+def pieces_of(
+    grid: Grid, corners: Sequence[Sequence[int]], boxes: Sequence[Sequence[int]]
+) -> dict[int, list[Piece]]:
+    """By chunk, the parts that boxes are made of."""
+    strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(grid.shape))]
+    pieces: dict[int, list[Piece]] = {}
+    for out, (corner, box) in enumerate(zip(corners, boxes, strict=True)):
+        axes = [
+            [(place * stride, source, target) for place, source, target in _cuts(*along)]
+            for *along, stride in zip(corner, box, grid.chunks, strides, strict=True)
+        ]
+        for parts in itertools.product(*axes):
+            numbers, sources, targets = zip(*parts, strict=True)
+            pieces.setdefault(sum(numbers), []).append(Piece(out, sources, targets))
+    return pieces
+
+
+def _cuts(start: int, extent: int, chunk: int) -> Iterator[tuple[int, slice, slice]]:
+    """Along one axis: the chunks that a range crosses, and which parts of them go where."""
+    for place in range(start // chunk, -(-(start + extent) // chunk)):
+        begin = place * chunk
+        first = max(start, begin)
+        last = min(start + extent, begin + chunk)
+        yield place, slice(first - begin, last - begin), slice(first - start, last - start)

@@ -1,0 +1,318 @@
+"""The base of sources whose records are rows of arrays, whatever file they lie in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import BudgetError, FormatError, HeadraceError
+from headrace.formats.arrays.chunks import COUNTABLE, shown_array
+from headrace.formats.arrays.packed import PackedInfo
+from headrace.formats.arrays.reader import ArrayReader, Map, OpenArrays
+from headrace.formats.describe import Column, Description
+from headrace.formats.source import ArraySource, Rows
+from headrace.io.ranges import ByteRanges
+from headrace.memory.budget import format_size
+from headrace.memory.limits import memory_limits, tightest
+
+_SMALL = 64 << 20  # bytes of a row that are not compared with what is free
+_MOST_BLOCKS = 1 << 28
+
+
+def layout_fingerprint(layout: list[Any]) -> str:
+    """A hash of name, shape, dtype (``dtype.str``) and chunks of an array, or of several arrays."""
+    return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+
+class LibraryRows(ABC):
+    """Rows whose elements have any size, which only their library can read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    how: str
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The rows as the library gives them."""
+
+    def describe(self, name: str) -> Column:
+        """What a random row costs: nobody knows."""
+        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")
+
+
+class ReadersSource(ArraySource):
+    """Records that are read out of arrays, by their chunks. Its path says where they lie, in
+    words.
+    """
+
+    def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
+        self.path: str = path
+        self.files = opened.files
+        self._opened = opened
+        self._readers = readers
+
+    @abstractmethod
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        """As `byte_ranges`, by array."""
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        try:
+            return ByteRanges.joined(self._located(indices))
+        # to know it something had to be read, which failed: reading the samples will say so
+        except HeadraceError:
+            return ByteRanges.of([])
+
+    @property
+    def is_direct(self) -> bool:
+        """True if samples are read from the file itself, and not through another library."""
+        return all(reader.chunks.is_direct for reader in self._readers)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.is_direct and super().is_remote
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(reader.chunks.stored_nbytes for reader in self._readers)
+
+    @property
+    def locating_needs_io(self) -> bool:
+        return any(reader.chunks.needs_io for reader in self._readers)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.close()
+        return super().read_afresh(indices)
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        for reader in self._readers:
+            if reader.counts:
+                counts.update(reader.counts)
+                reader.counts.clear()
+        return counts
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    def close(self) -> None:
+        """Closes what this process has open of this source and those that share it; decoded
+        chunks are forgotten.
+        """
+        self._opened.close()
+
+
+class ArraysSource(ReadersSource):
+    """The rows of one array, or of several of equal length, as records: arrays of a row's shape and
+    dtype (in the file's byte order); for several names dicts of these.
+
+    Args:
+        path, opened: as `ReadersSource` has them.
+        name: that of the array; or a tuple of several.
+        fields: by name, what reads the rows of each.
+        chunks: the extents of a chunk of each, as the file has them; None: it has no chunks.
+
+    Attributes:
+        shape, dtype: of the (first) array, rows included.
+        dtypes: of each, by name.
+        of_samples: what the pack says of itself whose samples the rows are; None: there is none.
+
+    Raises:
+        FormatError: arrays don't fit one another, or have more rows or chunks than can be counted.
+        BudgetError: a row does not fit memory.
+    """
+
+    of_samples: PackedInfo | None = None
+
+    def __init__(
+        self,
+        path: str,
+        opened: OpenArrays[Any],
+        name: str | tuple[str, ...],
+        fields: Mapping[str, ArrayReader | LibraryRows],
+        chunks: Sequence[tuple[int, ...] | None],
+    ) -> None:
+        super().__init__(
+            path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)]
+        )
+        self.name: str | tuple[str, ...] = name
+        self._names, self._fields, self._first = tuple(fields), fields, next(iter(fields.values()))
+        self.shape: tuple[int, ...] = self._first.shape
+        self.dtype: np.dtype[Any] = self._first.dtype
+        self.dtypes: dict[str, np.dtype[Any]] = {one: field.dtype for one, field in fields.items()}
+        self._grids = [
+            [one, field.shape, field.dtype.str, cut]
+            for (one, field), cut in zip(fields.items(), chunks, strict=True)
+        ]
+        self._row_bytes = sum(
+            math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers
+        )
+        for one, field in fields.items():
+            across = 1
+            if isinstance(field, ArrayReader) and all(field.shape):
+                across = field.chunks.grid.inner
+            if field.shape[0] * across > COUNTABLE:
+                raise FormatError(
+                    f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be "
+                    "counted: the file is damaged"
+                )
+        if (
+            self._row_bytes > _SMALL
+            and self._row_bytes > (limit := tightest(memory_limits())).headroom
+        ):
+            raise BudgetError(
+                f"{path}: a row{' of ' if any(self._names) else ''}{' and '.join(self._names)} "
+                f"takes {format_size(self._row_bytes)}, and "
+                f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not "
+                "damaged, pack it again in smaller samples"
+            )
+        if len({field.shape[0] for field in fields.values()}) > 1:
+            lengths = ", ".join(f"{one!r} {field.shape[0]:,}" for one, field in fields.items())
+            raise FormatError(f"{path}: the arrays have different numbers of rows: {lengths}")
+
+    # -- what it is
+
+    @property
+    def is_direct(self) -> bool:
+        return not self.holds_objects and super().is_direct
+
+    @property
+    def holds_objects(self) -> bool:
+        """True if there are elements of any size, such as strings."""
+        return len(self._readers) < len(self._fields)
+
+    @property
+    def rows_are(self) -> str:
+        """Dtype and shape of a row of each dataset, in words."""
+        return ", ".join(f"{f.dtype} {list(f.shape[1:])}" for f in self._fields.values())
+
+    def describe(self) -> Description:
+        columns = [field.describe(name or "rows") for name, field in self._fields.items()]
+        return Description(columns, stored=sum(column.stored for column in columns))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
+        return np.full(len(self), self._row_bytes, np.int64)
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all sizes."""
+        return int(self.shape[0]) * self._row_bytes
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        field = self._first
+        if isinstance(self.name, str) and isinstance(field, ArrayReader) and field.dtype.isnative:
+            return ArraySpec(field.shape[1:], field.dtype)
+        return None
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        field = self._first
+        assert isinstance(field, ArrayReader)
+        field.read_rows(indices, rows, self.run)
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+        """Writes rows of the (first) array into the rows of one array of its dtype.
+
+        Args:
+            rows: [n] their numbers, in any order.
+            out: [n, ...] C-contiguous.
+            run: calls a function in threads; None: there are none.
+
+        Raises:
+            Exception: as `read`.
+        """
+        field = self._first
+        assert isinstance(field, ArrayReader)
+        field.gather(rows, out, run)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        columns = [self._read_field(field, indices) for field in self._fields.values()]
+        if isinstance(self.name, str):
+            return columns[0]
+        return [
+            dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)
+        ]
+
+    def _read_field(self, field: ArrayReader | LibraryRows, indices: Sequence[int]) -> list[Any]:
+        if not isinstance(field, ArrayReader):
+            return field.read(indices)
+        try:
+            rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
+        except MemoryError as error:
+            raise BudgetError(
+                f"{self.path}: no room for {len(indices):,} rows of "
+                f"{format_size(self._row_bytes)} each"
+            ) from error
+        field.read_rows(indices, rows, self.run)
+        return rows
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        return [reader.byte_ranges(indices) for reader in self._readers]
+
+    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
+        return None if self.array_spec is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
+
+    # -- blocks
+
+    @property
+    def cut_nbytes(self) -> int:
+        if any(reader.caches_chunks for reader in self._readers):
+            return 0
+        return int(self.shape[0]) * self._row_bytes
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        rows, height = len(self), self._rows_a_block(nbytes)
+        count = -(-rows // height)
+        if count > _MOST_BLOCKS:
+            raise BudgetError(
+                f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: "
+                "shuffle=True needs no list"
+            )
+        sizes = np.full(count, height, np.int64)
+        if count:
+            sizes[-1] = rows - height * (count - 1)
+        return sizes
+
+    def _rows_a_block(self, nbytes: int) -> int:
+        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a
+        chunk, or as many as take `nbytes`.
+        """
+        if heights := [reader.height for reader in self._readers if reader.caches_chunks]:
+            return max(heights)
+        long = max(1, nbytes // max(1, self._row_bytes))
+        heights = [reader.height for reader in self._readers if reader.is_chunked]
+        return min([long, *(height for height in heights if height > 1)])
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of the decoded chunks of a block, which are cached while it is in use."""
+        cached = [reader for reader in self._readers if reader.caches_chunks]
+        tallest = 1
+        if cached:
+            tallest = self._rows_a_block(0)
+        return sum(
+            reader.chunks.nbytes * reader.chunks.grid.inner * -(-tallest // reader.height)
+            for reader in cached
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, dtypes and chunk grids."""
+        return layout_fingerprint(self._grids[0] if isinstance(self.name, str) else self._grids)
+
+    def location(self, index: int) -> str:
+        names = " and ".join(filter(None, self._names))
+        return ", ".join([self.path, *([names] if names else []), f"row {index}"])

@@ -1,0 +1,271 @@
+"""Reads patches of a volume, and of the labels that belong to it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec
+from headrace.formats.arrays.patches import PatchGrid, padded_places
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
+from headrace.formats.describe import Description
+from headrace.formats.source import Rows
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+
+PADS = ("reflect", "edge", "constant")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An array that patches are taken from.
+
+    Attributes:
+        name: for messages.
+        reader: reads it.
+        pad: what patches have beyond its end: "reflect", "edge" or "constant".
+        value: the constant, and what lies where a table has nothing.
+        axes: for each axis of the array the axis of patches that goes along it; None: it is whole
+            in every patch.
+        tables: of an array with other voxels than those that patches are counted in: by axis of
+            patches, the array's nearest voxel for each of these, or -1.
+    """
+
+    name: str
+    reader: ArrayReader
+    pad: str
+    value: Any
+    axes: tuple[int | None, ...]
+    tables: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    def shape(self, patch: Sequence[int]) -> tuple[int, ...]:
+        """That of this array's part in a patch."""
+        return tuple(
+            extent if axis is None else patch[axis]
+            for axis, extent in zip(self.axes, self.reader.shape, strict=True)
+        )
+
+    def corner(self, corner: Sequence[int]) -> tuple[int, ...]:
+        """Where in this array a patch begins that lies inside of it; for an array without
+        tables.
+        """
+        return tuple(0 if axis is None else corner[axis] for axis in self.axes)
+
+    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
+        """Along each axis of this array, which of its elements are in a patch; -1: none is."""
+        axes = []
+        for axis, extent in zip(self.axes, self.reader.shape, strict=True):
+            if axis is None:
+                axes.append(np.arange(extent))
+                continue
+            places = padded_places(corner[axis], grid.patch[axis], grid.shape[axis], self.pad)
+            table = self.tables.get(axis)
+            axes.append(places if table is None else np.where(places < 0, -1, table[places]))
+        return axes
+
+    def reach(self, axis: int, patch: int) -> int:
+        """How many elements along an axis of patches one of them needs at most, padding aside."""
+        if axis not in self.tables:
+            return patch
+        covered = self.tables[axis][self.tables[axis] >= 0]
+        if len(covered) <= patch:
+            return int(covered[-1] - covered[0]) + 1 if len(covered) else 1
+        return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
+
+
+class PatchSource(ReadersSource):
+    """Patches of one volume, or tuples of patches of several that lie at the same place.
+
+    Args:
+        path: of the store.
+        volumes: the array, and its labels if there are any.
+        grid: where patches begin, in voxels of the array.
+        opened: what the volumes' readers have open.
+    """
+
+    def __init__(
+        self, path: str, volumes: Sequence[Volume], grid: PatchGrid, opened: OpenArrays[Any]
+    ) -> None:
+        super().__init__(redact(path), opened, [volume.reader for volume in volumes])
+        self.volumes: list[Volume] = list(volumes)
+        self.grid: PatchGrid = grid
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
+        """Bytes of a sample, the first volume's patch being cast to a dtype."""
+        kinds = [
+            volume.reader.dtype if number or dtype is None else dtype
+            for number, volume in enumerate(self.volumes)
+        ]
+        return sum(
+            math.prod(volume.shape(self.grid.patch)) * kind.itemsize
+            for volume, kind in zip(self.volumes, kinds, strict=True)
+        )
+
+    @property
+    def patches_are(self) -> str:
+        """Dtype and shape of the parts of a sample, in words."""
+        return ", ".join(
+            f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}"
+            for volume in self.volumes
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the first volume."""
+        return self.volumes[0].reader.dtype
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        if len(self.volumes) > 1 or not self.dtype.isnative:
+            return None
+        return ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype)
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        corners = [self.grid.corner(index) for index in indices]
+        columns: list[list[npt.NDArray[Any]]] = []
+        for volume in self.volumes:
+            shape = volume.shape(self.grid.patch)
+            patches = [np.empty(shape, volume.reader.dtype) for _ in indices]
+            self._read_volume(volume, corners, patches)
+            columns.append(patches)
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
+        plain: list[int] = []
+        for number, corner in enumerate(corners):
+            if volume.tables or self.grid.reaches_beyond(corner):
+                self._read_places(volume, volume.places(corner, self.grid), outs[number])
+            else:
+                plain.append(number)
+        volume.reader.read_boxes(
+            [volume.corner(corners[number]) for number in plain],
+            [outs[number] for number in plain],
+            self.run,
+        )
+
+    def _read_places(
+        self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]
+    ) -> None:
+        """A patch whose elements don't lie side by side, taken out of a box that has all of
+        them.
+        """
+        out[...] = volume.value
+        box = _box_of(axes)
+        if box is None:
+            return
+        part = np.empty(box[1], out.dtype)
+        volume.reader.read_boxes([box[0]], [part], self.run)
+        inside = [places >= 0 for places in axes]
+        each = zip(axes, inside, box[0], strict=True)
+        taken = [places[mask] - start for places, mask, start in each]
+        out[np.ix_(*inside)] = part[np.ix_(*taken)]
+
+    # -- byte ranges
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        corners = [self.grid.corner(index) for index in indices.tolist()]
+        located: list[ByteRanges] = []
+        for volume in self.volumes:
+            boxes = [self._box(volume, corner) for corner in corners]
+            located.append(volume.reader.box_ranges([box for box in boxes if box is not None]))
+        return located
+
+    def _box(
+        self, volume: Volume, corner: tuple[int, ...]
+    ) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Lowest corner and extents of what a patch needs of an array; None: nothing."""
+        if volume.tables or self.grid.reaches_beyond(corner):
+            return _box_of(volume.places(corner, self.grid))
+        return volume.corner(corner), volume.shape(self.grid.patch)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """As if nothing were compressed; chunks count for each line of patches that they are in."""
+        return len(self.blocks_of(0)) * sum(self._line_nbytes(volume) for volume in self.volumes)
+
+    # -- the rest
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        """Patches along the last axis."""
+        lines = [
+            np.full(math.prod(counts[:-1]), counts[-1], np.int64)
+            for counts in self.grid.counts
+            if math.prod(counts)
+        ]
+        return np.concatenate(lines) if lines else np.zeros(0, np.int64)
+
+    @property
+    def block_nbytes(self) -> int:
+        return sum(
+            self._line_nbytes(volume) for volume in self.volumes if volume.reader.chunks.decodes
+        )
+
+    def _line_nbytes(self, volume: Volume) -> int:
+        """Bytes of the decoded chunks that patches along the last axis are in, at most."""
+        grid, chunks = volume.reader.chunks.grid, 1
+        for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
+            if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
+                chunks *= count
+            else:
+                chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
+        return chunks * volume.reader.chunks.nbytes
+
+    def describe(self) -> Description:
+        found = Description()
+        for volume in self.volumes:
+            name = volume.name or "the array"
+            column = volume.reader.describe(name, volume.shape(self.grid.patch))
+            if volume.tables:
+                column.read_by += "; each voxel of a patch has the nearest one"
+            found.columns.append(column)
+            found.stored += column.stored
+        return found
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, dtypes, chunks, of where patches begin and of how labels lie
+        to them.
+        """
+        arrays = [
+            [v.name, v.reader.shape, v.reader.dtype.str, v.reader.chunks.grid.chunks, v.pad, v.axes]
+            for v in self.volumes
+        ]
+        tables = [
+            [axis, zlib.crc32(table.tobytes())]
+            for volume in self.volumes
+            for axis, table in sorted(volume.tables.items())
+        ]
+        boxes = [[box.start, box.stop] for box in self.grid.boxes]
+        return layout_fingerprint(
+            [arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes]
+        )
+
+    def location(self, index: int) -> str:
+        return (
+            f"{self.path}, {self.volumes[0].name or 'the array'}, patch {index} at "
+            f"{list(self.grid.corner(index))}"
+        )
+
+
+def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
+    """Lowest corner and extents of the box that has all of these places along each axis (-1:
+    none); None: there are none.
+    """
+    inside = [places[places >= 0] for places in axes]
+    if not all(len(places) for places in inside):
+        return None
+    return [int(places.min()) for places in inside], [
+        int(places.max() - places.min()) + 1 for places in inside
+    ]

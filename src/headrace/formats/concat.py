@@ -1,0 +1,203 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.formats.describe import Description, joined
+from headrace.formats.source import ArraySource, Rows, fingerprint_of_files, row_at
+from headrace.io.local.files import bytes_of
+from headrace.io.local.hints import HINTS
+from headrace.io.ranges import ByteRanges
+
+Map = Callable[[Callable[[int], Any], int], list[Any]]
+S = TypeVar("S", bound=ArraySource)
+
+
+class Part(NamedTuple, Generic[S]):
+    """Samples of one source: their indices in it, and their places among all that are wanted."""
+
+    source: S
+    indices: list[int]
+    places: list[int]
+
+
+class ConcatSource(ArraySource, Generic[S]):
+    """The samples of some sources, one source after the other.
+
+    Args:
+        sources: one at least, with records of one kind.
+    """
+
+    def __init__(self, sources: Sequence[S]) -> None:
+        self.sources: list[S] = list(sources)
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+        self.files = self.sources[0].files
+        # sources that were read from since they were asked what they have counted
+        self._to_count: set[int] = set()
+        self.thread_safe: bool = all(source.thread_safe for source in self.sources)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a sample is in, and its index there."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, index - int(self._starts[number])
+
+    def parts_of(self, indices: Sequence[int] | IntArray) -> list[Part[S]]:
+        """The samples of each source."""
+        wanted = np.asarray(indices, np.int64)
+        if not wanted.size:
+            return []
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        order = numbers.argsort(kind="stable")
+        numbers = numbers[order]
+        inner = (wanted[order] - self._starts[numbers]).tolist()
+        places = order.tolist()
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
+        each = zip(numbers[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True)
+        return [
+            Part(self.sources[number], inner[first:end], places[first:end])
+            for number, (first, end) in each
+        ]
+
+    @contextlib.contextmanager
+    def reading(self, parts: list[Part[S]], *, prefetches: bool = True) -> Iterator[None]:
+        """Parts are read inside. Those of several sources are asked for at once: by a server
+        together, and not file by file; of local files a slow disk is told.
+        """
+        if prefetches and len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
+            with contextlib.suppress(OSError):  # raised again where they are read
+                ranges = [
+                    part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts
+                ]
+                self.files.prefetch(ranges, True)
+        try:
+            yield
+        finally:  # at the end: what is counted meanwhile is not left behind
+            self._to_count.update(id(part.source) for part in parts)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return self._gathered(indices, lambda source, some: source.read(some))
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        return self._gathered(indices, lambda source, some: source.read_afresh(some), False)
+
+    def _gathered(
+        self,
+        indices: Sequence[int],
+        read: Callable[[S, list[int]], list[Any]],
+        prefetches: bool = True,
+    ) -> list[Any]:
+        records: list[Any] = [None] * len(indices)
+        parts = self.parts_of(indices)
+        with self.reading(parts, prefetches=prefetches):
+            for part in parts:
+                for place, record in zip(part.places, read(part.source, part.indices), strict=True):
+                    records[place] = record
+        return records
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        parts = self.parts_of(indices)
+        ranges = [part.source.row_ranges(part.indices) for part in parts] if self.is_remote else []
+        known = [one for one in ranges if one is not None]
+        if known and len(known) == len(parts):  # by one request for all files
+            with self.reading(parts, prefetches=False):
+                buffers = [bytes_of(row_at(rows, at)) for part in parts for at in part.places]
+                self.files.read_into(ByteRanges.joined(known), buffers)
+                for part in parts:
+                    part.source.check(part.indices, [rows[place] for place in part.places])
+            return
+        with self.reading(parts):
+            for part in parts:
+                part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
+        """As `ArraysSource.gather`, of sources that have it."""
+        for part in self.parts_of(rows):
+            some = np.empty((len(part.places), *out.shape[1:]), out.dtype)
+            source: Any = part.source
+            source.gather(np.asarray(part.indices, np.int64), some, run)
+            out[part.places] = some
+
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        """True if all sources are, on one server."""
+        return all(source.is_remote and source.files is self.files for source in self.sources)
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        parts = self.parts_of(indices)
+        return ByteRanges.joined(
+            [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts]
+        )
+
+    @property
+    def locating_needs_io(self) -> bool:
+        return any(source.locating_needs_io for source in self.sources)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(source.stored_nbytes for source in self.sources)
+
+    @functools.cached_property
+    def array_spec(self) -> ArraySpec | None:
+        spec = self.sources[0].array_spec
+        return spec if all(source.array_spec == spec for source in self.sources) else None
+
+    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+        for source in self.sources:
+            source.use_threads(run)
+
+    @property
+    def block_nbytes(self) -> int:
+        return max(source.block_nbytes for source in self.sources)
+
+    def hold_chunks(self, nbytes: int) -> None:
+        for source in self.sources:
+            source.hold_chunks(nbytes)
+
+    def take_counts(self) -> Counter[str]:
+        counts: Counter[str] = self.files.take_counts()
+        numbers = self._to_count
+        self._to_count = set()
+        for source in self.sources:
+            if id(source) in numbers:
+                counts.update(source.take_counts())
+        return counts
+
+    def describe(self) -> Description:
+        return joined([source.describe() for source in self.sources])
+
+    @property
+    def cut_nbytes(self) -> int:
+        return sum(source.cut_nbytes for source in self.sources)
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+        found = [source.blocks_of(nbytes) for source in self.sources]
+        known = [sizes for sizes in found if sizes is not None]
+        if len(known) == len(found):
+            return np.concatenate(known).astype(np.int64)
+        return None
+
+    def fingerprint(self) -> str:
+        each = [source.fingerprint() for source in self.sources]
+        return fingerprint_of_files([source.part for source in self.sources], len(self), each)
+
+    def location(self, index: int) -> str:
+        number, inner = self.place(index)
+        return self.sources[number].location(inner)
+
+    def close(self) -> None:
+        """Closes what this process has open."""
+        for source in self.sources:
+            source.close()

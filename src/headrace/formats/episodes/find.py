@@ -1,0 +1,595 @@
+"""Finds episodes in HDF5 files and Zarr stores, and joins them to one source.
+
+Robotics stores demonstrations in groups (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``,
+``data/demo_0/actions``), or in a file each (ALOHA). Diffusion Policy stores the steps of all
+episodes in arrays ``data/<key>``, and in ``meta/episode_ends`` the row after the last step of each:
+a replay buffer.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.dtypes import IntArray
+from headrace.errors import BudgetError, ConfigError, FormatError, MissingNameError, warn
+from headrace.formats.arrays.reader import OpenArrays
+from headrace.formats.episodes.source import MASK, EpisodeArrays, EpisodeSource
+from headrace.formats.episodes.windows import WindowOptions, Windows
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import Format
+from headrace.formats.tree import StoredArray, Tree, join
+from headrace.formats.trees import look_into
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
+
+STEPS = "data"
+ENDS = "meta/episode_ends"
+
+_STATIC_BYTES = 256 << 20
+_NUMBERED = re.compile(r"^\D*\d+$")
+
+
+class EpisodeOptions(NamedTuple):
+    """What is read of each file.
+
+    Attributes:
+        groups: pattern of the groups' paths; "": each file is one; None: found out.
+        keys: arrays with one row per step, or patterns of such; None: all.
+        static: arrays and values without an axis of time.
+        episodes: which ones: names, or the path of an array in each file; None: all.
+        windows: by key or pattern, steps of a window; None: whole episodes.
+    """
+
+    groups: str | None = None
+    keys: tuple[str, ...] | None = None
+    static: tuple[str, ...] = ()
+    episodes: str | tuple[str, ...] | None = None
+    windows: int | Mapping[str, int] | None = None
+
+
+class Episode(NamedTuple):
+    """An episode of a file.
+
+    Attributes:
+        first: the row of its arrays that is its first step.
+    """
+
+    path: str
+    name: str
+    arrays: dict[str, StoredArray]
+    static: dict[str, Any]
+    first: int
+    length: int
+
+    @property
+    def where(self) -> str:
+        return f"{redact(self.path)}: {self.name or '/'}"
+
+
+# -- what a file holds
+
+
+def claims(tree: Tree) -> str | None:
+    """ "" if a file unmistakably holds episodes; None: it holds something else."""
+    return "" if is_replay(tree) or numbered_groups(tree) is not None else None
+
+
+def is_replay(tree: Tree) -> bool:
+    """True if a file is a replay buffer."""
+    return tree.is_group(STEPS) and tree.is_array(ENDS)
+
+
+def numbered_groups(tree: Tree) -> str | None:
+    """The pattern of the episodes of a file that holds nothing else but them, as robomimic and
+    LIBERO lay them out: ``data`` is a group of groups that are numbered, and have several arrays;
+    None: it holds something else.
+    """
+    if not tree.is_group(STEPS):
+        return None
+    names = tree.children(STEPS)
+    if not names or not all(map(_NUMBERED.match, names)):
+        return None
+    if not all(tree.is_group(f"{STEPS}/{name}") for name in names[:64]):
+        return None
+    if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1:
+        return f"{STEPS}/*"
+    return None
+
+
+def groups_matching(tree: Tree, pattern: str) -> list[str]:
+    """The paths of the groups that a pattern means, such as "data/demo_*", in natural order; "":
+    the file itself.
+    """
+    found = [""]
+    for part in filter(None, pattern.split("/")):
+        paths: list[str] = []
+        for parent in found:
+            names = tree.children(parent) if _is_pattern(part) else [part]
+            matching = [join(parent, name) for name in names if fnmatch.fnmatchcase(name, part)]
+            paths += [path for path in matching if tree.is_group(path)]
+        found = paths
+    return sorted(found, key=_natural)
+
+
+def arrays_in(tree: Tree, group: str) -> list[str]:
+    """The arrays below a group that have an axis, by their paths in it, in natural order."""
+    start = 0
+    if group:
+        start = len(group) + 1
+    names = [name for name in tree.nodes(group) if tree.is_array(name) and tree.shape(name)]
+    return sorted((name[start:] for name in names), key=_natural)
+
+
+def episode_ends(tree: Tree) -> IntArray:
+    """[episodes] the rows after the last ones of the episodes of a replay buffer.
+
+    Raises:
+        FormatError: they are no integers, or don't rise.
+    """
+    where = f"{tree.shown}: {ENDS}"
+    shape = tree.shape(ENDS)
+    if len(shape) != 1 or not shape[0]:
+        raise FormatError(
+            f"{where} has shape {list(shape)}, and must have one number per episode: write "
+            "[episodes] int64"
+        )
+    stored = tree.column(ENDS)
+    if stored.dtype.kind not in "iu":
+        raise FormatError(
+            f"{where} holds {tree.described(ENDS)}, and must hold integers: write [episodes] int64"
+        )
+    largest = int(stored.max())
+    if largest > np.iinfo(np.int64).max:
+        raise FormatError(
+            f"{where} has {largest}, more than there can be rows: the file is damaged"
+        )
+    ends: IntArray = stored.astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    falls = np.flatnonzero(ends <= starts)
+    if len(falls):
+        number = int(falls[0])
+        raise FormatError(
+            f"{where} must rise, and episode {number} begins at row {int(starts[number]):,} and "
+            f"ends at {int(ends[number]):,}: write the row after the last step of each episode"
+        )
+    return ends
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sorts names as people do: demo_2 before demo_10."""
+    return [
+        (0, int(part), part) if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]
+
+
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
+
+
+class _Finder:
+    """Finds the episodes of files, one after the other: what the first episode has, all others must
+    have, and where the first file is a replay buffer, all others must be.
+
+    Attributes:
+        keys: of all episodes; None: none was found so far.
+        missing: names of episodes that are wanted, and were in no file so far.
+        known: names of episodes that exist, for a message about those.
+        are_buffers: True if the files are replay buffers; None: nobody has looked.
+    """
+
+    def __init__(self, options: EpisodeOptions) -> None:
+        self.options = options
+        self.keys: list[str] | None = None
+        self.missing = set[str]()
+        if isinstance(options.episodes, tuple):
+            self.missing.update(options.episodes)
+        self.known: dict[str, None] = {}
+        self.are_buffers = None if options.groups is None else False
+
+    def __call__(self, tree: Tree) -> list[Episode]:
+        """The episodes of a file.
+
+        Raises:
+            MissingNameError: it has no such groups, arrays or values.
+            FormatError: arrays of an episode have different lengths, or are damaged.
+        """
+        if self.are_buffers is None:
+            self.are_buffers = is_replay(tree)
+        if self.are_buffers:
+            return self._of_buffer(tree)
+        pattern = self.options.groups
+        if pattern is None:
+            pattern = self._pattern(tree)
+        names = groups_matching(tree, pattern)
+        if not names:
+            groups = [name for name in tree.nodes() if tree.is_group(name)]
+            raise MissingNameError(
+                f"{tree.shown} has no groups {pattern!r}, of which each would be an episode; it "
+                f"has: {listed_names(groups, pattern)}"
+            )
+        by_name = {name.rpartition("/")[2]: name for name in names} | {name: name for name in names}
+        wanted = self.options.episodes
+        if isinstance(wanted, str):
+            listed = tree.whole(wanted).reshape(-1).tolist()
+            wanted = tuple(one.decode() if isinstance(one, bytes) else str(one) for one in listed)
+            absent = [name for name in wanted if name not in by_name]
+            if absent:
+                raise MissingNameError(
+                    f"{tree.shown}: {self.options.episodes!r} lists {absent[0]!r}, which is "
+                    f"missing; the file has: {listed_names(names, absent[0])}"
+                )
+        if wanted is not None:
+            self._note(by_name, names)
+            chosen = {by_name[name] for name in wanted if name in by_name}
+            names = sorted(chosen, key=_natural)
+        return [self._of_group(tree, name) for name in names]
+
+    def _note(self, by_name: Mapping[str, Any], names: Iterable[str]) -> None:
+        self.missing -= by_name.keys()
+        if self.missing:
+            self.known.update(dict.fromkeys(names))
+
+    def _pattern(self, tree: Tree) -> str:
+        """The pattern of the episodes if the user did not pass it."""
+        found = numbered_groups(tree)
+        if found is not None:
+            return found
+        kinds = {name: tree.kind(name) for name in tree.children("")}
+        if (
+            kinds
+            and all(_NUMBERED.match(name) for name in kinds)
+            and {*kinds.values()} == {"group"}
+        ):
+            return "*"
+        if "array" in kinds.values():
+            return ""
+        groups = [name for name in tree.nodes() if tree.is_group(name)]
+        raise MissingNameError(
+            f"{tree.shown}: nobody knows which groups are episodes; pass groups=, such as 'data/*' "
+            f"(a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
+            f"{listed_names(groups)}"
+        )
+
+    def _keys_of(self, tree: Tree, group: str) -> list[str]:
+        """The keys, by the first episode."""
+        if self.keys is not None:
+            return self.keys
+        patterns = ("*",) if self.options.keys is None else self.options.keys
+        stored: list[str] = []
+        if any(map(_is_pattern, patterns)):
+            stored = arrays_in(tree, group)
+            if not stored and not tree.nodes():
+                raise MissingNameError(
+                    f"{tree.shown}: the names of its arrays are not known, since its server does "
+                    "not list them: name them as keys="
+                )
+        found: list[str] = []
+        for pattern in patterns:
+            matches = [pattern.strip("/")]
+            if _is_pattern(pattern):
+                matches = [key for key in stored if fnmatch.fnmatchcase(key, pattern)]
+                matches = [key for key in matches if key not in self.options.static]
+            if not matches and self.options.keys is not None:
+                raise MissingNameError(
+                    f"{tree.shown}: {group or '/'} has no arrays {pattern!r}; it has: "
+                    f"{listed_names(stored, pattern)}"
+                )
+            found += matches
+        if not found:
+            raise FormatError(
+                f"{tree.shown}: {group or '/'} has no array with an axis of time: name some as "
+                "keys="
+            )
+        self.keys = list(dict.fromkeys(found))
+        return self.keys
+
+    def _arrays(self, tree: Tree, group: str) -> dict[str, StoredArray]:
+        """The arrays of a group, by key; all have as many rows."""
+        arrays: dict[str, StoredArray] = {}
+        for key in self._keys_of(tree, group):
+            array = tree.stored(join(group, key))
+            if array is None:
+                raise MissingNameError(
+                    f"{tree.shown}: {group or '/'} has no array {key!r}; it has: "
+                    f"{listed_names(arrays_in(tree, group), key)}: name keys that all episodes "
+                    "have as keys=, or the episodes that have it as episodes="
+                )
+            if not array.shape:
+                raise FormatError(
+                    f"{tree.shown}: {join(group, key)!r} is a single value, it has no axis of "
+                    "time: name it as static="
+                )
+            arrays[key] = array
+        if len({array.shape[0] for array in arrays.values()}) > 1:
+            lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
+            raise FormatError(
+                f"{tree.shown}: {group or '/'}: its arrays have different lengths: {lengths}: name "
+                "those that belong together as keys=, and those without an axis of time as static="
+            )
+        return arrays
+
+    # -- an episode is a group
+
+    def _of_group(self, tree: Tree, group: str) -> Episode:
+        arrays = self._arrays(tree, group)
+        static = {key: self._value(tree, group, key) for key in self.options.static}
+        length = next(iter(arrays.values())).shape[0]
+        return Episode(tree.path, group, arrays, static, 0, length)
+
+    def _value(self, tree: Tree, group: str, key: str) -> Any:
+        """A static value: of an array, or of an attribute of the episode."""
+        name = join(group, key)
+        if tree.is_array(name):
+            _check_static(key, tree.nbytes(name))
+            return tree.whole(name)[()]
+        attributes = tree.attrs(group)
+        if key in attributes:
+            return attributes[key]
+        names = [*arrays_in(tree, group), *attributes]
+        raise MissingNameError(
+            f"{tree.shown}: {group or '/'} has no array and no attribute {key!r}; it has: "
+            f"{listed_names(names, key)}"
+        )
+
+    # -- episodes are ranges of rows
+
+    def _of_buffer(self, tree: Tree) -> list[Episode]:
+        if not is_replay(tree):
+            raise FormatError(
+                f"{tree.shown} is no replay buffer, as the first file is: it has no array {ENDS!r} "
+                f"beside a group {STEPS!r}"
+            )
+        ends = episode_ends(tree)
+        arrays = self._arrays(tree, STEPS)
+        rows = next(iter(arrays.values())).shape[0]
+        if rows != ends[-1]:
+            raise FormatError(
+                f"{tree.shown}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the "
+                f"arrays of {STEPS!r} have {rows:,} rows: the file was not finished, or is "
+                "damaged: write it again"
+            )
+        static = {name: self._values(tree, name, len(ends)) for name in self.options.static}
+        episodes: list[Episode] = []
+        for number in self._numbers(tree, len(ends)).tolist():
+            first = 0
+            if number:
+                first = int(ends[number - 1])
+            own = {name: values[number] for name, values in static.items()}
+            length = int(ends[number]) - first
+            episodes.append(Episode(tree.path, _name(number), arrays, own, first, length))
+        return episodes
+
+    def _numbers(self, tree: Tree, count: int) -> IntArray:
+        """The numbers of the episodes that are read, rising."""
+        wanted = self.options.episodes
+        if wanted is None:
+            return np.arange(count)
+        if isinstance(wanted, tuple):
+            by_name = {_name(number): number for number in range(count)}
+            self._note(by_name, by_name)
+            return np.array(sorted({by_name[name] for name in wanted if name in by_name}), np.int64)
+        listed = tree.column(wanted)
+        if listed.dtype.kind == "b" and listed.shape == (count,):
+            return np.flatnonzero(listed)
+        if listed.dtype.kind not in "iu" or listed.ndim != 1:
+            raise FormatError(
+                f"{tree.shown}: {wanted!r}, which episodes= names, holds {tree.described(wanted)}: "
+                f"it must have the numbers of episodes, or a bool for each of {count:,}"
+            )
+        outside = listed[(listed < 0) | (listed >= count)]
+        if outside.size:
+            raise MissingNameError(
+                f"{tree.shown}: {wanted!r} lists episode {outside[0]}, which is missing; there are "
+                f"0 to {count - 1:,}"
+            )
+        return distinct(listed).astype(np.int64)
+
+    def _values(self, tree: Tree, name: str, count: int) -> Any:
+        """An array with one value per episode."""
+        shape = tree.shape(name)
+        if shape[:1] != (count,):
+            raise FormatError(
+                f"{tree.shown}: {name!r} has shape {list(shape)}, and static= takes arrays with "
+                f"one value for each of {count:,} episodes"
+            )
+        _check_static(name, tree.nbytes(name))
+        return tree.column(name)
+
+
+def _name(number: int) -> str:
+    """What an episode of a replay buffer is called."""
+    return f"episode_{number}"
+
+
+# -- all files
+
+
+def open_episodes(
+    data_path: DataPath,
+    kind: Format,
+    reach: RemoteOptions,
+    options: EpisodeOptions,
+    windows: WindowOptions,
+    direct: bool,
+) -> EpisodeSource:
+    """The episodes of HDF5 files or Zarr stores.
+
+    Args:
+        data_path, kind, reach, direct: see `look_into`.
+        options, windows: what is read, and how samples are cut.
+
+    Raises:
+        MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
+        DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
+    """
+    named = [f"{STEPS}/{key.strip('/')}" for key in options.keys or () if not _is_pattern(key)]
+    nodes = [STEPS, ENDS, *named, *options.static]
+    finder = _Finder(options)
+    found, opened = look_into(
+        data_path, reach, kind, finder, nodes=nodes, direct=direct, keeps=True
+    )
+    try:
+        if finder.missing:
+            absent = min(finder.missing)
+            raise MissingNameError(
+                f"no file has an episode {absent!r}, which episodes= names; there are: "
+                f"{listed_names(finder.known, absent)}"
+            )
+        episodes = [episode for each in found for episode in each]
+        return _joined(episodes, finder, opened, windows)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _joined(
+    everything: Sequence[Episode],
+    finder: _Finder,
+    opened: OpenArrays[Any],
+    windows: WindowOptions,
+) -> EpisodeSource:
+    """The episodes of all files, in order."""
+    options = finder.options
+    keys = finder.keys or []
+    if windows.window is not None and MASK in (*keys, *options.static):
+        raise ConfigError(
+            f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys="
+        )
+    empty = [episode.where for episode in everything if not episode.length]
+    if empty:
+        more = ""
+        if len(empty) > 1:
+            more = f" and {len(empty) - 1:,} more"
+        warn(f"{empty[0]}{more}: the episode has no steps, and is left out")
+    episodes = [episode for episode in everything if episode.length]
+    numbers: dict[str, int] = {}  # of files
+    for episode in everything:
+        numbers.setdefault(episode.path, len(numbers))
+    for episode in episodes:
+        for array in episode.arrays.values():
+            numbers.setdefault(array.path, len(numbers))
+    steps = _steps_of(keys, options.windows)
+    arrays: list[EpisodeArrays] = []
+    if episodes:
+        arrays = [_arrays(key, episodes, numbers, steps[key]) for key in keys]
+    objects = [array.name for array in arrays if array.holds_objects]
+    if objects and windows.pad == "constant":
+        raise ConfigError(
+            f"pad='constant' has no value for {objects[0]!r}, whose elements are of any size: pass "
+            "pad='edge'"
+        )
+    static = {
+        name: _stacked(name, [episode.static[name] for episode in episodes])
+        for name in options.static
+    }
+    rows: tuple[IntArray, IntArray] | None = None
+    if finder.are_buffers and episodes:
+        sizes = {episode.path: episode.arrays[keys[0]].shape[0] for episode in everything}
+        edges = np.concatenate([[0], np.cumsum([*sizes.values()])]).astype(np.int64)
+        firsts = [edges[numbers[episode.path]] + episode.first for episode in episodes]
+        rows = (np.array(firsts, np.int64), edges)
+    return EpisodeSource(
+        list(numbers),
+        [numbers[episode.path] for episode in episodes],
+        [episode.name for episode in episodes],
+        Windows(np.array([episode.length for episode in episodes], np.int64), windows),
+        arrays,
+        static,
+        opened,
+        empty,
+        rows,
+    )
+
+
+def _steps_of(
+    keys: Sequence[str], windows: int | Mapping[str, int] | None
+) -> dict[str, int | None]:
+    """Steps of a window of each key.
+
+    Raises:
+        ConfigError: a key has none, or a pattern means no key.
+    """
+    if not isinstance(windows, Mapping):
+        return dict.fromkeys(keys, windows)
+    found: dict[str, int | None] = {}
+    for pattern, steps in windows.items():
+        matches = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
+        if not matches:
+            raise ConfigError(
+                f"window= has {pattern!r}, which is no key; the keys are: "
+                f"{listed_names(keys, pattern)}"
+            )
+        found |= dict.fromkeys(matches, steps)
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise ConfigError(
+            f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for "
+            "all), or leave it out of keys="
+        )
+    return found
+
+
+def _arrays(
+    key: str, episodes: Sequence[Episode], numbers: Mapping[str, int], window: int | None
+) -> EpisodeArrays:
+    """The arrays of a key of all episodes."""
+    first = episodes[0].arrays[key]
+    row_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
+    begins: list[tuple[int, int]] = []
+    readers: dict[int, Any] = {}
+    reader_of: list[int] = []
+    for episode in episodes:
+        array = episode.arrays[key]
+        if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
+            raise FormatError(
+                f"{episode.where}: steps of {key!r} are {array.dtype} {list(array.shape[1:])}, "
+                f"and in {episodes[0].where} {first.dtype} {list(first.shape[1:])}: name the "
+                "episodes that are alike as episodes=, or leave the key out of keys="
+            )
+        if array.reader is None:
+            begins.append((numbers[array.path], array.begin + episode.first * row_bytes))
+            reader_of.append(-1)
+            continue
+        begins.append((-1, -1))
+        readers.setdefault(id(array.reader), (len(readers), array.reader))
+        reader_of.append(readers[id(array.reader)][0])
+    return EpisodeArrays(
+        key,
+        first.shape[1:],
+        first.dtype,
+        begins,
+        [reader for _, reader in readers.values()],
+        reader_of,
+        np.array([episode.first for episode in episodes], np.int64),
+        window,
+    )
+
+
+def _stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
+    """Static values: numbers of one shape in one array, which workers share."""
+    arrays = [np.asarray(value) for value in values]
+    _check_static(name, sum(array.nbytes for array in arrays))
+    specs = {(array.shape, array.dtype) for array in arrays}
+    if len(specs) == 1 and arrays[0].dtype.kind in "biufc":
+        return SharedArray(np.stack(arrays))
+    return list(values)
+
+
+def _check_static(name: str, nbytes: int) -> None:
+    """Raises a BudgetError if static values take too many bytes."""
+    if nbytes > _STATIC_BYTES:
+        raise BudgetError(
+            f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static "
+            "values are small; name large arrays as keys="
+        )

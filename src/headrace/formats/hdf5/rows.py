@@ -1,0 +1,529 @@
+"""Reads samples that are rows of HDF5 files.
+
+Rows of one dataset or of several, and the flat bytes with offsets that `headrace.pack` writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import (
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+    warn,
+)
+from headrace.formats.arrays.chunks import Chunks
+from headrace.formats.arrays.packed import (
+    BESIDE,
+    CRC,
+    DATA,
+    IMAGE,
+    MASK,
+    MASK_STARTS,
+    NAME_OFFSETS,
+    NAMES,
+    OFFSETS,
+    TARGETS,
+    PackedInfo,
+    are_offsets,
+    are_targets,
+    crc_of,
+    offsets_named,
+    target_named,
+)
+from headrace.formats.arrays.reader import ArrayReader, Map, OpenArrays
+from headrace.formats.arrays.rows import ArraysSource, LibraryRows
+from headrace.formats.describe import Description
+from headrace.formats.hdf5.chunks import holds_objects, rows_of
+from headrace.formats.hdf5.conventions import UnpackedChunks, packing_of
+from headrace.formats.hdf5.files import (
+    HDF5Files,
+    check_has_values,
+    dataset_names,
+    packed_info,
+    with_ordered_fields,
+)
+from headrace.formats.hdf5.kind import HDF5, is_hdf5
+from headrace.formats.hdf5.links import Versions
+from headrace.formats.hdf5.remote import RemoteHDF5
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.source import PackPart, Rows
+from headrace.io.array_file import Arrays
+from headrace.io.index import IndexKind
+from headrace.io.packed_strings import PackedNames
+from headrace.io.paths import in_one_line, redact
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+from headrace.memory.anonymous import SharedArray
+
+_COLUMN_BYTES = 64 << 20
+
+
+def _make_index(files: RemoteFiles, url: str) -> Arrays:
+    """Of all datasets of a file, whichever will be asked for."""
+    files.learn([url])
+    opened = OpenHDF5(files)
+    assert isinstance(opened.hdf5, RemoteHDF5)
+    return opened.hdf5.arrays_of(url, functools.partial(_read_all, opened))
+
+
+def _read_all(opened: OpenHDF5, url: str) -> None:
+    """Reads what opening each dataset takes, and the values of those that may be targets, or
+    columns of a packed file.
+    """
+    info = packed_info(url, opened.hdf5)
+    columns = BESIDE
+    if info is None:
+        columns = set()
+    with opened.hdf5.reading(url) as file:
+        file.visititems(_read_attributes)
+        for name in dataset_names(file):
+            try:
+                dataset = with_ordered_fields(file[name])
+                is_column = (
+                    dataset.shape is not None
+                    and len(dataset.shape) == 1
+                    and dataset.nbytes <= _COLUMN_BYTES
+                )
+                if (
+                    name in columns
+                    or (info is not None and are_targets(name))
+                    or (is_column and not _holds_samples(file, name))
+                ):
+                    # first: chunks that are compared with h5py's are not recorded, and h5py reads
+                    # them once
+                    np.asarray(dataset)
+                if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
+                    rows_of(dataset, url, name, opened.hdf5, opened.library)
+            except (RemoteError, FileChangedError):
+                raise
+            except (HeadraceError, TypeError) as error:
+                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
+
+
+def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
+    for key in item.attrs:
+        # of a type that h5py lacks
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+            item.attrs.get(key)
+
+
+def _holds_samples(file: h5py.File, name: str) -> bool:
+    """True for the values of a sparse matrix and their columns, which are no part of what
+    opening it takes.
+    """
+    group, _, last = name.rpartition("/")
+    return last in ("data", "indices") and f"{group}/indptr" in file
+
+
+INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
+"""Offsets and lengths of what h5py reads of a file to open datasets; these bytes; and as JSON, by
+dataset, what speaks against decoding it here.
+"""
+
+
+_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""What netCDF files begin with that are no HDF5 files."""
+
+
+class OpenHDF5(OpenArrays[h5py.File]):
+    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
+    that it has decoded.
+    """
+
+    def __init__(self, server: RemoteFiles | None = None) -> None:
+        self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
+        super().__init__(self.hdf5.files, self.hdf5.open, h5py.File.close)
+
+
+def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[list[str], OpenHDF5]:
+    """The paths or URLs of the HDF5 files that a path means, and what is open of them.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError: see
+            `headrace.formats.resolve.resolver.resolve`.
+        FormatError: one of them is no HDF5 file.
+    """
+    files = resolve(data_path, HDF5, options)
+    paths, opened = files.urls(), OpenHDF5(files.server)
+    for path in [] if files.is_remote else paths:
+        if not is_hdf5(path):
+            if os.access(path, os.R_OK):
+                with open(path, "rb", buffering=0) as file:
+                    if file.read(4) in _CLASSIC:
+                        raise FormatError(
+                            f"{redact(path)} is a netCDF-3 file, and no HDF5 file: convert it to "
+                            "netCDF-4, by nccopy -k nc4 or xarray"
+                        )
+                raise FormatError(
+                    f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a "
+                    "server's page: fetch it again"
+                )
+            opened.hdf5.open(path)  # says what is wrong
+    return paths, opened
+
+
+class HDF5Source(ArraysSource):
+    """Rows of datasets of an HDF5 file, or the samples of a packed file.
+
+    Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and
+    compounds with them as h5py gives them; for several names dicts of these; 1-D arrays where a
+    packed file holds encoded samples or tokens. Samples of packed files are checked against their
+    CRC.
+
+    Args:
+        path: a local file; or, where `opened` has the files of its server, a URL.
+        name: dataset inside the file; or several of equal length.
+        direct: read the file itself where its layout is known; False: through h5py alone.
+        cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache
+            folder.
+        opened: what is open and decoded, to be shared with other sources.
+        decode_cf: packed numbers of netCDF are unpacked, see `headrace.formats.hdf5.conventions`.
+
+    Attributes:
+        info: what the pack says about itself; None: it is none.
+        names: of the samples of a pack, or None.
+        gives_pairs, gives_images: records are pairs of an image and its mask; or images alone, out
+            of pairs.
+
+    Raises:
+        MissingNameError: no dataset of that name; the message lists those there are.
+        FormatError: no rows, references instead of values, a filter that nobody here knows, or a
+            file that is shorter than it says.
+    """
+
+    _opened: OpenHDF5
+    _offsets: SharedArray | None = None
+    _crc: SharedArray | None = None
+    _mask_starts: SharedArray | None = None
+    gives_pairs = False
+    gives_images = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str | Sequence[str] = DATA,
+        *,
+        direct: bool = True,
+        cache_dir: str | os.PathLike[str] | None = None,
+        opened: OpenHDF5 | None = None,
+        decode_cf: bool = False,
+    ) -> None:
+        opened = opened or OpenHDF5()
+        hdf5 = opened.hdf5
+        self._file = os.fspath(path)
+        if not opened.files.is_remote:
+            self._file = os.path.abspath(os.path.expanduser(self._file))
+        self._decodes_cf = decode_cf
+        self.info = packed_info(self._file, hdf5)
+        self.names: PackedNames | None = None
+        names = (name,) if isinstance(name, str) else tuple(name)
+        fields: dict[str, ArrayReader | LibraryRows] = {}
+        chunks: list[Any] = []
+        with hdf5.reading(self._file) as file:
+            for one in names:
+                dataset = hdf5.dataset(file, one, self._file)
+                rows = rows_of(
+                    dataset,
+                    self._file,
+                    one,
+                    hdf5,
+                    opened.library,
+                    direct=direct,
+                    cache_dir=cache_dir,
+                )
+                if isinstance(rows, Chunks):
+                    packing = packing_of(dataset) if decode_cf else None
+                    if packing is not None:
+                        rows = UnpackedChunks(rows, packing)
+                    fields[one] = ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
+                else:
+                    fields[one] = rows
+                chunks.append([dataset.chunks, "cf"] if decode_cf else dataset.chunks)
+            super().__init__(
+                redact(self._file), opened, name if isinstance(name, str) else names, fields, chunks
+            )
+            if self.info is not None and name == DATA:
+                self.of_samples = self.info
+                self.part = None if self.info.part is None else PackPart(*self.info.part)
+                self._read_index(file, self.info)
+
+    # -- packs
+
+    def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
+        """Offsets, checksums and names of a packed file, which must fit each other."""
+        wrong: list[str] = []
+        if packed.is_flat:
+            offsets = self._column(file, OFFSETS).astype(np.int64, copy=False)
+            self._offsets = SharedArray(offsets)
+            if not are_offsets(offsets, packed.count, self.shape[0]):
+                wrong.append(OFFSETS)
+        elif self.shape[0] != packed.count:
+            wrong.append(DATA)
+        if NAMES in file:
+            self.names = PackedNames.from_arrays(
+                self._column(file, NAMES), self._column(file, NAME_OFFSETS)
+            )
+            joined, edges = self.names.arrays
+            if not are_offsets(edges, packed.count, len(joined)):
+                wrong.append(NAME_OFFSETS)
+        if CRC in file:
+            self._crc = SharedArray(self._column(file, CRC))
+            if self._crc.array.shape != (packed.count,):
+                wrong.append(CRC)
+        if wrong:
+            raise FormatError(
+                f"{self.path} is damaged: {', '.join(wrong)} don't fit the {packed.count:,} "
+                "samples it should hold: pack it again"
+            )
+
+    def give_pairs(self, images_alone: bool = False) -> None:
+        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels
+        and theirs; or the first of both alone.
+
+        Raises:
+            FormatError: where masks begin doesn't fit the samples.
+        """
+        spans = self._spans(slice(None))
+        if spans is not None:
+            begins = self.column(MASK_STARTS)
+            fit = begins.dtype == np.int64 and begins.ndim == 1
+            if not fit or (begins < spans[0]).any() or (begins > spans[1]).any():
+                raise FormatError(
+                    f"{self.path} is damaged: {MASK_STARTS} don't fit the samples: pack it again"
+                )
+            self._mask_starts = SharedArray(begins)
+        elif self.dtype.names != (IMAGE, MASK):
+            raise FormatError(
+                f"{self.path} is damaged: its rows have the fields {self.dtype.names}: pack it "
+                "again"
+            )
+        self.gives_pairs = not images_alone
+        self.gives_images = images_alone
+
+    def _spans(self, indices: IntArray | slice) -> tuple[IntArray, IntArray] | None:
+        """Where samples begin and end that lie flat, one behind the other; None: they are rows."""
+        if self._offsets is None:
+            return None
+        offsets = self._offsets.array
+        return offsets[:-1][indices], offsets[1:][indices]
+
+    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
+        """An array as a whole, compared with its checksum."""
+        dataset = self._opened.hdf5.dataset(file, name, self._file)
+        check_has_values(dataset, f"{self.path}: {name!r}")
+        Versions(dataset, self._file, name, self._opened.hdf5)
+        column = np.asarray(dataset)
+        expected = self.info.checksums.get(name) if self.info is not None else None
+        if expected is not None and crc_of(column) != expected:
+            raise FormatError(
+                f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
+            )
+        packing = packing_of(dataset) if self._decodes_cf else None
+        if packing is None:
+            return column
+        return packing.decode(column)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole array with one row a sample, such as the targets; of targets that are dicts a
+        compound, with a field for each column.
+
+        Raises:
+            MissingNameError, FormatError: no such array; another number of rows.
+        """
+        columns = self._columns_of(name)
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        with self._opened.hdf5.reading(self._file) as file:
+            for one, stored in columns.items():
+                arrays[one] = array = self._column(file, stored)
+                if array.ndim == 0 or len(array) != len(self):
+                    raise FormatError(
+                        f"{self.path}: {stored!r} has shape {array.shape}, not one row for each "
+                        f"of {len(self)} samples"
+                    )
+        if columns.keys() == {""}:
+            return arrays[""]
+        kinds = [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()]
+        rows = np.empty(len(self), kinds)
+        for one, array in arrays.items():
+            rows[one] = array
+        return rows
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """An array as a whole, compared with its checksum."""
+        with self._opened.hdf5.reading(self._file) as file:
+            return self._column(file, name)
+
+    def has_column(self, name: str) -> bool:
+        """True if there is such a `column`."""
+        with self._opened.hdf5.reading(self._file) as file:
+            return all(stored in file for stored in self._columns_of(name).values())
+
+    def _columns_of(self, name: str) -> dict[str, str]:
+        """The arrays of the columns of targets that are dicts; of others one without a name."""
+        columns = None
+        if self.info is not None and name == TARGETS:
+            columns = self.info.target_columns
+        if columns is None:
+            return {"": name}
+        return {column: target_named(number) for number, (column, _) in enumerate(columns)}
+
+    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        """An array of `RAGGED`, and where the items of each sample begin ([n + 1]).
+
+        Raises:
+            MissingNameError, FormatError: no such array; it is damaged.
+        """
+        items = self.whole(name)
+        offsets = self.whole(offsets_named(name))
+        if not are_offsets(offsets, len(self), len(items)):
+            raise FormatError(
+                f"{self.path} is damaged: {offsets_named(name)} don't fit {name}: pack it again"
+            )
+        return items, offsets.astype(np.int64, copy=False)
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32] | None:
+        """The CRC of each sample ([n]); None: there are none."""
+        if self._crc is None:
+            return None
+        return self._crc.array
+
+    def edges(self) -> IntArray | None:
+        """The first byte of each sample in the file, and the end of the last ([n + 1]), where
+        they lie one behind the other as they are.
+        """
+        reader = self._readers[0] if self._readers else None
+        begin = None if reader is None else reader.begin
+        if begin is None:
+            return None
+        rows = np.arange(len(self) + 1)
+        if self._offsets is not None:
+            rows = self._offsets.array
+        edges: IntArray = begin + rows * self._row_bytes
+        return edges
+
+    # -- what it is
+
+    @property
+    def is_flat(self) -> bool:
+        return self._offsets is not None
+
+    def describe(self) -> Description:
+        found = super().describe()
+        info = self.of_samples
+        if info is None:
+            return found
+        if self.is_flat:
+            reader = self._readers[0]
+            found.columns = [reader.describe(DATA, [reader.shape[0] / max(1, len(self))])]
+        found.facts["packed"] = f"{info.kind}, stored {info.store}"
+        if info.target_columns is not None:
+            found.facts["targets"] = ", ".join(name for name, _ in info.target_columns)
+        return found
+
+    def __len__(self) -> int:
+        if self._offsets is None:
+            return super().__len__()
+        return len(self._offsets.array) - 1
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        spans = self._spans(slice(None))
+        if spans is None:
+            return super().sizes()
+        return (spans[1] - spans[0]) * self._row_bytes
+
+    def image_sizes(self) -> IntArray:
+        """Bytes of each image without its mask ([n] int64), where samples are pairs."""
+        spans = self._spans(slice(None))
+        if spans is None or self._mask_starts is None:
+            return np.full(len(self), self.dtype[IMAGE].itemsize, np.int64)
+        sizes: IntArray = self._mask_starts.array - spans[0]
+        return sizes
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        if self.is_flat:
+            return None
+        return super().array_spec
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        spans = self._spans(slice(None))
+        if spans is None:
+            return super().blocks_of(nbytes)
+        numbers = spans[0] * self._row_bytes // nbytes
+        return np.unique(numbers, return_counts=True)[1].astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """The one of the packed dataset; else a hash of names, shapes, dtypes and chunk grids."""
+        if self.of_samples is None:
+            return super().fingerprint()
+        return self.of_samples.fingerprint
+
+    def location(self, index: int) -> str:
+        if self.names is None:
+            return super().location(index)
+        return f"{super().location(index)} ({in_one_line(self.names[index])})"
+
+    # -- reading
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        super().read_into(indices, rows)
+        self.check(indices, rows)
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+        super().gather(rows, out, run)
+        self.check(rows.tolist(), out)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        spans = self._spans(np.asarray(indices, np.int64))
+        if spans is None:
+            records = super().read(indices)
+        else:
+            sizes = (spans[1] - spans[0]).tolist()
+            records = [np.empty((size, *self.shape[1:]), self.dtype) for size in sizes]
+            self._readers[0].read_spans(spans[0], records, self.run)
+        self.check(indices, records)
+        if not (self.gives_pairs or self.gives_images):
+            return records
+        if spans is None or self._mask_starts is None:
+            # a copy: in the row it may be at any address
+            pairs = [(row[IMAGE], np.array(row[MASK])) for row in records]
+        else:
+            begins = self._mask_starts.array[np.asarray(indices, np.int64)] - spans[0]
+            each = zip(records, begins.tolist(), strict=True)
+            pairs = [(record[:size], record[size:]) for record, size in each]
+        if self.gives_images:
+            return [image for image, _ in pairs]
+        return pairs
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        spans = self._spans(indices)
+        if spans is None:
+            return super()._located(indices)
+        return [self._readers[0].span_ranges(*spans)]
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        if self._crc is None:
+            return
+        for index, array in zip(indices, records, strict=True):
+            if crc_of(array) != int(self._crc.array[index]):
+                raise FormatError(self.damaged(index))
+
+    def damaged(self, index: int) -> str:
+        """What messages say of a sample that is not what was packed."""
+        return f"{self.location(index)}: wrong checksum, the file is damaged: pack it again"

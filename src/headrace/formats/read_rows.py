@@ -1,0 +1,262 @@
+"""Reads rows of an HDF5 or Zarr array as one NumPy array, directly from its chunks: without torch
+or a dataset.
+
+NOTE [ how rows are gathered ]
+
+1. Indices are converted to row numbers, in the requested order.
+2. Rows that are stored uncompressed are sorted, and each thread takes a part. Rows with small gaps
+  between them are read by one call, into
+a scratch array, and copied from there; other rows are read directly into the result.
+3. Rows of chunks that need decoding: each chunk is read and decoded once, in threads, and yields
+  all of its rows.
+4. From a server all byte ranges are requested at once, by the event loop of its client, and threads
+  decode them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, Unpack, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.arguments import check_integer, check_names, described
+from headrace.dtypes import IntArray
+from headrace.errors import BudgetError, ConfigError, FormatError
+from headrace.formats.arrays.packed import DATA
+from headrace.formats.arrays.rows import ArraysSource
+from headrace.formats.concat import ConcatSource
+from headrace.formats.hdf5.files import only_dataset
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5.rows import HDF5Source, open_files
+from headrace.formats.parallel import map_in
+from headrace.formats.resolve.expressions import DataPath, entries_of
+from headrace.formats.resolve.resolver import kind_of, resolve
+from headrace.formats.source import Source
+from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.rows import OpenZarr, ZarrSource
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteKeywords, RemoteOptions
+from headrace.memory.budget import format_size
+from headrace.memory.limits import memory_limits, tightest, usable_cpus
+
+_MOST_THREADS = 8
+_WORTH = 1 << 20  # bytes of rows for each thread that is to take part
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """A dataset that is open, as far as rows are read of it."""
+
+    sample_source: Source
+
+    def __len__(self) -> int: ...
+
+    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
+        """The numbers in the source of samples."""
+
+
+def read_rows(
+    path: DataPath | HasRows,
+    name: str | None,
+    indices: Any,
+    *,
+    threads: int | None = None,
+    direct: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[RemoteKeywords],
+) -> npt.NDArray[Any]:
+    """Reads rows of an HDF5 dataset or a Zarr array into one NumPy array, like ``array[indices]``.
+
+    Each call opens the file, locates its chunks, and closes it. For many calls pass an
+    `HDF5Dataset` or a `ZarrDataset`, which stays open and caches decoded chunks.
+
+    Args:
+        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list),
+            whose rows are concatenated; or an open dataset whose samples are rows, with its own
+            `direct` and `options`.
+        name: name of the array. None: the only one, or "data"; for a dataset the one that it reads.
+        indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any
+            shape). Negative ones count from the end, and duplicates are allowed.
+        threads: number of threads that read and decode. None: one per usable core, at most 8.
+        direct: False: always use h5py or zarr-python.
+        cache_dir: folder for cached chunk indexes of large arrays, and for remote files. None: the
+            user's cache folder.
+        **options: for URLs: see `RemoteOptions`.
+
+    Returns:
+        An array of the array's dtype (in the file's byte order) and of shape ``indices' shape + the
+        row's``. Strings and rows of variable
+            length give an array of objects, as in h5py or zarr-python.
+
+    Raises:
+        IndexError: an index is out of range or not an integer, or a mask has another length.
+        ConfigError: an argument is invalid.
+        DataNotFoundError, FormatError, MissingNameError, AccessError, RemoteError: see
+            `HDF5Dataset` and `ZarrDataset`.
+        FileChangedError: the file changed since it was opened.
+        BudgetError: the rows don't fit the free memory.
+    """
+    number = check_integer("threads", threads, 1, optional=True) or min(
+        _MOST_THREADS, usable_cpus()
+    )
+    if isinstance(path, HasRows):
+        return _gathered(_of_dataset(path, name), indices, number, path)
+    check_names(
+        "read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__}
+    )
+    remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
+    with _opened(path, name, direct, remote) as source:
+        return _gathered(source, indices, number, None)
+
+
+def _of_dataset(dataset: HasRows, name: str | None) -> Source:
+    """The source of an open dataset, whose samples must be rows of the array of that name."""
+    source = dataset.sample_source
+    first = source.sources[0] if isinstance(source, ConcatSource) else source
+    if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
+        raise ConfigError(
+            "read_rows takes a path, or an HDF5Dataset or ZarrDataset whose samples are the rows "
+            f"of one array, not {described(dataset)}"
+        )
+    if name not in (None, first.name):
+        raise ConfigError(
+            f"the samples of this dataset are rows of {first.name!r}, not of {name!r}: pass "
+            "name=None, or the path"
+        )
+    return source
+
+
+@contextmanager
+def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) -> Iterator[Source]:
+    """The rows of the array in all files that a path means; closed at the end."""
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name must be that of one array, or None, not {name!r}")
+    kind = kind_of(path, (HDF5, ZARR), remote, searches=True, is_alone=True)
+    sources: list[Any] = []
+    if kind is ZARR:
+        files = resolve(path, ZARR, remote)
+        store = OpenZarr(files.server, direct=direct)
+        try:
+            sources += [ZarrSource(one, name, opened=store) for one in files.urls()]
+            yield _joined(sources)
+        finally:
+            store.close()
+        return
+    shown = redact(entries_of(path)[0])
+    if kind is None and not os.path.exists(os.path.expanduser(shown)):
+        resolve(path, HDF5, remote)  # says that there is nothing
+    if kind is None:
+        raise FormatError(
+            f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
+        )
+    paths, opened = open_files(path, remote)
+    wanted = name
+
+    def one(path: str) -> HDF5Source:
+        nonlocal wanted
+        if wanted is None:
+            with opened.hdf5.reading(path) as file:
+                wanted = only_dataset(file, path, DATA, None)
+        return HDF5Source(path, wanted, direct=direct, cache_dir=remote.cache_dir, opened=opened)
+
+    try:
+        sources += opened.hdf5.read_each(paths, one)
+        yield _joined(sources)
+    finally:
+        opened.close()
+
+
+def _joined(sources: list[Any]) -> Source:
+    first = sources[0]
+    for other in sources[1:]:
+        if other.rows_are != first.rows_are:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} "
+                f"here, and of {first.rows_are} there"
+            )
+    return first if len(sources) == 1 else ConcatSource(sources)
+
+
+# -- indices
+
+
+def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, ...]]:
+    """The numbers of rows that indices mean, flat, and the shape of the indices; see `read_rows`.
+
+    Args:
+        indices: as NumPy takes them for the first axis.
+        length: rows that there are.
+        what: the array, for messages.
+
+    Raises:
+        IndexError: one is outside of the array, or no integer; a mask has another length.
+    """
+    if isinstance(indices, slice):
+        rows = np.arange(length, dtype=np.int64)[indices]
+        return rows, rows.shape
+    if isinstance(indices, range):
+        indices = np.arange(indices.start, indices.stop, indices.step)
+    array = np.asarray(indices)
+    if array.dtype == bool:
+        if array.shape != (length,):
+            raise IndexError(
+                f"{what}: the mask has shape {list(array.shape)}, and there are {length:,} rows"
+            )
+        array = np.flatnonzero(array)
+    elif not array.size and array.dtype == float:  # an empty list
+        array = array.astype(np.int64)
+    elif array.dtype.kind not in "iu":
+        raise IndexError(
+            f"{what}: indices are integers, a slice or a mask, not {described(indices)}"
+        )
+    rows = array.astype(np.int64).reshape(-1)
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= length:
+        raise IndexError(f"{what}: index {int(array.max())} is outside of {length:,} rows")
+    if rows.size and not -length <= rows.min() <= rows.max() < length:
+        worst = rows[(rows < -length) | (rows >= length)][0]
+        raise IndexError(f"{what}: index {worst} is outside of {length:,} rows")
+    return np.where(rows < 0, rows + length, rows), array.shape
+
+
+# -- reading
+
+
+def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
+    sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
+    first = sources[0]
+    if isinstance(first, HDF5Source) and first.is_flat:
+        raise FormatError(
+            f"{first.path}: {first.name!r} holds samples of several lengths, one after the other: "
+            "open it with headrace.open_dataset"
+        )
+    what = f"{first.path}: {first.name!r}"
+    rows, shape = rows_of(indices, len(source) if dataset is None else len(dataset), what)
+    if dataset is not None:
+        rows = dataset.whole_indices(rows)
+    row_shape = tuple(first.shape[1:])
+    nbytes = len(rows) * int(np.prod(row_shape, dtype=np.int64)) * first.dtype.itemsize
+    if nbytes > _WORTH and nbytes > (limit := tightest(memory_limits())).headroom:
+        raise BudgetError(
+            f"{what}: {len(rows):,} rows take {format_size(nbytes)}, and "
+            f"{format_size(limit.headroom)} are free ({limit.name}): "
+            "ask for fewer"
+        )
+    out = np.empty((len(rows), *row_shape), first.dtype)
+    if first.holds_objects:
+        for at, record in enumerate(source.read(rows.tolist())):
+            out[at] = record
+    elif len(rows):
+        threads = max(1, min(threads, -(-nbytes // _WORTH)))
+        if threads == 1:
+            source.gather(rows, out, None)
+        else:
+            with ThreadPoolExecutor(threads, "headrace-rows") as pool:
+                source.gather(rows, out, partial(map_in, pool, threads))
+    whole = out.reshape((*shape, *row_shape))
+    return whole if shape or first.holds_objects else whole[()]

@@ -1,0 +1,192 @@
+"""Files as flat arrays of names: what an expression resolves to."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.io.files import Files
+from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
+from headrace.io.paths import named_part
+from headrace.io.remote_files import RemoteFiles
+from headrace.memory.anonymous import SharedArray
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of files that a dataset reads.
+
+    Attributes:
+        name: in messages: "images".
+        endings: of its files, in lower case, such as (".jpg", ".png").
+        stores: endings of what may be a folder, such as (".zarr", ".zarr.zip"); of these a folder
+            is searched on its first level only.
+        keeps_order: True if files stay in the order of the entries, those of a glob or folder
+            sorted as text; else all are sorted by the parts of their names.
+        recognizes: tells from a local file's or folder's content that it is of this kind, whatever
+            its name.
+        is_store: tells that a store lies at a URL, whatever its name.
+        bookkeeping: names of files that are written beside those of this kind, and are no data, in
+            lower case.
+        holds_arrays: True if any array may be in them: of two such kinds in one place nobody can
+            tell which is meant.
+        dataset: the name of the class of headrace that reads them.
+        open: opens them as `headrace.formats.registry.Columns`, given their paths or URLs and the
+            `Files` to read these with; for formats of other packages.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    stores: tuple[str, ...] = ()
+    keeps_order: bool = False
+    recognizes: Callable[[str], bool] | None = None
+    is_store: Callable[[str, Any], bool] | None = None
+    bookkeeping: frozenset[str] = frozenset()
+    holds_arrays: bool = False
+    dataset: str = ""
+    open: Callable[[Sequence[str], Files], Any] | None = None
+
+    @property
+    def all_endings(self) -> tuple[str, ...]:
+        """Those of its files and stores."""
+        return (*self.endings, *self.stores)
+
+    def fits(self, path: str) -> bool:
+        """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
+        return named_part(path).rstrip("/").lower().endswith(self.all_endings)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files of an expression.
+
+    Attributes:
+        roots: folders (or paths on a server) that the names are relative to.
+        tails: what follows the names of each root's files: the query of an URL of the web, else "".
+        root_of: [files] int32, number of each file's root, or None where there is one root.
+        names: relative names with '/' between their parts, as bytes, in the order of their parts
+            (but see `Format.keeps_order`).
+        folders: names of the first-level folders of the roots, sorted, also those without files.
+        searched: the roots that were searched through.
+        server: where the files are; None: on this machine.
+    """
+
+    roots: tuple[str, ...]
+    tails: tuple[str, ...]
+    root_of: SharedArray | None
+    names: PackedNames
+    folders: tuple[str, ...]
+    searched: frozenset[str]
+    server: RemoteFiles | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the roots are paths of an fsspec file system."""
+        return self.server is not None
+
+    def path(self, index: int) -> bytes:
+        """The full path of one file; of a remote one, that on its server."""
+        number = 0 if self.root_of is None else int(self.root_of.array[index])
+        prefix, tail = _affixes(self.roots[number], self.tails[number])
+        path: bytes = prefix + self.names[index] + tail
+        return path
+
+    def url(self, index: int) -> str:
+        """The path of one file; of a remote one its URL."""
+        path = os.fsdecode(self.path(index))
+        if self.server is None:
+            return path
+        return self.server.url_of(path)
+
+    def urls(self) -> list[str]:
+        """Of all files."""
+        return [self.url(index) for index in range(len(self))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the names below a root."""
+    return os.fsencode(root if root in ("", "/") else f"{root}/"), os.fsencode(tail)
+
+
+@dataclass(slots=True)
+class Found:
+    """Files of one entry: names below a root in the order of their parts, its first-level
+    folders, and itself if it was searched.
+    """
+
+    root: str
+    names: PackedNames
+    folders: set[bytes] = field(default_factory=set)
+    searched: set[str] = field(default_factory=set)
+    tail: str = ""
+
+
+def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
+    """The files of several entries as one set. Of equal names that of an earlier entry comes
+    first.
+    """
+    builder = NamesBuilder()
+    roots = dict[tuple[str, str], int]()
+    numbers = list[int]()
+    counts = list[int]()
+    folders = set[bytes]()
+    searched = set[str]()
+    for found in lists:
+        data, offsets = found.names.arrays
+        builder.add_joined(data, np.diff(offsets))
+        numbers.append(roots.setdefault((found.root, found.tail), len(roots)))
+        counts.append(len(found.names))
+        folders |= found.folders
+        searched |= found.searched
+    names = builder.build()
+    root_of = np.repeat(np.array(numbers, np.int32), counts) if len(roots) > 1 else None
+    order = None if keeps_order else order_of_parts(names)
+    if order is not None:
+        names = names.take(order)
+        root_of = None if root_of is None else root_of[order]
+    return _set_of(
+        [*roots], None if root_of is None else SharedArray(root_of), names, folders, searched
+    )
+
+
+def as_set(found: Found) -> FileSet:
+    """The files of one entry."""
+    return _set_of([(found.root, found.tail)], None, found.names, found.folders, found.searched)
+
+
+def _set_of(
+    roots: list[tuple[str, str]],
+    root_of: SharedArray | None,
+    names: PackedNames,
+    folders: set[bytes],
+    searched: set[str],
+) -> FileSet:
+    shown = tuple(sorted(map(os.fsdecode, folders), key=os.fsencode))
+    return FileSet(
+        tuple(root for root, _ in roots),
+        tuple(tail for _, tail in roots),
+        root_of,
+        names,
+        shown,
+        frozenset(searched),
+    )
+
+
+def in_order(names: list[bytes] | PackedNames, keeps_order: bool) -> PackedNames:
+    """The names of one entry: sorted as text, or by their parts."""
+    if keeps_order:
+        return PackedNames(sorted(names))
+    packed = names if isinstance(names, PackedNames) else PackedNames(names)
+    order = order_of_parts(packed)
+    if order is None:
+        return packed
+    return packed.take(order)

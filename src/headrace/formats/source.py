@@ -1,0 +1,296 @@
+"""Sources: numbered sets of stored records.
+
+`Source` is the minimum that headrace needs: the number of records, the records, which of them share
+a block, and a fingerprint of all. A `RowSource` also writes records that are arrays of one shape
+directly into their batch. A `Locatable` source knows the byte ranges of its records, so that remote
+ones can be prefetched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec
+from headrace.errors import FormatError
+from headrace.formats.blocks import block_length
+from headrace.formats.describe import Column, Description
+from headrace.io.files import Files
+from headrace.io.ranges import ByteRanges
+
+Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
+"""Arrays of one shape and dtype, or one array whose rows they are."""
+
+
+def row_at(rows: Rows, number: int) -> npt.NDArray[Any]:
+    """One of several rows, to write to: of an array of numbers too, whose items are no arrays."""
+    row: npt.NDArray[Any] = rows[number, ...] if isinstance(rows, np.ndarray) else rows[number]
+    return row
+
+
+def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Calls a function for 0 to count - 1, in this thread."""
+    return [function(number) for number in range(count)]
+
+
+class Source(ABC):
+    """A numbered set of records.
+
+    A record is the stored form of one sample before decoding: the bytes of a file, or a row of an
+    array.
+
+    A source is created once, in the parent process, and travels to workers by fork or pickle. Keep
+    indexes in flat arrays, and open files through a `WorkerHandle`. Several threads call `read` at
+    once, unless `thread_safe` is False.
+    """
+
+    thread_safe = True
+    """True if several threads may call `read` at once, and concurrently with the dataset's
+    transforms. If False, mode "eager" reads with one thread, and "streaming" prefetches nothing.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Returns the records of `indices`, in their order. An index may come twice.
+
+        Raises:
+            Exception: any. headrace then reads the records one by one to find and name the damaged
+                one.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash of what the samples are (names, shapes), independent of where they are
+        stored or when they were written.
+        """
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        """Number of consecutive samples that share each chunk, shard or file ([blocks] int64, their
+        sum is `len`).
+
+        None: each sample is stored by itself.
+        """
+        return None
+
+    run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
+    """Calls a function for 0 to count - 1: work that may run in threads."""
+
+    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+        """Sets how `run` calls functions: in threads, in a worker that has spare cores. The
+        dataset calls this.
+        """
+        self.run = run
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes that a reader should cache for each open block, so that nothing is decoded
+        twice.
+        """
+        return 0
+
+    @property
+    def layout_nbytes(self) -> int:
+        """Decoded bytes of the largest block that is decoded as a whole, by the layout alone,
+        wherever it lies; 0: blocks may be cut anywhere.
+        """
+        return self.block_nbytes
+
+    @property
+    def decoded_nbytes(self) -> int:
+        """Bytes of all decoded blocks, if each has so many rows that a random order should cache
+        them all; else 0.
+        """
+        return 0
+
+    def hold_chunks(self, nbytes: int) -> None:  # noqa: B027
+        """Sets how many bytes of decoded chunks each process may cache."""
+
+    def take_counts(self) -> Counter[str]:
+        """Returns what was counted in this process since the last call, for `get_stats()`."""
+        return Counter()
+
+    def describe(self) -> Description:
+        """Says by which path records are read, and what a random one costs, without reading
+        any.
+        """
+        return Description()
+
+    def close(self) -> None:
+        """Closes what is open in this process. The next `read` opens it again. Default: closes
+        every attribute that can be closed.
+        """
+        for attribute in vars(self).values():
+            if hasattr(attribute, "close"):
+                attribute.close()
+
+    def location(self, index: int) -> str:
+        """Location of a sample as readable text: a path, or a file and a row, without
+        credentials.
+        """
+        return f"{type(self).__name__}[{index}]"
+
+
+class RowSource(Source):
+    """Records that can be written into rows of a batch: arrays of one shape and dtype."""
+
+    @property
+    @abstractmethod
+    def array_spec(self) -> ArraySpec | None:
+        """Shape and dtype of all records. None: they differ, and `read_into` can't be used."""
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        """Writes the record of each index into its array, which is C-contiguous and matches
+        `array_spec`.
+
+        Args:
+            indices: indices of the samples.
+            rows: one array per index, or one array [samples, ...] with a row per index.
+
+        Default: copies of what `read` returns.
+
+        Raises:
+            Exception: as in `read`. The contents of the arrays are then undefined.
+        """
+        for index, row, record in zip(indices, rows, self.read(indices), strict=True):
+            array = np.asarray(record)
+            if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
+                raise FormatError(
+                    f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} "
+                    f"{list(row.shape)}"
+                )
+            row[...] = array
+
+
+class Locatable(Source):
+    """Records whose byte ranges are known.
+
+    Attributes:
+        files: the files that the ranges refer to.
+    """
+
+    files: Files
+
+    @abstractmethod
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        """Byte ranges of the stored records, including all of their chunks. Ranges that are left
+        out are fetched when the record is read.
+
+        Args:
+            indices: [n] int64, indices of the samples.
+        """
+
+    @property
+    @abstractmethod
+    def stored_nbytes(self) -> int:
+        """Approximate bytes of all records as stored."""
+
+    @property
+    def cut_nbytes(self) -> int:
+        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are
+        fixed by the storage.
+        """
+        return 0
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        return self.blocks_of(block_length(self.cut_nbytes))
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+        """The `blocks`, of about `nbytes` stored bytes each if they may be cut anywhere."""
+        return None
+
+    @property
+    def locating_needs_io(self) -> bool:
+        """True if locating records performs I/O, so that many should be located at once."""
+        return False
+
+    @property
+    def is_remote(self) -> bool:
+        """True if records are prefetched from a server by their byte ranges."""
+        return self.files.is_remote
+
+    def describe(self) -> Description:
+        stored = self.stored_nbytes
+        column = Column("records", self.files.explain(), read=stored // max(1, len(self)))
+        spec = self.array_spec if isinstance(self, RowSource) else None
+        if spec is not None:
+            column.sample = f"{spec.dtype} {list(spec.shape)}"
+            column.nbytes = spec.nbytes
+        return Description([column], stored=stored)
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        """Reads records again that were damaged, without any cache of remote files."""
+        with self.files.bypassing_cache():
+            return self.read(indices)
+
+    def take_counts(self) -> Counter[str]:
+        return self.files.take_counts()
+
+
+def is_prefetched(source: Source) -> TypeGuard[Locatable]:
+    """True if the records of a source are prefetched by their byte ranges; others are read ahead
+    by threads.
+    """
+    return isinstance(source, Locatable) and source.is_remote
+
+
+class PackPart(NamedTuple):
+    """Which part of a pack of several files a source is."""
+
+    number: int
+    of: int
+    fingerprint: str
+    """Of all parts together."""
+    samples: int
+    """Of all parts together."""
+
+
+def fingerprint_of_files(
+    parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]
+) -> str:
+    """The fingerprint of several files as one dataset: that of the pack, if these are all of its
+    parts, and none has left out a sample.
+
+    Args:
+        parts: what each says which part of a pack it is.
+        count: of samples of all.
+        fingerprints: of each.
+    """
+    first = parts[0]
+    if (
+        first is not None
+        and count == first.samples
+        and list(parts) == [first._replace(number=number) for number in range(first.of)]
+    ):
+        return first.fingerprint
+    return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
+
+
+class ArraySource(RowSource, Locatable):
+    """Arrays that lie in files: rows that can be located."""
+
+    part: PackPart | None = None
+    """None: it is none of several."""
+
+    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
+        """Where each record lies, if its bytes are there what `read_into` writes; None: they are
+        not, or not all.
+        """
+        return None
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        """Compares records with their checksums, where there are some.
+
+        Raises:
+            FormatError: one has another checksum.
+        """
+        return

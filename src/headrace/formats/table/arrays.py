@@ -1,0 +1,303 @@
+"""Arrays in .npy files, and those that lie in .npz files as they are: rows are read by ranges,
+straight into their batch.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.formats.arrays.chunks import ChunkIndex, ChunkNames, DirectChunks, Grid
+from headrace.formats.arrays.codecs import Pipeline
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.arrays.rows import ArraysSource
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.table.files import NPY_MAGIC
+from headrace.formats.table.library import HeldBytes
+from headrace.io.files import Files
+from headrace.io.library_errors import asking
+from headrace.io.local.files import LocalFiles
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+
+_HEAD = 16 << 10  # bytes that are read of an array for its header
+_LONGEST = 1 << 20  # bytes of a header
+_ZIP_HEAD = 30
+_TAIL = 64 << 10  # bytes at the end of a zip file that are read first
+
+
+class StoredArray(NamedTuple):
+    """Where an array lies.
+
+    Attributes:
+        begin: its first byte.
+        shape, dtype: of it, rows included.
+    """
+
+    begin: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _OneRange(ChunkIndex):
+    """An array that lies in a file as one chunk."""
+
+    def __init__(self, path: str, files: Files, begin: int, end: int) -> None:
+        self._path = path
+        self._files = files
+        self._begin = begin
+        self._end = end
+        self.nbytes = end - begin
+
+    def ranges(self, numbers: IntArray) -> ByteRanges:
+        return ByteRanges.in_file(
+            self._path, np.full(len(numbers), self._begin), np.full(len(numbers), self._end)
+        )
+
+    def check(self, number: int) -> None:
+        self._files.check(self._path)
+
+
+class NumpySource(ArraysSource):
+    """The rows of an array of a .npy file, or of arrays of a .npz file.
+
+    Args:
+        path, shown: of the file, and as messages name it.
+        opened: what is open, shared with other sources.
+        arrays: those of the file, by name.
+        names: of those that are read; a str: records are rows of that one, else dicts.
+
+    Raises:
+        FormatError: they have different numbers of rows.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shown: str,
+        opened: OpenArrays[Any],
+        arrays: dict[str, StoredArray],
+        names: str | tuple[str, ...],
+    ) -> None:
+        self._file = path
+        self._arrays = arrays
+        some = (names,) if isinstance(names, str) else names
+        chosen = {name: arrays[name] for name in some}
+        if len({array.shape[0] for array in chosen.values()}) > 1:
+            rows = ", ".join(f"{name!r} {array.shape[0]:,}" for name, array in chosen.items())
+            raise FormatError(
+                f"{shown}: the arrays have different numbers of rows: {rows}: name those that "
+                "belong together with columns=[...]"
+            )
+        fields = {name: _reader(path, name, opened, array) for name, array in chosen.items()}
+        super().__init__(shown, opened, names, fields, [None] * len(fields))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """All rows of an array of the file."""
+        array = self._arrays[name]
+        if array.shape[0] != len(self):
+            raise FormatError(
+                f"{self.path}: {name!r} has {array.shape[0]:,} rows, not one for each of "
+                f"{len(self):,} samples"
+            )
+        out = np.empty(array.shape, array.dtype)
+        _reader(self._file, name, self._opened, array).read_rows(range(len(self)), out, self.run)
+        return out
+
+
+def _reader(path: str, name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
+    grid = Grid(array.shape, (max(1, array.shape[0]), *array.shape[1:]))
+    index = _OneRange(path, opened.files, array.begin, array.begin + array.nbytes)
+    chunks = DirectChunks(
+        grid, array.dtype, index, Pipeline(), opened.files, where=ChunkNames(path, name, grid)
+    )
+    return ArrayReader(chunks, opened.chunks, f"{path}\0{name}")
+
+
+def open_arrays(
+    files: FileSet, columns: str | Sequence[str] | None, target_name: str | None
+) -> list[NumpySource]:
+    """The sources of .npy and .npz files.
+
+    Args:
+        files: what the path means.
+        columns: names of arrays of .npz files; None: all but the targets. A .npy file has none.
+        target_name: of the targets, which are no column.
+
+    Raises:
+        FormatError: a file is none of these, damaged, cut short, or holds an array that can't be
+            read in place.
+        MissingNameError: there is no such array; the message lists those there are.
+        ConfigError: names are given for .npy files.
+    """
+    opened: OpenArrays[Any] = OpenArrays(files.server or LocalFiles())
+    paths = files.urls()
+    if files.server is not None:
+        files.server.learn(paths)
+    sources = []
+    for path in paths:
+        arrays = arrays_of(path, opened.files)
+        shown = redact(path)
+        names: str | tuple[str, ...] = ""
+        if "" not in arrays:
+            given = [columns] if isinstance(columns, str) else list(columns or ())
+            targets = [] if target_name is None else [target_name]
+            for name in (*given, *targets):
+                if name not in arrays:
+                    raise MissingNameError(
+                        f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}"
+                    )
+            names = tuple(given or (name for name in arrays if name != target_name))
+            if not names:
+                raise FormatError(f"{shown} holds no array beside the targets")
+            wanted = {*names, *targets}
+            if isinstance(columns, str):
+                names = columns
+        elif columns is not None or target_name is not None:
+            raise ConfigError(
+                f"{shown} is one array without names: leave out columns and target_name "
+                "(targets= goes with .npz and others)"
+            )
+        else:
+            wanted = {""}
+        found: dict[str, StoredArray] = {}
+        for name in wanted:
+            array = arrays[name]
+            if isinstance(array, FormatError):
+                raise array
+            found[name] = array
+        sources.append(NumpySource(path, shown, opened, found, names))
+    return sources
+
+
+def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
+    """The arrays of a .npy file (its name is "") or of a .npz file; of one that can't be read in
+    place the reason.
+
+    Raises:
+        FormatError: it is neither, or damaged.
+    """
+    size = files.version(path).size
+    shown = redact(path)
+
+    def read(start: int, stop: int) -> bytes:
+        if not 0 <= start <= stop <= size:
+            raise FormatError(
+                f"{shown} refers to bytes {start:,} to {stop:,}, and has {size:,}: the file is "
+                "damaged"
+            )
+        return files.read_joined(ByteRanges.of([(path, start, stop)]))
+
+    head = read(0, min(size, 4))
+    if head == NPY_MAGIC[:4]:
+        return {"": _array_at(0, size, read, shown)}
+    if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        raise FormatError(
+            f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a "
+            "server's page: fetch it again"
+        )
+    arrays: dict[str, StoredArray | FormatError] = {}
+    for info, begin in _members(path, size, read, shown):
+        name = info.filename.removesuffix(".npy")
+        where = f"{shown}, {info.filename!r}"
+        if info.is_dir() or not info.filename.endswith(".npy"):
+            raise FormatError(f"{where} is no array: the zip file was not written by numpy.savez")
+        if info.compress_type != zipfile.ZIP_STORED:
+            arrays[name] = FormatError(
+                f"{where} is compressed, so its rows can't be read in place: write the file with "
+                "numpy.savez instead of "
+                "numpy.savez_compressed, or the arrays to HDF5 in compressed chunks"
+            )
+            continue
+        if begin + info.file_size > size:
+            raise FormatError(
+                f"{where} would end at byte {begin + info.file_size:,}, and the file has "
+                f"{size:,}: it is cut short"
+            )
+        try:
+            arrays[name] = _array_at(begin, begin + info.file_size, read, where)
+        except FormatError as error:  # of no matter where it is not chosen
+            arrays[name] = error
+    return arrays
+
+
+def _members(
+    path: str, size: int, read: Callable[[int, int], bytes], shown: str
+) -> Iterator[tuple[zipfile.ZipInfo, int]]:
+    """The members of a zip file, and where the bytes of each begin."""
+    begin = max(0, size - _TAIL)
+    held = HeldBytes(
+        size,
+        [(begin, memoryview(read(begin, size)))],
+        lambda start, stop: memoryview(read(start, stop)),
+    )
+    with asking("zipfile", shown), zipfile.ZipFile(held) as file:
+        infos = file.infolist()
+    for info in infos:
+        start = max(0, min(size, info.header_offset))  # of a damaged directory it may be any number
+        head = read(start, min(size, start + _ZIP_HEAD))
+        if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
+            raise FormatError(
+                f"{shown}, {info.filename!r}: there is no member at byte {info.header_offset:,}: "
+                "the file is damaged"
+            )
+        yield info, info.header_offset + _ZIP_HEAD + sum(struct.unpack("<HH", head[26:30]))
+
+
+def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: str) -> StoredArray:
+    """The array whose header begins at a byte, and whose bytes end at another."""
+    head = read(begin, min(end, begin + _HEAD))
+    length = 12 + int.from_bytes(head[8:12], "little")
+    if head[6:7] > b"\1" and _HEAD < length <= _LONGEST:
+        head = read(begin, min(end, begin + length))
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        header_of = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            header_of = np.lib.format.read_array_header_1_0
+        shape, is_fortran, dtype = header_of(file, max_header_size=_LONGEST)
+        if not all(extent >= 0 for extent in shape):
+            raise ValueError(f"shape {shape}")
+        if version == (3, 0) and dtype.names is not None:
+            dtype.names = tuple(name.encode("latin-1").decode() for name in dtype.names)
+    except (ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise FormatError(
+            f"{where}: its header can't be read ({error}): the file is damaged or cut short"
+        ) from error
+    if dtype.hasobject:
+        raise FormatError(
+            f"{where} holds Python objects (dtype {dtype}), which are pickles and may run code: "
+            "write numbers, or texts of a fixed size "
+            "(dtype 'U20')"
+        )
+    if not shape:
+        raise FormatError(f"{where} is a single value, and no array of samples")
+    # The order is of no matter where at most one axis has several elements.
+    if is_fortran and 0 not in shape and sum(extent > 1 for extent in shape) > 1:
+        raise FormatError(
+            f"{where} lies column by column (Fortran order), and no row in one piece: write "
+            "numpy.ascontiguousarray of it"
+        )
+    array = StoredArray(begin + file.tell(), shape, dtype)
+    if array.begin + array.nbytes > end:
+        raise FormatError(
+            f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there "
+            f"are {end - array.begin:,}"
+        )
+    return array

@@ -1,0 +1,391 @@
+"""The types of columns, and the columns of a row group or record batch, whose rows become values
+when they are asked for: numbers as NumPy arrays, texts by pyarrow.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.formats.table.library import pyarrow
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of rows that are lists of lists in the file, by the names of columns."""
+Mask = npt.NDArray[np.bool_]
+_FEW = 8  # texts that are made one by one
+
+
+# -- types
+
+
+_IDS = {
+    "number": "BOOL UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 HALF_FLOAT FLOAT DOUBLE",
+    "text": "STRING LARGE_STRING STRING_VIEW",
+    "bytes": "BINARY LARGE_BINARY BINARY_VIEW FIXED_SIZE_BINARY",
+    "list": "LIST LARGE_LIST",
+    "fixed": "FIXED_SIZE_LIST",
+    "struct": "STRUCT",
+    "null": "NA",
+}
+"""What types hold, by the names that pyarrow's constants have."""
+
+
+@functools.cache
+def _by_id() -> dict[int, str]:
+    found = {}
+    for what, names in _IDS.items():
+        for name in names.split():
+            found[getattr(pyarrow().lib, f"Type_{name}")] = what
+    return found
+
+
+def what_is(kind: Any) -> str:
+    """What values of a type are stored as: "number", "text", "bytes", "list", "fixed" (lists of a
+    fixed size), "struct" or "null"; "": what no sample can hold.
+    """
+    return _by_id().get(plain_type(kind).id, "")
+
+
+def plain_type(kind: Any) -> Any:
+    """The type of what values are stored as."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if kind.id == pa.lib.Type_DICTIONARY:
+        return plain_type(kind.value_type)
+    return kind
+
+
+def inner_types(kind: Any) -> list[Any]:
+    """The types of the fields of a struct, and of the items of a list."""
+    kind = plain_type(kind)
+    if what_is(kind) == "struct":
+        return [kind.field(number).type for number in range(kind.num_fields)]
+    if what_is(kind) in ("list", "fixed"):
+        return [kind.value_type]
+    return []
+
+
+def refused(kind: Any) -> str | None:
+    """What a type, or one inside of it, is called that no sample can hold; None: samples can
+    hold it.
+    """
+    if not what_is(kind):
+        return str(plain_type(kind))
+    return next(filter(None, map(refused, inner_types(kind))), None)
+
+
+def is_categorical(kind: Any) -> bool:
+    """True for a type of texts that are dictionary-encoded, such as categoricals of pandas."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return pa.types.is_dictionary(kind) and what_is(kind) == "text"
+
+
+def holds_images(kind: Any) -> bool:
+    """True for bytes, and structs with a field "bytes", as HuggingFace stores images."""
+    kind = plain_type(kind)
+    if what_is(kind) == "struct" and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return what_is(kind) == "bytes"
+
+
+def tensor_shape(kind: Any) -> tuple[int, ...] | None:
+    """The shape of a row of Arrow's type of tensors of one shape; None: another type."""
+    if not isinstance(kind, pyarrow().FixedShapeTensorType):
+        return None
+    return tuple(kind.shape[axis] for axis in kind.permutation or range(len(kind.shape)))
+
+
+def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
+    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape;
+    `shape` is that of rows that are lists.
+    """
+    if shape is None:
+        shape = tensor_shape(kind)
+    kind = plain_type(kind)
+    sizes = []
+    while what_is(kind) == "fixed" or (shape is not None and what_is(kind) == "list"):
+        sizes.append(kind.list_size if what_is(kind) == "fixed" else -1)
+        kind = plain_type(kind.value_type)
+    if what_is(kind) != "number":
+        return None
+    return ArraySpec(tuple(sizes) if shape is None else shape, np.dtype(kind.to_pandas_dtype()))
+
+
+# -- columns
+
+
+class Column(ABC):
+    """Values of one column of a block, or of one inside of it."""
+
+    name: str
+    valid: Mask | None = None
+    """[n] False where there is no value; None: there are all."""
+
+    @abstractmethod
+    def value(self, row: int) -> Any:
+        """The value of a row: a NumPy array, str, bytes, list or dict of these; None where there is
+        none.
+
+        Raises:
+            FormatError: a number is missing, or a text is no UTF-8.
+        """
+
+    def values(self, rows: IntArray) -> list[Any]:
+        """The values of some rows."""
+        return [self.value(row) for row in rows.tolist()]
+
+    def span(self, begin: int, end: int) -> Any:
+        """The values of rows that follow one another, of numbers as one array."""
+        return [self.value(row) for row in range(begin, end)]
+
+
+class Numbers(Column):
+    """Numbers, or arrays of them of one shape.
+
+    Args:
+        name: of the column.
+        data: [n, ...], NaN where a floating-point number is missing.
+        valid: [n] False where a row, or a number in it, is missing.
+    """
+
+    def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
+        self.name = name
+        self.data = data
+        self.valid = valid
+
+    def take(self, rows: IntArray | slice) -> npt.NDArray[Any]:
+        """Rows, [len(rows), ...]; of a slice no copies.
+
+        Raises:
+            FormatError: one is missing.
+        """
+        if self.valid is not None and not self.valid[rows].all():
+            raise self._missing()
+        taken: npt.NDArray[Any] = self.data[rows]
+        return taken
+
+    def view(self, row: int) -> Any:
+        """One row, which lies where it was decoded to.
+
+        Raises:
+            FormatError: it is missing.
+        """
+        if self.valid is not None and not self.valid[row]:
+            raise self._missing()
+        return self.data[row]
+
+    def value(self, row: int) -> Any:
+        return np.array(self.view(row))
+
+    def span(self, begin: int, end: int) -> Any:
+        return self.take(slice(begin, end)).copy()
+
+    def _missing(self) -> FormatError:
+        return FormatError(
+            f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for "
+            "that: fill it, or leave it out"
+        )
+
+
+class Texts(Column):
+    """Texts, bytes, or nothing, in an array of pyarrow's."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name = name
+        self._array = array
+
+    def value(self, row: int) -> Any:
+        try:
+            return self._array[row].as_py()
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"column {self.name!r} holds a text that is no UTF-8: {error}"
+            ) from None
+
+    def values(self, rows: IntArray) -> list[Any]:
+        if len(rows) < _FEW:
+            return super().values(rows)
+        taken = Texts(self.name, self._array.take(pyarrow().array(rows)))
+        return list(taken.span(0, len(rows)))
+
+    def span(self, begin: int, end: int) -> Any:
+        try:
+            return self._array[begin:end].to_pylist()
+        except UnicodeDecodeError:
+            return super().span(begin, end)  # which says what is wrong
+
+
+class Lists(Column):
+    """Lists of any length: of numbers as arrays, else as lists.
+
+    Args:
+        ends: [n + 1] where the items of each begin and end.
+        items: of all lists.
+        valid: see `Column`.
+    """
+
+    def __init__(self, ends: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
+        self._ends = ends
+        self._items = items
+        self.valid = valid
+
+    def value(self, row: int) -> Any:
+        if self.valid is not None and not self.valid[row]:
+            return None
+        return self._items.span(self._ends.item(row), self._ends.item(row + 1))
+
+
+class Structs(Column):
+    """Dicts of other columns."""
+
+    def __init__(self, fields: dict[str, Column], valid: Mask | None) -> None:
+        self._fields = fields
+        self.valid = valid
+
+    def value(self, row: int) -> Any:
+        if self.valid is not None and not self.valid[row]:
+            return None
+        return {name: column.value(row) for name, column in self._fields.items()}
+
+
+class Coded(Column):
+    """Texts or bytes, of which each row holds the number of one in a dictionary: decoded they may
+    take any memory.
+    """
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name = name
+        self._codes = _flat(array.indices)
+        self._count = len(array.dictionary)
+        self._items = column_of(name, array.dictionary)
+        self.valid = _valid_of(array)
+
+    def value(self, row: int) -> Any:
+        if self.valid is not None and not self.valid[row]:
+            return None
+        code = self._codes.item(row)
+        if not 0 <= code < self._count:
+            raise FormatError(
+                f"column {self.name!r} refers to item {code:,} of its dictionary, which has "
+                f"{self._count:,}: the file is damaged"
+            )
+        return self._items.value(code)
+
+
+def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Column:
+    """A column of an array of pyarrow's, or of several that are one.
+
+    Args:
+        name: of the column.
+        array: its values.
+        shape: of rows that are lists of lists in the file, and have all one shape.
+
+    Raises:
+        FormatError: rows have another shape.
+        Exception: whatever pyarrow makes of a damaged one.
+    """
+    pa = pyarrow()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+    array.validate()  # that buffers are as long as so many rows need
+    spec = spec_of(array.type, shape)
+    if spec is not None:
+        return _numbers_of(name, array, spec.shape)
+    array = _stored(array)
+    if pa.types.is_dictionary(array.type):
+        return Coded(name, array)
+    what = what_is(array.type)
+    if what == "struct":
+        fields = {}
+        for number, field in enumerate(array.type):
+            fields[field.name] = column_of(f"{name}.{field.name}", array.field(number))
+        return Structs(fields, _valid_of(array))
+    if what in ("list", "fixed"):
+        ends = np.arange(len(array) + 1) * getattr(array.type, "list_size", 0)
+        if what == "list":
+            offsets = _flat(array.offsets)
+            ends = offsets - offsets[0]
+        return Lists(ends, column_of(name, _items_of(array)), _valid_of(array))
+    if pa.types.is_string_view(array.type):  # of which rows can't be taken
+        array = array.cast(pa.large_string())
+    elif pa.types.is_binary_view(array.type):
+        array = array.cast(pa.large_binary())
+    return Texts(name, array)
+
+
+def _numbers_of(name: str, array: Any, shape: tuple[int, ...]) -> Numbers:
+    kind = array.type
+    array = _stored(array)
+    count = len(array)
+    masks = []
+    while what_is(array.type) != "number":
+        masks.append(_valid_of(array))
+        array = _items_of(array)
+    data = _flat(array)
+    valid = _valid_of(array)
+    if valid is not None and data.dtype.kind == "f":
+        data = np.where(valid, data, data.dtype.type(np.nan))
+    else:
+        masks.append(valid)
+    if math.prod(shape) * count != len(data):
+        raise FormatError(
+            f"column {name!r} holds {len(data):,} numbers in {count:,} rows, and rows of "
+            f"shape {list(shape)} by its schema"
+        )
+    rows = [mask.reshape(count, -1).all(axis=1) for mask in masks if mask is not None]
+    valid = np.logical_and.reduce(rows) if rows else None
+    if getattr(kind, "permutation", None) is None:
+        return Numbers(name, data.reshape(count, *shape), valid)
+    axes = [axis + 1 for axis in kind.permutation]
+    data = data.reshape(count, *kind.shape).transpose(0, *axes)
+    return Numbers(name, np.ascontiguousarray(data), valid)
+
+
+def _stored(array: Any) -> Any:
+    """What an array of an extension type is stored as, and numbers of a dictionary themselves."""
+    pa = pyarrow()
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type) and what_is(array.type) not in ("text", "bytes"):
+        return _stored(array.dictionary_decode())
+    return array
+
+
+def _items_of(array: Any) -> Any:
+    """The items of lists, one list after the other, those of missing ones too."""
+    if what_is(array.type) == "fixed":
+        size = array.type.list_size
+        items = array.values[array.offset * size : (array.offset + len(array)) * size]
+    else:
+        offsets = _flat(array.offsets)
+        items = array.values[int(offsets[0]) : int(offsets[-1])]
+    return _stored(items)
+
+
+def _valid_of(array: Any) -> Mask | None:
+    if not array.null_count:
+        return None
+    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _flat(array: Any) -> npt.NDArray[Any]:
+    """Numbers, whatever they are where one is missing."""
+    if not len(array):
+        return np.zeros(0, array.type.to_pandas_dtype())
+    if array.null_count:
+        buffers = [None, array.buffers()[1]]
+        array = pyarrow().Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
+    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers

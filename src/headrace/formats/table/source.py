@@ -1,0 +1,481 @@
+"""The rows of Parquet and Arrow files as records: row groups and record batches are read and
+decoded once for all rows of a batch.
+
+NOTE [ from a batch's indices to the rows of tables ]
+
+1. The block of each row is looked up in the numbers of the blocks' first rows. Each block of a
+  batch is taken once.
+2. Blocks that need decoding come from the cache of decoded chunks, an LRU within the memory budget.
+  The bytes of the others are read, all
+by one call, and decoded, in threads if there are any. A block that has yielded all its rows is
+dropped, unless there is memory for all: under a block shuffle it is not needed again.
+3. Record batches of local uncompressed files are not decoded: only the bytes of the rows are read,
+  column by column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.formats.arrays.reader import ChunkCache
+from headrace.formats.describe import Column, Description
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.source import Locatable, Rows, RowSource
+from headrace.formats.table.arrow import INDEX, ArrowTable
+from headrace.formats.table.columns import Numbers, is_categorical
+from headrace.formats.table.files import (
+    PARQUET_MAGIC,
+    TABLES,
+    Block,
+    TableFile,
+    classes_in,
+    table_paths,
+)
+from headrace.formats.table.library import pyarrow
+from headrace.formats.table.parquet import TAIL, ParquetTable
+from headrace.io.files import Files
+from headrace.io.index import learn_indexed
+from headrace.io.local.files import LocalFiles
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
+
+# decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
+_GROUP = 64 << 20
+_LOCAL_GROUP = 16 << 20  # the same of local files, which are read into memory that is used again
+_WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
+_FEW = 8  # rows of a block that are copied one by one, rather than together
+
+Out = npt.NDArray[Any] | list[Any]
+"""Where the values of a column go: the rows of an array, or a list."""
+
+
+def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
+    """The Parquet and Arrow files of a path, and by what they are read.
+
+    Args:
+        files: what the path means.
+        shown: the path, for messages.
+
+    Raises:
+        FormatError: one of them is no such file, or is damaged.
+        AccessError, RemoteError: one can't be read.
+        ConfigError: pyarrow is not installed.
+    """
+    pyarrow()
+    server = files.server
+    reader: Files = server or LocalFiles()
+    paths = [files.url(number) for number in table_paths(files, shown)]
+    if server is not None:
+        learn_indexed(server, [path for path in paths if not _ends_as_parquet(path)], INDEX)
+        server.learn(paths)
+    sizes = [reader.version(path).size for path in paths]
+    for path, size in zip(paths, sizes, strict=True):
+        if not size:
+            raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
+    are_parquet = [_is_parquet(path, reader) for path in paths]
+    tails = []
+    for path, size, is_parquet in zip(paths, sizes, are_parquet, strict=True):
+        if is_parquet:
+            tails.append((path, max(0, size - TAIL), size))
+    each = iter(reader.read_each(ByteRanges.of(tails)))
+    opened: list[TableFile] = []
+    for path, is_parquet in zip(paths, are_parquet, strict=True):
+        if is_parquet:
+            opened.append(ParquetTable(path, redact(path), reader, next(each)))
+        else:
+            opened.append(ArrowTable(path, redact(path), reader))
+    if server is None:
+        reader.close()  # each process opens what it reads
+    return opened, reader
+
+
+def _is_parquet(path: str, files: Files) -> bool:
+    """By its name, or, of a file of this machine whose name says nothing, by its first bytes."""
+    if files.is_remote or TABLES.fits(path):
+        return _ends_as_parquet(path)
+    return files.read_joined(ByteRanges.of([(path, 0, len(PARQUET_MAGIC))])) == PARQUET_MAGIC
+
+
+def _ends_as_parquet(path: str) -> bool:
+    return path.partition("?")[0].lower().endswith((".parquet", ".pq"))
+
+
+class TableSource(RowSource, Locatable):
+    """The rows of the files of a table, one file after the other.
+
+    Records are values of one column; or, of several, dicts of them: see `Column.values`.
+
+    Args:
+        tables: the files, one at least.
+        files: by which they are read.
+        names: of the columns.
+        is_one: True if a record is the value of the one column.
+
+    Raises:
+        MissingNameError, FormatError: a file lacks one of the columns, or has it in another type
+            than the first.
+    """
+
+    def __init__(
+        self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool
+    ) -> None:
+        self.tables = list(tables)
+        self.files = files
+        self.names = tuple(names)
+        self.is_one = is_one
+        filled = [table for table in self.tables if table.rows.any()]
+        first = self.first = (filled or self.tables)[0]
+        """The first one with rows: of a table without any the types may be anything."""
+        for table in self.tables:
+            table.choose(self.names)
+            for name in self.names:
+                if table in filled and table.kinds[name] != first.kinds[name]:
+                    raise FormatError(
+                        f"{table.shown} and {first.shown} can't be one table: column {name!r} is "
+                        f"{table.kinds[name]} here, and {first.kinds[name]} there"
+                    )
+        rows = np.concatenate([table.rows for table in self.tables])
+        counts = [len(table.rows) for table in self.tables]
+        self._firsts = np.cumsum([0, *(int(table.rows.sum()) for table in self.tables)])
+        numbers = np.concatenate([np.arange(count) for count in counts])
+        nbytes = np.concatenate([table.nbytes for table in self.tables]).astype(np.int64)
+        # of each block with rows: its first one, its file, its number there, and its bytes
+        self._starts = SharedArray(np.cumsum([0, *rows[rows > 0]]))
+        self._table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[rows > 0])
+        self._number_of = SharedArray(numbers[rows > 0])
+        self._nbytes = SharedArray(nbytes[rows > 0])
+        in_place = np.array([table.is_in_place for table in filled], bool)
+        self.is_in_place: bool = bool(in_place.all())
+        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
+        self._in_place = np.array([table.is_in_place for table in self.tables], bool)
+        self._largest = int(nbytes[rows > 0].max(initial=0))
+        self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
+        """Shape and dtype of the values of each column, if they are alike."""
+        self._decoded = ChunkCache(0)
+        # there is no room for all blocks, which the next epoch would find decoded
+        self._drops_used = True
+        self._counts = Counter[str]()
+
+    # -- what it is
+
+    def __len__(self) -> int:
+        return int(self._starts.array[-1])
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        return np.diff(self._starts.array)
+
+    @property
+    def block_nbytes(self) -> int:
+        if self.is_in_place:
+            return 0
+        return self._largest
+
+    @property
+    def layout_nbytes(self) -> int:
+        return self._largest
+
+    @property
+    def decoded_nbytes(self) -> int:
+        if self.is_in_place:
+            return 0
+        # the bits that say which values are there are no part of `block_nbytes`, from which lanes
+        # follow
+        specs = [spec for spec in self.specs.values() if spec is not None]
+        masks = sum(-(-math.prod(spec.shape) // 8) for spec in specs)
+        return int(self._nbytes.array.sum()) + len(self) * masks
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._decoded.resize(nbytes)
+        self._drops_used = nbytes < self.decoded_nbytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        ranges = [one for table in self.tables for one in table.ranges(range(len(table.rows)))]
+        return sum(int(one.nbytes.sum()) for one in ranges)
+
+    def fingerprint(self) -> str:
+        """A hash of names and types of the columns, and of the rows of each block."""
+        rows = [table.rows.tolist() for table in self.tables]
+        layout = [list(self.first.kinds.items()), self.is_one, rows]
+        return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
+        start.
+        """
+        identities = [self.files.identity(table.path) for table in self.tables]
+        is_known = all(identity[-1] is not None for identity in identities)
+        yield identities if is_known else None
+
+    def location(self, index: int) -> str:
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return f"{self.tables[number].shown}, row {index - int(self._firsts[number])}"
+
+    def describe(self) -> Description:
+        read = "ranges" if self.files.is_remote else "pread"
+        ways: Counter[str] = Counter()
+        for table in self.tables:
+            way = "of the rows" if table.is_in_place else f"+ pyarrow, a {table.block_is} at a time"
+            ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] += len(table.rows)
+        sizes = self._nbytes.array
+        column = Column("rows", "; ".join(f"{count:,} {way}" for way, count in ways.items()))
+        column.sample = ", ".join(f"{name} {self.first.kinds[name]}" for name in self.names)
+        column.nbytes = column.read = int(sizes.sum()) // max(1, len(self))
+        if not self.is_in_place and len(sizes):
+            column.chunks = 1
+            column.decoded = int(np.median(sizes))
+            column.read = self.stored_nbytes // len(sizes)
+        facts = {"files": self.files.explain()} if self.files.is_remote else {}
+        return Description([column], facts, len(self.tables), self.stored_nbytes)
+
+    def take_counts(self) -> Counter[str]:
+        counts = super().take_counts()
+        counts.update(self._counts)
+        self._counts.clear()
+        return counts
+
+    def close(self) -> None:
+        """Closes what this process has open; decoded blocks are forgotten."""
+        self._decoded.close()
+        self.files.close()
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        if self.is_one:
+            return self.specs[self.names[0]]
+        return None
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        if isinstance(rows, np.ndarray):
+            self.read_columns(indices, {self.names[0]: rows})
+        else:
+            super().read_into(indices, rows)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        columns: dict[str, Out] = {name: [None] * len(indices) for name in self.names}
+        self.read_columns(indices, columns)
+        if self.is_one:
+            return cast(list[Any], columns[self.names[0]])
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._decoded.close()
+        return super().read_afresh(indices)
+
+    def read_columns(self, indices: Sequence[int] | IntArray, outs: Mapping[str, Out]) -> None:
+        """Writes the values of rows into the rows of arrays, of the shapes and dtypes in `specs`,
+        or into lists.
+
+        Args:
+            indices: of the rows.
+            outs: for each of some columns where its values go, as many as `indices`.
+
+        Raises:
+            FormatError: a block is damaged; a number is missing.
+            OSError: a file can't be read.
+        """
+        rows = np.asarray(indices, np.int64)
+        starts = self._starts.array
+        numbers = np.searchsorted(starts, rows, side="right") - 1
+        places = numbers.argsort(kind="stable")
+        numbers = numbers[places]
+        inner = rows[places] - starts[numbers]
+        tables = self._table_of.array[numbers]
+        is_decoded = ~self._in_place[tables]
+        for first, last in _runs(tables):
+            if is_decoded[first]:
+                continue
+            some = slice(first, last)
+            table = self.tables[int(tables[first])]
+            block = table.take(self._number_of.array[numbers[some]], inner[some])
+            _write(block, None, places[some], outs)
+        if is_decoded.any():
+            self._visit(numbers[is_decoded], inner[is_decoded], places[is_decoded], outs)
+
+    def _visit(
+        self, numbers: IntArray, rows: IntArray, places: IntArray, outs: Mapping[str, Out]
+    ) -> None:
+        """Writes rows of blocks that are decoded, sorted by block."""
+        runs = _runs(numbers)
+        blocks = numbers[[first for first, _ in runs]].tolist()
+        tables = self._table_of.array[blocks].tolist()
+        if not self.files.is_remote:  # a server is not asked
+            for table in set(tables):
+                self.files.check(self.tables[table].path)
+        missing = []
+        few = list[tuple[Block, int, int]]()
+        row_of = rows.tolist()
+        place_of = places.tolist()
+        for at, kept in enumerate(self._decoded.get_many("", blocks)):
+            if kept is None:
+                missing.append(at)
+                continue
+            first, last = runs[at]
+            if self._drops_used:
+                kept.left -= last - first
+                if kept.left <= 0:
+                    self._decoded.drop(("", blocks[at]))
+            if last - first < _FEW:
+                few += [(kept.chunk, row_of[one], place_of[one]) for one in range(first, last)]
+            else:
+                _write(kept.chunk, rows[first:last], places[first:last], outs)
+        _write_rows(few, outs)
+        self._counts["chunk_hits"] += len(runs) - len(missing)
+        self._counts["chunks_decoded"] += len(missing)
+        for group in self._groups(missing, blocks):
+            held: list[Any] = self._read_blocks([blocks[at] for at in group])
+
+            def work(number: int, group: list[int] = group, held: list[Any] = held) -> None:
+                stored = held[number]
+                held[number] = None
+                first, last = runs[group[number]]
+                which = blocks[group[number]]
+                table = self.tables[tables[group[number]]]
+                block = table.decode(int(self._number_of.array[which]), stored)
+                _write(block, rows[first:last], places[first:last], outs)
+                used = last - first if self._drops_used else 0
+                self._decoded.used(("", which), block, used)
+
+            self.run(work, len(group))
+
+    def _groups(self, missing: list[int], blocks: list[int]) -> list[list[int]]:
+        """Those of some blocks that are missing, as they are read together."""
+        groups = list[list[int]]()
+        most = _GROUP if self.files.is_remote else _LOCAL_GROUP
+        nbytes = 0
+        for at in missing:
+            size = int(self._nbytes.array[blocks[at]])
+            if not groups or nbytes + size > most:
+                groups.append([])
+                nbytes = 0
+            groups[-1].append(at)
+            nbytes += size
+        return groups
+
+    def _ranges(self, numbers: Sequence[int]) -> list[ByteRanges]:
+        ranges = []
+        for number in numbers:
+            table = self.tables[int(self._table_of.array[number])]
+            ranges += table.ranges([int(self._number_of.array[number])])
+        return ranges
+
+    def _read_blocks(self, numbers: Sequence[int]) -> list[list[tuple[int, memoryview]]]:
+        """First byte and bytes of the ranges of blocks."""
+        ranges = self._ranges(numbers)
+        views = iter(self.files.read(ByteRanges.joined(ranges)))
+        held = []
+        for one in ranges:
+            pairs = zip(one.start.tolist(), views, strict=False)
+            held.append([(start, view) for start, view in pairs if view is not None])
+        return held
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        if not len(indices):
+            return ByteRanges.of([])
+        numbers = distinct(np.searchsorted(self._starts.array, indices, side="right") - 1)
+        return ByteRanges.joined(self._ranges(numbers.tolist()))
+
+    # -- whole columns
+
+    def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
+        """All values of a column, which may be one that is not read else: numbers as an array [n],
+        others as a list.
+
+        Raises:
+            FormatError: a number is missing; the message says in which row.
+        """
+        alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
+        spec = alone.array_spec
+
+        def read(first: int, end: int) -> Out:
+            out: Out = [None] * (end - first)
+            if spec is not None:
+                out = np.empty((end - first, *spec.shape), spec.dtype)
+            alone.read_columns(range(first, end), {name: out})
+            return out
+
+        try:
+            return read(0, len(alone))
+        except FormatError as error:
+            first = 0
+            end = len(alone)
+            while end - first > 1:  # the first row that can't be read
+                middle = (first + end) // 2
+                try:
+                    read(first, middle)
+                    first = middle
+                except FormatError:
+                    end = middle
+            raise FormatError(f"{alone.location(first)}: {error}") from error
+
+    def targets(self, name: str) -> tuple[Any, list[str]]:
+        """A column as targets, and the names of their classes: those of dictionary-encoded texts
+        become numbers, in the sorted order of the texts.
+
+        Raises:
+            MissingNameError: there is no such column.
+            FormatError: a value is missing; the message says in which row.
+        """
+        values = self.column(name)
+        for row, value in enumerate(values if isinstance(values, list) else ()):
+            if value is None:
+                raise FormatError(f"{self.location(row)}: column {name!r} has no target (null)")
+        if not is_categorical(self.first.schema.field(name).type):
+            return values, classes_in(self.first.schema, name)
+        classes = sorted(set(values))
+        numbers = {text: number for number, text in enumerate(classes)}
+        return np.array([numbers[text] for text in values], np.int64), classes
+
+
+def _runs(numbers: IntArray) -> list[tuple[int, int]]:
+    """Where runs of equal numbers begin and end."""
+    if not len(numbers):
+        return []
+    edges = np.flatnonzero(np.diff(numbers)) + 1
+    return list(itertools.pairwise([0, *edges.tolist(), len(numbers)]))
+
+
+def _write(block: Block, rows: IntArray | None, places: IntArray, outs: Mapping[str, Out]) -> None:
+    """Copies rows of a block, or all, to their places."""
+    for name, out in outs.items():
+        column = block.columns[name]
+        if not isinstance(column, Numbers):
+            values = column.span(0, len(block)) if rows is None else column.values(rows)
+            for place, value in zip(places.tolist(), values, strict=True):
+                out[place] = value
+            continue
+        chosen = np.arange(len(block)) if rows is None else rows
+        if isinstance(out, list) or out[:1].nbytes >= _WIDE:
+            for row, place in zip(chosen.tolist(), places.tolist(), strict=True):
+                out[place] = column.value(row) if isinstance(out, list) else column.view(row)
+        else:
+            out[places] = column.take(chosen)
+
+
+def _write_rows(rows: Sequence[tuple[Block, int, int]], outs: Mapping[str, Out]) -> None:
+    """Copies rows of several blocks, given by block, number and place."""
+    for name, out in outs.items():
+        if isinstance(out, np.ndarray):
+            for block, row, place in rows:
+                out[place] = block.columns[name].view(row)  # type: ignore[attr-defined]
+        else:
+            for block, row, place in rows:
+                out[place] = block.columns[name].value(row)

@@ -1,0 +1,346 @@
+"""Records of CSV, TSV, JSON and JSON Lines files: where they begin, and what is in one."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FormatError
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.text.plain import COMPRESSED, without_compression
+from headrace.io.paths import redact
+from headrace.memory.per_process import PerProcess
+
+TEXT_FIELD = "text"
+"""The field that holds a record's text, where none is named."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+"""Two names of one format."""
+FORMATS = (*DELIMITERS, ".json", *JSON_LINES)
+BY_RECORD = tuple(
+    ending + packed for ending in (*JSON_LINES, *DELIMITERS) for packed in ("", *COMPRESSED)
+)
+"""Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its
+content decides.
+"""
+_JSON = tuple(os.fsencode(".json" + packed) for packed in ("", *COMPRESSED))
+_BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
+_field_limit = PerProcess(threading.Lock)
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def format_of(path: str) -> str:
+    """The ending that says what a file's records are.
+
+    Raises:
+        FormatError: none of those known.
+    """
+    ending = os.path.splitext(without_compression(path))[1].lower()
+    if ending not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise FormatError(
+            f"{redact(path)}: records are read from {known} (also .gz and .zst), not from this "
+            "one; pass unit='line' or unit='file', "
+            "and no text_field= or target_field="
+        )
+    return ".jsonl" if ending in JSON_LINES else ending
+
+
+def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
+    """What a sample is where nobody says so: "record" of .jsonl, .ndjson, .csv and .tsv, and of
+    .json if the first one is a list of records; else "file".
+
+    Args:
+        files: of the data.
+        head_of: the first bytes of a file by its number, decompressed.
+
+    Raises:
+        ConfigError: there are files of both kinds.
+    """
+    names = files.names
+    are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
+    are_json = np.logical_or.reduce([names.end_in(ending) for ending in _JSON])
+    if (
+        are_json.any()
+        and (are_json | are_of_records).all()
+        and _is_list_of_records(head_of(int(are_json.argmax())))
+    ):
+        return "record"
+    count = int(are_of_records.sum())
+    if 0 < count < len(names):
+        row = names[int(are_of_records.argmax())]
+        other = names[int(are_of_records.argmin())]
+        raise ConfigError(
+            f"there are {count:,} files of records, such as {redact(row)}, and "
+            f"{len(names) - count:,} other texts, such as "
+            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind "
+            "by a glob, such as 'data/*.jsonl'"
+        )
+    return "record" if count else "file"
+
+
+def delimiters_of(delimiter: str | None) -> Mapping[str, str]:
+    """What stands between the fields of each kind of table: by its ending, or what the user says.
+
+    Raises:
+        ConfigError: it can't stand there.
+    """
+    if delimiter is None:
+        return DELIMITERS
+    if (
+        not isinstance(delimiter, str)
+        or len(delimiter) != 1
+        or not delimiter.isascii()
+        or delimiter in '"\r\n\0'
+    ):
+        raise ConfigError(
+            f"delimiter must be one ASCII character, such as ';', or None, not {delimiter!r}"
+        )
+    return dict.fromkeys(DELIMITERS, delimiter)
+
+
+def another_delimiter(line: str, delimiter: str) -> str:
+    """A part of a message where another character than `delimiter` seems to stand between the
+    fields of a line; else "".
+    """
+    if delimiter in line:
+        return ""
+    likely = max(",;|\t", key=line.count)
+    if likely not in line:
+        return ""
+    return f"; its fields seem to be separated by {likely!r}: pass delimiter={likely!r}"
+
+
+def _is_list_of_records(head: bytes) -> bool:
+    """True if a JSON file begins as a list of objects or texts, in UTF-8 or UTF-16."""
+    return (
+        re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b""))
+        is not None
+    )
+
+
+class QuoteCheck:
+    """Notices quotes that the parity of quotes misjudges: one inside of a field that is not quoted.
+
+    Args:
+        delimiter: of fields.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._may_open_after = np.array([ord(delimiter), 10, 13, 34], np.uint8)
+        self._before = 10
+        self.count: int = 0
+        """Quotes so far."""
+        self.is_plain: bool = True
+        """Did each quote that opens a field stand at its beginning?"""
+
+    def __call__(self, piece: npt.NDArray[np.uint8]) -> None:
+        quotes = np.flatnonzero(piece == 34)
+        if quotes.size:
+            opening = quotes[self.count % 2 :: 2]
+            before = np.where(opening > 0, piece[opening - 1], np.uint8(self._before))
+            self.is_plain = self.is_plain and bool(np.isin(before, self._may_open_after).all())
+            self.count += quotes.size
+        self._before = int(piece[-1])
+
+
+def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
+    """The number of lines of each record, by Python's own reader: slow, and right for every quote.
+
+    Raises:
+        FormatError: a quote is never closed, or else no CSV.
+    """
+    with _any_field():
+        texts = (line.decode("latin-1") for line in lines)
+        reader = csv.reader(texts, delimiter=delimiter, strict=True)
+        before = 0
+        try:
+            for _ in reader:
+                yield reader.line_num - before
+                before = reader.line_num
+        except csv.Error as error:
+            raise FormatError(f"line {reader.line_num:,}: {error}") from None
+
+
+@contextlib.contextmanager
+def _any_field() -> Iterator[None]:
+    """Fields of any length; the limit is the whole process's."""
+    with _field_limit.get():
+        before = csv.field_size_limit(2**31 - 1)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+def csv_row(text: str, delimiter: str) -> list[str]:
+    """The fields of a record.
+
+    Raises:
+        FormatError: it is no record.
+    """
+    try:
+        try:
+            rows = _csv_rows(text, delimiter)
+        except csv.Error:
+            with _any_field():
+                rows = _csv_rows(text, delimiter)
+    except csv.Error as error:
+        raise FormatError(f"no record of a CSV file: {error}") from None
+    if len(rows) != 1:
+        raise FormatError(f"{len(rows)} records where there should be one")
+    return rows[0]
+
+
+def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+
+
+def json_places(data: bytes | bytearray) -> IntArray:
+    """Where the elements of a JSON list begin, and the last one ends.
+
+    Raises:
+        FormatError: it is no list, or no JSON; the message names the offset.
+    """
+    text = data.decode("latin-1")  # a character is a byte: structure is ASCII
+    decoder = json.JSONDecoder()
+    places = array.array("q")
+    at = _space(text, 0)
+    if text[at : at + 1] != "[":
+        raise FormatError(
+            "it holds no list of records: a .json file must be one list, [{...}, {...}]; for a "
+            "record a line name it .jsonl"
+        )
+    end = 0
+    at = _space(text, at + 1)
+    while places or text[at : at + 1] != "]":
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(
+                f"record {len(places) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}"
+            ) from None
+        places.append(at)
+        at = _space(text, end)
+        if text[at : at + 1] == "]":
+            break
+        if text[at : at + 1] != ",":
+            raise FormatError(f"the list breaks off at byte {at:,}, after {len(places):,} records")
+        at = _space(text, at + 1)
+    rest = _space(text, at + 1)
+    if rest < len(text):
+        raise FormatError(f"something follows the end of the list, at byte {rest:,}")
+    places.append(end)
+    return np.array(places, np.int64)
+
+
+def _without_place(error: Exception) -> str:
+    """What a decoder says; its line and column would be those of a text that nobody sees."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return str(error)
+
+
+def _space(text: str, at: int) -> int:
+    """The place behind white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
+    """The fields of a record by their names.
+
+    Raises:
+        FormatError: it is no record, or has another number of fields.
+    """
+    row = csv_row(text, delimiter)
+    if len(row) != len(names):
+        raise FormatError(
+            f"it has {len(row)} fields, and the first line of its file names {len(names)}"
+        )
+    return dict(zip(names, row, strict=True))
+
+
+def json_record(text: str, has_more: bool) -> Any:
+    """What a record says.
+
+    Args:
+        text: the record.
+        has_more: may something follow it: the comma of a list, or its end?
+
+    Raises:
+        FormatError: it is no JSON.
+    """
+    try:
+        if has_more:
+            return json.JSONDecoder().raw_decode(text)[0]
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not text.strip():
+            raise FormatError("it is blank, and no record: remove the line") from None
+        raise FormatError(f"no JSON: {error}") from None
+
+
+def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
+    """The text of a record: of a field, or what a callable makes of the record. A record that is a
+    text is its own if no field is named.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if isinstance(record, str) and field == TEXT_FIELD:
+        return record
+    what = "text_field made"
+    if callable(field):
+        found = made_by(field, record)
+    else:
+        found = field_of(record, field)
+        what = f"its field {field!r} is"
+    if not isinstance(found, str):
+        raise FormatError(f"{what} a {type(found).__name__} and no text")
+    return found
+
+
+def made_by(text_field: Callable[[Any], Any], record: Any) -> Any:
+    """What a callable makes of a record.
+
+    Raises:
+        FormatError: it raises something else than a MemoryError.
+    """
+    try:
+        return text_field(record)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FormatError(f"text_field raised {type(error).__name__}: {error}") from error
+
+
+def field_of(record: Any, name: str) -> Any:
+    """A field of a record.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if not isinstance(record, dict):
+        raise FormatError(
+            f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}'
+        )
+    if name not in record:
+        raise FormatError(
+            f"it has no field {name!r}; it has {', '.join(map(repr, record)) or 'none'}: pass "
+            "text_field= or target_field="
+        )
+    return record[name]

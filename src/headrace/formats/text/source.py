@@ -1,0 +1,393 @@
+"""The lines and records of many text files, local or remote, with random access.
+
+They are located through a table of their positions: little more than a byte per line (see
+`headrace.formats.text.line_index`), built in one pass, and cached in `cache_dir`: a large one is
+read by ranges, so that no process holds it in memory. In the table the files are concatenated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.formats.blocks import block_length
+from headrace.formats.describe import Column, Description
+from headrace.formats.files import fingerprint_names
+from headrace.formats.kinds import TEXTS
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import resolve
+from headrace.formats.source import Locatable
+from headrace.formats.text import records
+from headrace.formats.text.files import files_of
+from headrace.formats.text.line_index import Arrays, Places, PlacesEncoder, kept_or_held
+from headrace.formats.text.lines import strip_end
+from headrace.formats.text.plain import Room, is_compressed, plain_copy, shows_lines, undecodable
+from headrace.formats.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
+from headrace.io.array_file import HEAD, ArrayFile
+from headrace.io.files import Files
+from headrace.io.local.files import LocalFiles
+from headrace.io.paths import cache_folder, redact, without_query
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+from headrace.sorting import distinct
+
+KEPT_FROM = 64 << 20
+"""Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache
+folder: smaller ones are scanned anew.
+"""
+_VERSION = 4
+# bytes that are fetched ahead of who reads all lines in order, and as many that are held in the
+# midst of it
+_AHEAD = 32 << 20
+
+
+class LinesSource(Locatable):
+    """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
+    a copy on this machine: the same lines, blocks and fingerprint. Lines between records that hold
+    nothing are part of the record before them.
+
+    What can't be read at random, since it is compressed or its bytes don't show where its lines
+    end, is read through a plain copy; if one of several remote texts is, all of them are.
+
+    Args:
+        data_path: which.
+        unit: "line" or "record".
+        reach: how URLs are reached, and where the table, and plain copies, are kept. Without a
+            `cache_dir` those of local texts are kept if they are large.
+        encoding, errors: of the text, as Python has them; only what shows no lines, or is
+            compressed, is decoded here.
+        room: for one line or record; a file in the form of one JSON list is read as a whole, at the
+            start.
+        progress: show a progress bar; None: only on a terminal.
+        delimiter: what stands between the fields of tables; None: a comma in .csv, a tab in .tsv.
+
+    Attributes:
+        codec: how the bytes that `read` gives are decoded: encoding and errors.
+        kinds: of each file the ending that says what its records are; "": its lines are wanted.
+        delimiters: what stands between fields, of each kind of tables.
+        headers: the names of the fields, of each table.
+
+    Raises:
+        FormatError: a file is damaged, or of a kind that has no records.
+        AccessError: a file can't be read.
+        RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath | FileSet,
+        unit: str,
+        reach: RemoteOptions | None = None,
+        *,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        room: Room | None = None,
+        progress: bool | None = None,
+        delimiter: str | None = None,
+    ) -> None:
+        reach = reach or RemoteOptions()
+        self.listing: FileSet = resolve(data_path, TEXTS, reach)
+        files, paths = files_of(self.listing)
+        self._unit = unit
+        self._is_kept = reach.cache_dir is not None or files.is_remote
+        self._delimiter = delimiter
+        self.delimiters = records.delimiters_of(delimiter)
+        self.room: Room = room or Room()
+        self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
+        self.codec: tuple[str, str] = encoding, errors
+        copies = [is_compressed(without_query(path)) for path in paths]
+        if not shows_lines(encoding):
+            self.codec = "utf-8", "surrogatepass"
+            copies = [True] * len(paths)
+        elif files.is_remote:
+            copies = [any(copies)] * len(paths)
+        self.files: Files = files
+        if files.is_remote and copies[0]:
+            self.files = LocalFiles()
+        self._texts = []
+        for path, is_copy in zip(paths, copies, strict=True):
+            read = path
+            head = 0
+            end = files.version(path).size
+            if is_copy:
+                copy = plain_copy(files, path, encoding, errors, self._cache_dir)
+                read = copy.path
+                head = HEAD
+                end = HEAD + copy.count
+            begin = head
+            if not self.files.is_remote and self.codec[0] == "utf-8":
+                mark = self.files.read_joined(ByteRanges.of([(read, head, min(end, head + 3))]))
+                begin += 3 * (mark == UTF8_MARK)
+            kind = ""
+            if unit == "record":
+                kind = records.format_of(without_query(path))
+            self._texts.append(TextFile(path, read, head, begin, end, kind))
+        self._identities = [files.identity(path) for path in paths]
+        if self.files.is_remote:
+            cast(RemoteFiles, files).check_ranges(paths[0])
+        self.kinds = [text.kind for text in self._texts]
+        self._read_paths = [text.path for text in self._texts]
+        self._heads = np.array([text.head for text in self._texts])
+        begins = np.array([text.begin for text in self._texts])
+        ends = np.array([text.end for text in self._texts])
+        self._nbytes = ends - self._heads
+        # what is added to places in each file to get those in the table
+        self._bases = np.cumsum(ends - begins) - ends
+        self._table = Places(self._made(progress))
+        # the number of the first line of each file, and of all
+        self._first = np.array(self._table.arrays.short[0])
+        self.headers: list[list[str]] = json.loads(bytes(self._table.arrays.short[1]))
+        if not self.files.is_remote:
+            files.close()  # each process opens what it reads
+            self.files.close()
+        self._blocks = dict[int, IntArray]()  # by their length
+
+    # -- the table
+
+    @property
+    def keeps_tables(self) -> bool:
+        """True if what is found out about the texts is kept on disk: where a folder is named,
+        and of large texts.
+        """
+        if self.listing.is_remote:  # without a tag nobody could say whether it still holds
+            return all(tag is not None for *_, tag in self._identities)
+        return self._is_kept or bool(self._nbytes.sum() >= KEPT_FROM)
+
+    def _made(self, progress: bool | None) -> Arrays:
+        """The table, found by a pass over all texts."""
+        cached = None
+        if self.keeps_tables:
+            begins = [text.begin for text in self._texts]
+            of = [[*one, begin] for one, begin in zip(self._identities, begins, strict=True)]
+            about = {"of": of, "unit": self._unit, "delimiter": self._delimiter}
+            cached = ArrayFile(self._cache_dir, "lines", {"version": _VERSION, **about})
+
+        def scanned(is_slow: bool) -> Arrays:
+            def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+                of_lines = (self.codec, self.room, self.delimiters)
+                bases = self._bases.tolist()
+                scan = Scan(self.files, self._texts, bases, *of_lines, is_slow, progress)
+                encoder = PlacesEncoder()
+                for piece in encoder.encoded(scan):
+                    take(piece)
+                first = np.cumsum([0, *scan.counts], dtype=np.int64)
+                headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
+                return [first, headers, np.array(encoder.edges, np.int64)]
+
+            patience = self.files.patience
+            return kept_or_held(cached, patience, "the table of lines is", "u1", make)
+
+        try:
+            return scanned(False)
+        except OddQuotesError:
+            return scanned(True)
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def _places(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """For each index the number of its file, and where it begins and ends there."""
+        rows = np.asarray(indices, np.int64)
+        if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
+            raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
+        files = np.zeros(rows.size, np.int64)
+        if len(self._texts) > 1:
+            files = np.searchsorted(self._first, rows, side="right") - 1
+        starts, ends = self._table.reach(rows + files)  # of each file the table holds the end too
+        bases = self._bases.take(files)
+        return files, starts - bases, ends - bases
+
+    @property
+    def cut_nbytes(self) -> int:
+        return int(self._nbytes.sum())
+
+    def blocks_of(self, nbytes: int) -> IntArray:
+        """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file
+        begins a block.
+        """
+        if nbytes not in self._blocks:
+            counts = -(-self._nbytes // nbytes)
+            numbers = np.repeat(np.arange(len(counts)), counts)
+            # of each block in its file
+            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+            wanted = self._heads[numbers] + inside * nbytes
+            # the first line of each that begins there or later, by bisection
+            low = self._first[numbers]
+            high = self._first[numbers + 1]
+            while (low < high).any():
+                middle = (low + high) // 2
+                starts = self._places(np.minimum(middle, len(self) - 1))[1]
+                is_before = (low < high) & (starts < wanted)
+                high = np.where(is_before, high, np.minimum(middle, high))
+                low = np.where(is_before, middle + 1, low)
+            edges = distinct(np.concatenate([low, [0, len(self)]]))
+            self._blocks[nbytes] = np.diff(edges)
+        return self._blocks[nbytes]
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        return self._without_ends(self._read_all(*self._places(indices)))
+
+    def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
+        """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
+        int64).
+        """
+        files, starts, ends = self._places(indices)
+        sizes = ends - starts
+        if len(self._texts) == 1:
+            self.room.check(int(sizes.max(initial=0)))
+            ranges = ByteRanges(self._read_paths, files, starts, ends)
+            joined = self.files.read_joined(ranges)
+        else:
+            joined = b"".join(self._read_all(files, starts, ends))
+        # each line has its end, and inside there is none
+        if b"\r" not in joined and joined.count(b"\n") == len(sizes):
+            return joined.replace(b"\n", b""), sizes - 1
+        edges = [0, *np.cumsum(sizes).tolist()]
+        lines = [joined[begin:end] for begin, end in itertools.pairwise(edges)]
+        lines = self._without_ends(lines)
+        return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
+
+    def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
+        self.room.check(int((ends - starts).max(initial=0)))
+        return self.files.read_each(ByteRanges(self._read_paths, files, starts, ends))
+
+    def _without_ends(self, lines: list[bytes]) -> list[bytes]:
+        if self.has_records:
+            return [line.rstrip(b"\r\n") for line in lines]
+        if not any(b"\r" in line for line in lines):
+            return [line.removesuffix(b"\n") for line in lines]
+        return list(map(strip_end, lines))
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        return ByteRanges(self._read_paths, *self._places(indices))
+
+    @property
+    def stored_nbytes(self) -> int:
+        if self.files.is_remote:
+            return int(self._nbytes.sum())
+        return 0
+
+    # -- all of it, once
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
+        start.
+        """
+        of = self._identities
+        yield None if any(tag is None for *_, tag in of) else of
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[Callable[[range], None]]:
+        """Inside, lines are read from the first to the last, and blocks are fetched ahead.
+
+        Yields:
+            What is to be called before some are read, with their numbers.
+        """
+        edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
+        at = 0
+
+        def expect(some: range) -> None:
+            nonlocal at
+            while at < len(edges) - 1 and (
+                edges[at] < some.stop or self.files.bytes_prefetched < _AHEAD
+            ):
+                self.files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
+                at += 1
+
+        self.files.hold_prefetched(_AHEAD)
+        try:
+            yield expect
+        finally:
+            self.files.drop_prefetched()
+            self.files.hold_prefetched(0)
+
+    # -- what it holds
+
+    @property
+    def has_records(self) -> bool:
+        """True if samples are records, and not lines."""
+        return self._unit == "record"
+
+    def row(self, index: int, record: bytes) -> Any:
+        """What a line says: its text; what a record says: the JSON, or a dict of the fields.
+
+        Raises:
+            FormatError: it is no text of the encoding, or no such record.
+        """
+        try:
+            text = record.decode(*self.codec)
+        except UnicodeDecodeError as error:
+            raise undecodable(error, self.offset_of(index)) from None
+        if not self.has_records:
+            return text
+        number = self.file_of(index)
+        kind = self.kinds[number]
+        if kind not in self.delimiters:
+            return records.json_record(text, kind == ".json")
+        return records.csv_fields(text, self.delimiters[kind], self.headers[number])
+
+    @property
+    def has_tables(self) -> bool:
+        """True if a file is a table, whose fields a delimiter separates."""
+        return any(kind in self.delimiters for kind in self.kinds)
+
+    def offset_of(self, index: int) -> int:
+        """The byte in its file, or in the file's plain copy, where a line begins."""
+        files, starts, _ = self._places([index])
+        return int(starts[0] - self._heads[files[0]])
+
+    def file_of(self, index: int) -> int:
+        """The number of the file of a line."""
+        if len(self._texts) == 1:
+            return 0
+        return int(np.searchsorted(self._first, index, side="right")) - 1
+
+    def sizes(self, indices: IntArray | None = None) -> IntArray:
+        """Bytes of each line, or of some, its end included ([n] int64)."""
+        if indices is not None:
+            _, starts, ends = self._places(indices)
+            return ends - starts
+        between = self._first[1:-1] + np.arange(len(self._texts) - 1)  # two files lies no line
+        return np.delete(self._table.distances(len(self) + len(between)), between)
+
+    def file_numbers(self) -> IntArray:
+        """The number of the file of each line ([n] int64)."""
+        return np.repeat(np.arange(len(self._texts)), np.diff(self._first))
+
+    def fingerprint(self) -> str:
+        return f"{fingerprint_names(*self.listing.names.arrays)}:{self._unit}:{len(self)}"
+
+    def shown(self, file: int) -> str:
+        """A file as messages name it."""
+        return redact(self._texts[file].shown)
+
+    def location(self, index: int) -> str:
+        file = self.file_of(index)
+        return f"{self.shown(file)}, {self._unit} {index - int(self._first[file]) + 1:,}"
+
+    def describe(self) -> Description:
+        copied = ""
+        copies = np.count_nonzero(self._heads)
+        if copies:
+            copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}"
+        where = "in memory"
+        if self._table.arrays.path is not None:
+            where = f"read from {redact(self._table.arrays.path)}"
+        way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
+        nbytes = sum(text.end for text in self._texts)
+        column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
+        facts = {"files": self.files.explain()} if self.files.is_remote else {}
+        return Description([column], facts, len(self._texts), nbytes)

@@ -1,0 +1,213 @@
+"""What HDF5 files and Zarr stores have in common: a tree of groups and arrays.
+
+Conventions inside of them (AnnData, episodes, packs) are read through it, each written once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError, HeadraceError, MissingNameError
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.arrays.rows import LibraryRows
+from headrace.formats.describe import Column
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import redact
+
+NodeKind = Literal["group", "array"]
+
+
+class StoredArray(NamedTuple):
+    """An array, and how its rows are read.
+
+    Attributes:
+        path, begin: the file and its first byte, if it lies there as it is, in one piece.
+        reader: reads it otherwise.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    path: str
+    begin: int
+    reader: ArrayReader | LibraryRows | None
+
+
+class Tree(ABC):
+    """An HDF5 file or a Zarr store while a dataset is opened.
+
+    Names are paths in it, without slashes at their ends; "" is the root.
+
+    Args:
+        path: of the file, or its URL.
+        opened: what each process has open of it.
+
+    Attributes:
+        shown: the path in messages.
+        dataset_class: the class that reads dense arrays of such files.
+    """
+
+    dataset_class: str
+
+    def __init__(self, path: str, opened: OpenArrays[Any]) -> None:
+        self.path = path
+        self.opened = opened
+        self.shown = redact(path)
+
+    @abstractmethod
+    def kind(self, name: str) -> NodeKind | None:
+        """None: there is no such node."""
+
+    @abstractmethod
+    def nodes(self, group: str = "") -> list[str]:
+        """All groups and arrays below a group; [] if the server does not list them."""
+
+    @abstractmethod
+    def children(self, group: str) -> list[str]:
+        """The names of what lies in a group; [] if it is none."""
+
+    @abstractmethod
+    def attrs(self, name: str) -> Mapping[str, Any]:
+        """The attributes of a node."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array; () of a single value.
+
+        Raises:
+            MissingNameError: there is none; the message lists those there are.
+        """
+
+    @abstractmethod
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype of an array."""
+
+    @abstractmethod
+    def reader(self, name: str) -> ArrayReader | LibraryRows:
+        """Reads rows of an array.
+
+        Raises:
+            MissingNameError: there is none; the message lists those there are.
+            FormatError: it has none, or is damaged.
+        """
+
+    @abstractmethod
+    def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
+        """The length of the chunks of an array, which `reader` reads; None: it has none."""
+
+    @abstractmethod
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """A whole array, as it is stored."""
+
+    def stored(self, name: str) -> StoredArray | None:
+        """An array, and how its rows are read; None: there is none."""
+        if self.kind(name) != "array":
+            return None
+        reader = self.reader(name)
+        return StoredArray(tuple(reader.shape), reader.dtype, self.path, -1, reader)
+
+    def numbers(self, name: str) -> ArrayReader:
+        """Reads an array of numbers.
+
+        Raises:
+            FormatError: it holds something else, or is damaged.
+        """
+        reader = self.reader(name)
+        if not isinstance(reader, ArrayReader):
+            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, and no numbers")
+        return reader
+
+    def is_group(self, name: str) -> bool:
+        return self.kind(name) == "group"
+
+    def is_array(self, name: str) -> bool:
+        return self.kind(name) == "array"
+
+    def text(self, name: str, key: str) -> str | None:
+        """An attribute that is a text; None: there is none."""
+        value = self.attrs(name).get(key)
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        return value if isinstance(value, str) else None
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole array with one value per row, with strings as str objects.
+
+        Raises:
+            FormatError: it is damaged, or its strings are no UTF-8.
+        """
+        return as_text(self.whole(name), f"{self.shown}: {name!r}")
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of an array, of elements of any size at least."""
+        dtype = self.dtype(name)
+        itemsize = 1
+        if not dtype.hasobject:
+            itemsize = dtype.itemsize
+        return math.prod(self.shape(name)) * itemsize
+
+    def described(self, name: str) -> str:
+        """Dtype and shape of an array in messages."""
+        return f"{self.dtype(name)} {list(self.shape(name))}"
+
+    def arrays(self) -> list[Column]:
+        """All arrays: how each is read, and what a random row costs. Chunks of remote ones are not
+        looked for.
+        """
+        return [self._column(name) for name in ["", *self.nodes()] if self.is_array(name)]
+
+    def _column(self, name: str) -> Column:
+        column = Column(name, "")
+        try:
+            column.sample = self.described(name)
+            column.total = self.nbytes(name)
+            if self.shape(name) and not self.opened.files.is_remote:
+                column = replace(self.reader(name).describe(name), sample=column.sample)
+        except (HeadraceError, OSError, TypeError, ValueError) as error:
+            column.read_by = f"can't be read: {' '.join(str(error).split())}"
+        return column
+
+    def check_has(self, group: str, *names: str) -> None:
+        """Raises a FormatError if a group lacks one of some arrays."""
+        missing = [name for name in names if not self.is_array(join(group, name))]
+        if missing:
+            raise FormatError(
+                f"{self.shown}: {group or '/'!r} has no {' and no '.join(map(repr, missing))}: the "
+                "file is damaged, or cut short"
+            )
+
+    def missing(self, what: str, name: str, others: list[str]) -> MissingNameError:
+        """The error of a name that does not exist, which lists those that do."""
+        return MissingNameError(
+            f"{self.shown} has no {what} {name!r}; it has: {listed_names(others, name, repr)}"
+        )
+
+
+def join(group: str, name: str) -> str:
+    """The path of a node in a group."""
+    if group:
+        return f"{group}/{name}"
+    return name
+
+
+def as_text(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+    """Strings as str objects; other arrays as they are.
+
+    Raises:
+        FormatError: they are no UTF-8.
+    """
+    if values.dtype.kind not in "SUO":
+        return values
+    texts = np.empty(len(values), object)
+    for row, value in enumerate(values.tolist()):
+        try:
+            texts[row] = value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{where}, row {row}: a string is not UTF-8: {error}") from error
+    return texts

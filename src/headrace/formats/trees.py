@@ -1,0 +1,93 @@
+"""Opens HDF5 files and Zarr stores as trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from headrace.formats.arrays.reader import OpenArrays
+from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5.rows import open_files
+from headrace.formats.hdf5.tree import HDF5Tree
+from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.resolver import kind_of, resolve
+from headrace.formats.tree import Tree
+from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.rows import OpenZarr
+from headrace.formats.zarr.tree import ZarrTree
+from headrace.io.remote.options import RemoteOptions
+
+T = TypeVar("T")
+
+
+def tree_kind(data_path: DataPath, reach: RemoteOptions) -> Format:
+    """`ZARR` or `HDF5`: what a path means; anything else counts as HDF5, which says what is wrong.
+
+    Raises:
+        ConfigError: both lie there.
+    """
+    kind = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True)
+    return ZARR if kind == ZARR else HDF5
+
+
+def look_into(
+    data_path: DataPath | FileSet,
+    reach: RemoteOptions,
+    kind: Format,
+    look: Callable[[Tree], T],
+    *,
+    nodes: Sequence[str] = (),
+    first: int | None = None,
+    direct: bool = True,
+    keeps: bool = False,
+) -> tuple[list[T], OpenArrays[Any]]:
+    """What a function finds in each file, and what is open of them.
+
+    Args:
+        data_path: HDF5 files or Zarr stores.
+        reach: how URLs are reached.
+        kind: `HDF5` or `ZARR`.
+        look: of a remote file it may be called again.
+        nodes: groups and arrays that it looks at, whose metadata a server is asked for together.
+        first: how many files; None: all.
+        direct: False: arrays are read by h5py and zarr-python alone.
+        keeps: True if what is found reads the files later; else all is closed, but what a `FileSet`
+            shares.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: a file is missing, or
+            can't be read; and what `look` raises.
+    """
+    stays_open = isinstance(data_path, FileSet)
+    opened: OpenArrays[Any]
+    if kind == ZARR:
+        files = resolve(data_path, ZARR, reach)
+        opened = stores = OpenZarr(files.server, direct=direct)
+        paths = files.urls()[:first]
+    else:
+        paths, hdf5 = open_files(data_path, reach)
+        opened = hdf5
+        if stays_open:
+            hdf5.hdf5.learn(paths)  # what the others take is asked for at once
+        paths = paths[:first]
+    try:
+        if kind == ZARR:
+            trees = [ZarrTree(stores.store(path, nodes), stores) for path in paths]
+            found = [look(tree) for tree in trees]
+        else:
+
+            def look_at(path: str) -> T:
+                with hdf5.hdf5.reading(path) as file:
+                    return look(
+                        HDF5Tree(file, path, hdf5, direct=direct, cache_dir=reach.cache_dir)
+                    )
+
+            found = hdf5.hdf5.read_each(paths, look_at)
+    except BaseException:
+        if not stays_open:
+            opened.close()
+        raise
+    if not (keeps or stays_open):
+        opened.close()
+    return found, opened

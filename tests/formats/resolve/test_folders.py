@@ -1,0 +1,43 @@
+"""Listing a folder gives all its files in one order, however many threads do it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.formats.resolve.folders import list_folder
+from tests.formats.resolve.scanning import touch
+
+ENDINGS = (b".jpg",)
+
+
+def listed(root: Path) -> list[str]:
+    return [os.fsdecode(name) for name in list_folder(os.fsencode(root), ENDINGS).names]
+
+
+class TestOrder:
+    def test_files_and_folders_sort_together(self, tmp_path: Path) -> None:
+        wanted = ["B/c.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg"]
+        wanted += ["a-b.jpg", "a.jpg", "b.jpg", "d/" * 300 + "x.jpg", "é/1.jpg"]
+        touch(tmp_path, *wanted[::-1])
+        assert listed(tmp_path) == wanted
+
+    def test_does_not_depend_on_which_listing_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = [f"{a}/{b}/{c}.jpg" for a in "abcd" for b in "abcd" for c in "xy"]
+        touch(tmp_path, *made)
+        real, waits = os.scandir, np.random.default_rng(0)
+
+        def scandir(path: Any) -> Iterator[Any]:
+            time.sleep(waits.uniform(0, 0.01))
+            return real(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        assert [listed(tmp_path) for _ in range(5)] == [made] * 5

@@ -1,0 +1,50 @@
+"""Rows of sparse matrices as arrays, beside plain NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from headrace.formats.sparse.rows import CSRRows
+
+
+def scattered(rows: CSRRows, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    out = np.full(shape, np.nan, "f4")
+    rows.scatter(out)
+    return out
+
+
+@given(st.data())
+def test_rows_are_those_of_a_dense_array(data: Any) -> None:
+    rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
+    pair = st.tuples(st.integers(0, columns - 1), st.integers(-3, 3))
+    each = [data.draw(st.lists(pair, max_size=6)) for _ in range(rows)]
+    sizes = np.array([len(one) for one in each], np.int64)
+    dense, pairs = np.zeros((rows, columns), "f4"), []
+    for row, one in enumerate(each):
+        for column, value in one:
+            dense[row, column] += value
+            pairs.append((column, value))
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    given_rows = CSRRows.of(sizes, table[:, 0].astype("i4"), table[:, 1].astype("f4"))
+    found = given_rows.canonical(columns)
+    assert np.array_equal(scattered(found, dense.shape), dense)
+    assert all((np.diff(indices) > 0).all() for indices, _ in found.records())
+    assert found.outside(columns) is None
+    chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
+    order = np.array(chosen, np.int64)
+    assert np.array_equal(scattered(found.take(order), (len(order), columns)), dense[order])
+    picked = data.draw(st.permutations(range(columns)))[: data.draw(st.integers(1, columns))]
+    numbers = np.full(columns, -1, "i4")
+    numbers[picked] = np.arange(len(picked))
+    selected = found.select(numbers).canonical(len(picked))
+    assert np.array_equal(scattered(selected, (rows, len(picked))), dense[:, picked])
+    again = CSRRows.joined(found.records())
+    assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
+
+
+def test_the_first_column_outside_is_named() -> None:
+    rows = CSRRows.of(np.array([2, 0, 1, 2]), np.array([0, 1, 4, 0, -1]), np.ones(5))
+    assert rows.outside(4) == (2, 4) and rows.outside(5) == (3, -1)

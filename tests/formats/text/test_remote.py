@@ -1,0 +1,196 @@
+"""Lines and records of remote texts are those of a local copy, with each byte fetched once."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceWarning,
+)
+from headrace.formats.text.source import LinesSource
+from headrace.io import sequential as in_order
+from headrace.io.remote.options import RemoteOptions
+from tests.formats.text.test_plain import packed
+from tests.servers.ranges import RangeServer
+
+LINES = {
+    "1.txt": b"one\ntwo\r\n\r\nthree\rfour",
+    "2.txt": b"",
+    "3.txt": b"\xef\xbb\xbfmarked\n\xef\xbb\xbfnot the first\n",
+    "4.txt.gz": packed(b"\xef\xbb\xbfpacked\n\nlines\n", ".gz"),
+    "5.txt": b"\n",
+    "6.txt": b"\xef\xbb\xbf",
+    "7.txt.zst": packed(b"and these\n", ".zst"),
+    "8.txt": b"\r",
+    "9.txt": random.Random(0).randbytes(3000),
+}
+RECORDS = {
+    "a.jsonl": b'{"a": 1}\n\n{"a": "x\\n"}\r\n  \n{"b": 2}',
+    "b.json": b' [{"a": 1},\n {"b": [2, 3]}, "x"] ',
+    "c.csv": b'\n\na,b\r\n1,"2\n3"\n\n"4 ""x""",5\n',
+    "d.tsv": b"\xef\xbb\xbfa\tb\n1\t2\n",
+    "e.jsonl.gz": packed(b'{"a": 7}\n' * 3, ".gz"),
+    "f.json": b"[]",
+    "g.jsonl": b"\n\n",
+    "h.csv": b"a\n",
+}
+ODD = {
+    "i.csv": b"a,b\n1,2\n",
+    "j.csv": b'a,b\nan inch is 1",2\n"x\ny",3\n',
+    "k.csv": b'a\n"1\n2"\n\n3\n',
+}
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture
+def served(folder: Path) -> Path:
+    for path in folder.iterdir():
+        path.unlink()
+    return folder
+
+
+@pytest.fixture
+def both(
+    server: RangeServer, served: Path, tmp_path: Path
+) -> Iterator[Callable[..., tuple[LinesSource, LinesSource]]]:
+    """Writes files, and opens them near and far."""
+    made: list[Any] = []
+
+    def make(
+        contents: dict[str, bytes],
+        unit: str = "line",
+        retries: int = 20,
+        **options: Any,
+    ) -> Any:
+        for name, content in contents.items():
+            # else it would be of a new time
+            if not (served / name).exists() or (served / name).read_bytes() != content:
+                (served / name).write_bytes(content)
+        reach = RemoteOptions(cache_dir=tmp_path / "far", retries=retries)
+        urls = [f"{server.url}/{name}" for name in contents]
+        far = LinesSource(urls, unit, reach, **options)
+        near = LinesSource([served / name for name in contents], unit, **options)
+        made.extend((far, near))
+        return near, far
+
+    yield make
+    for source in made:
+        source.close()
+
+
+def same(near: LinesSource, far: LinesSource) -> None:
+    count = len(near)
+    assert len(far) == count
+    assert far.fingerprint() == near.fingerprint()
+    assert far.headers == near.headers
+    some = random.Random(1).choices(range(count), k=50 if count else 0)
+    for numbers in (range(count), some):
+        assert far.read(numbers) == near.read(numbers)
+    for name in ("blocks", "sizes", "file_numbers"):
+        assert np.array_equal(getattr(far, name)(), getattr(near, name)()), name
+    assert sum(far.blocks()) == count
+    for number in range(count):
+        assert far.offset_of(number) == near.offset_of(number)
+        assert far.location(number).startswith("http://127.0.0.1:")
+        place = near.location(number).rpartition("/")[2]
+        assert far.location(number).rpartition("/")[2] == place
+
+
+def test_the_same_lines(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_order, "PIECE", 1000)
+    monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 16)
+    same(*both(LINES))
+    near, far = both(RECORDS, "record")
+    same(near, far)
+    assert far.row(0, far.read([0])[0]) == {"a": 1}
+    copy = pickle.loads(pickle.dumps(far))
+    assert copy.read(range(len(near))) == near.read(range(len(near)))
+    copy.close()
+    same(*both(ODD, "record"))
+
+
+@pytest.mark.parametrize("piece", [1, 6])
+def test_pieces_may_end_anywhere(both: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_order, "PIECE", piece)
+    same(*both({name: data for name, data in LINES.items() if len(data) < 100}))
+    same(*both({name: RECORDS[name] for name in ("a.jsonl", "b.json", "c.csv", "d.tsv")}, "record"))
+
+
+def test_encodings(both: Any) -> None:
+    for encoding in ("utf-16", "utf-16-le", "latin-1", "cp037"):
+        data = "grün\nund\r\nblau\rrot\n\n".encode(encoding)
+        files = {f"{encoding}-1.txt": data, f"{encoding}-2.txt.gz": packed(data, ".gz")}
+        same(*both(files, encoding=encoding))
+
+
+def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServer) -> None:
+    contents = {f"{n}.csv": b"a,b\n\n" + b"1,2\n\n" * n for n in range(9)}
+    contents |= {"x.jsonl": b"{}\n\n" * 99, "y.json": b"[1, 2]"}
+    contents["z.jsonl.gz"] = packed(b"{}\n" * 1000, ".gz")
+    far = both(contents, "record")[1]
+    said = server.counts()
+    assert said["bytes"] == sum(map(len, contents.values()))
+    assert len(said["ranges"]) == len(contents)
+    assert far._table.arrays.path is not None
+    near, far = both(contents, "record")
+    assert server.counts()["ranges"] == []  # the table was kept, and the copy
+    same(near, far)
+    assert not far.is_remote  # one is compressed, so all are read from copies
+    server.counts()
+    contents["x.jsonl"] = b"{}\n"
+    same(*both(contents, "record"))
+
+
+def test_what_is_damaged_on_the_way_is_fetched_again(
+    server: RangeServer, served: Path, tmp_path: Path
+) -> None:
+    data = gzip.compress(b"\n".join(b"%d" % (n**7) for n in range(500)))
+    (served / "a.txt.gz").write_bytes(data)
+    options = RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB")
+    server.set(faults={"wrong": 1})
+    with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
+        LinesSource(server.url + "/a.txt.gz", "line", options)
+    assert server.counts()["faults"] == {"wrong": 3}  # the size, and twice the bytes
+    assert not list(tmp_path.glob("headrace-plain*"))
+    server.set(faults={})  # what is kept on the disk is wrong by now
+    source = LinesSource(server.url + "/a.txt.gz", "line", options)
+    assert b"\n".join(source.read(range(len(source)))) == gzip.decompress(data)
+    source.close()
+
+
+def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Path) -> None:
+    (tmp_path / "far").write_bytes(b"a file, and no folder")
+    with pytest.raises(AccessError, match=r"^http://.*a.txt.gz .*cache_dir="):
+        both({"a.txt.gz": packed(b"1\n", ".gz")})
+    with pytest.warns(HeadraceWarning, match="the table of lines is not kept"):
+        near, far = both({"a.txt": b"1\n2\n"})
+    same(near, far)
+
+
+def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"gone\.txt"):
+        LinesSource(f"{server.url}/gone.txt", "line")
+    _, far = both({"a.txt": b"1\n2\n"})
+    assert far.read([0]) == [b"1"]
+    (served / "a.txt").write_bytes(b"3\n4\n")
+    with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4"):
+        far.read([1])
