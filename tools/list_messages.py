@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "headrace"
 MARK = "<!-- messages -->"
 VARIES = "…"
 """What stands for a part of a message that differs from call to call."""
-MOST_FORMS = 8
+MOST_FORMS = 16
 """Of a message with several conditional parts, the most forms that are listed."""
 ROOMS = {
     "arguments": "Arguments",
@@ -160,18 +160,15 @@ class Module:
                 for each in ast.walk(function)
                 if isinstance(each, ast.Return) and each.value is not None
             ]
-        forms = [
-            form
-            for text in texts
-            if _is_text(text)
-            for form in self._forms(text, function, depth + 1)
-        ]
-        return forms[:MOST_FORMS] or [VARIES]
+        forms = []
+        for text in texts:
+            forms += self._forms(text, function, depth + 1) if _is_text(text) else [VARIES]
+        return list(dict.fromkeys(forms))[:MOST_FORMS] or [VARIES]
 
 
 def _assigned(name: str, function: ast.AST, line: int) -> list[ast.expr]:
-    """What a name of a function may hold at a line: both of two values, as of if and else; of
-    more, the last one before.
+    """What a name of a function may hold at a line: what it is assigned before, as in the branches
+    of an if; of many values, the last one.
     """
     assigned = [
         (node.lineno, node.value)
@@ -179,7 +176,7 @@ def _assigned(name: str, function: ast.AST, line: int) -> list[ast.expr]:
         if isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     ]
-    if len(assigned) > 2:
+    if len(assigned) > MOST_FORMS:
         assigned = sorted((pair for pair in assigned if pair[0] < line), key=lambda pair: pair[0])[
             -1:
         ]

@@ -70,7 +70,8 @@ def _facts() -> dict[str, Any]:
     limit = tightest(limits)
     usable = cores()
     folder = cache_folder(None)
-    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free
     facts = {
         "headrace": headrace.__version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",

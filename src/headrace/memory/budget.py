@@ -27,8 +27,6 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from headrace.arguments import check_integer, checks_keywords
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError
@@ -204,6 +202,8 @@ class MemoryBudget:
         """Bytes that are left to this process, a worker among others, for what it needs a short
         time.
         """
+        from torch.utils.data import get_worker_info  # `read_rows` needs no torch
+
         info = get_worker_info()
         workers = 1
         if info is not None:
