@@ -169,7 +169,7 @@ class Round:
         self.of_worker = "worker" in self.event
         start = rng.choices(("fork", "forkserver", "spawn", None), (12, 2, 1, 6))[0]
         workers = rng.choice((1, 2, 3) if self.of_worker else (0, 1, 2, 3))
-        spec = data.draw_spec(rng, str(folder), rng.choice(HOW), "image")
+        spec = data.draw_spec(rng, str(folder), rng.choice(HOW))
         self.spec = dataclasses.replace(spec, is_slow=rng.random() < 0.5)
         self.options: dict[str, Any] = {"batch_size": rng.choice((1, 4, 9)), "seed": 1}
         self.options |= data.draw_workers(rng, workers, start)
