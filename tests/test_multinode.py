@@ -9,16 +9,11 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -151,21 +146,6 @@ def test_a_global_batch_that_does_not_fit_is_refused(
 # -- two nodes
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 240) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert found
-    return found
-
-
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def demo(out: Path, *options: str) -> subprocess.Popen[str]:
     fixed = ["--demo", "--workers", "1", "--device", "cpu", "--out", str(out)]
     command = [sys.executable, str(SCRIPT), *fixed, *options]
@@ -214,60 +194,6 @@ def test_a_job_that_loses_a_node_sees_every_sample_once(tmp_path: Path, options:
     assert "ended by itself with status 1" in said and "lost the other ranks: rank" in said
     if MAY_ISOLATE:
         assert "each in a network of its own" in said
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux kills the children of a process that was killed"
-)
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    with demo(tmp_path, "--epochs", "50") as job:
-        try:
-            ledger = tmp_path / "demo/ledger"
-            wait_for(lambda: len(list(ledger.glob("life-1-rank-*.jsonl"))) == 2)
-            # two of a launcher, a rank and a worker
-            wait_for(lambda: len(psutil.Process(job.pid).children(recursive=True)) >= 6)
-            started = psutil.Process(job.pid).children(recursive=True)
-            os.kill(job.pid, number)
-            job.wait(60)
-        finally:
-            job.kill()
-    wait_for(lambda: all(map(is_gone, started)), 60)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-def test_srun_s_variables_suffice(photos: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    ranks = (0, 1)
-
-    def run(*options: str, outs: tuple[Path, Path] = (tmp_path, tmp_path)) -> list[str]:
-        command = [sys.executable, SCRIPT, photos, *TINY, "--timeout", "60", *options, "--out"]
-        piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        jobs = []
-        for rank, out in zip(ranks, outs, strict=True):
-            own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
-            jobs.append(subprocess.Popen([*command, out], env=environment | own, **piped))
-        try:
-            said = [job.communicate(timeout=120)[0] for job in jobs]
-        finally:
-            for job in jobs:
-                job.kill()
-        return [f"status {job.returncode}: {text}" for job, text in zip(jobs, said, strict=True)]
-
-    assert all(text.startswith("status 0") for text in run("--epochs", "1"))
-    assert in_any_order(that_count(tmp_path / "ledger")) == in_any_order(orders(photos, 6, 1))
-    for text in run("--epochs", "2", outs=(tmp_path / "elsewhere", tmp_path)):
-        assert text.startswith("status 2") and "[(1, 0, 0), (2, 0, 4)]" in text
-    for text in run("--seed", "7", "--epochs", "2"):
-        assert text.startswith("status 2") and "seed was 42, is 7" in text
 
 
 # -- shards, examples/stream_multinode.py

@@ -23,7 +23,6 @@ from headrace.core.values import Records
 from headrace.dtypes import ArraySpec
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
-from headrace.memory.budget import size_of
 from headrace.memory.limits import Limit
 from headrace.memory.store import MISSING, SampleStore
 
@@ -160,14 +159,6 @@ class TestEager:
         assert mode.stats()["held"] == 999 and isinstance(mode.get([7])[0], SampleError)
         assert [value.tolist() for value in mode.get([899, 999])] == [[899] * 4, [999] * 3]
         mode.close()
-
-    def test_the_overhead_is_enough_for_samples_of_any_size(self) -> None:
-        for nbytes in (0, 1, 511, 512, 5000):
-            for sample in (bytes(nbytes), np.zeros(nbytes, np.uint8)):
-                load = Load(dict.fromkeys(range(999), sample).__getitem__)
-                mode = eager_of(999, load, budget_of(100 * MB), 999 * nbytes)
-                assert mode.stats()["held"] == 999, nbytes
-                mode.close()
 
     def test_several_threads_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(held_module, "usable_cpus", lambda: 2)
@@ -395,18 +386,6 @@ class TestStreaming:
             assert ahead.stats() == {"ahead": count}, nbytes
             ahead.close()
 
-    def test_the_size_of_a_record(self) -> None:
-        for record, nbytes in [
-            (np.zeros(100), 800),
-            ((np.zeros(50), bytes(400)), 800),
-            ({"a": np.zeros(99), "b": [bytes(8)]}, 800),
-            (np.array(1.0), 8),
-            ("four", 4),
-            ([], 0),
-            (object(), 64),
-        ]:
-            assert size_of(record) == nbytes
-
     def test_a_failing_read_ahead_fails_where_it_is_asked_for(
         self, ahead: Ahead, read: Blocking
     ) -> None:
@@ -417,15 +396,6 @@ class TestStreaming:
         with pytest.raises(OSError, match="broken"):
             ahead.read_records([2, -1])
         assert len(ahead.read_records([4, 5])) == 2
-
-    def test_an_epoch_left_early_drops_what_was_on_its_way(
-        self, ahead: Ahead, read: Blocking
-    ) -> None:
-        ahead.read_ahead(BATCHES[:1])
-        ahead.read_records(BATCHES[0])
-        for coming in (BATCHES[1:4], BATCHES[3:6]):
-            ahead.read_ahead(coming)
-            assert ahead.stats() == {"ahead": 3}
 
     def test_a_closed_one_and_a_pickle_have_nothing_ahead(
         self, ahead: Ahead, read: Blocking

@@ -1,5 +1,5 @@
-"""The figures of docs/benchmarks.md, and those of docs/hdf5.md about layouts, stand in the sections
-of docs/benchmark_tables.md that their rows link to.
+"""The figures of docs/benchmarks.md stand in the sections of docs/benchmark_tables.md that their
+rows link to.
 """
 
 from __future__ import annotations
@@ -52,17 +52,3 @@ def test_page_is_short_and_has_no_other_figures() -> None:
     prose = "\n".join(line for line in PAGE.splitlines() if not line.startswith("|"))
     prose = re.sub(r"^```\n.*?^```$|\]\([^)]*\)", "", prose, flags=re.DOTALL | re.MULTILINE)
     assert set(FIGURE.findall(prose)) <= {"2", "24", "64", "3.3"}
-
-
-def test_layouts_have_figures_of_the_tables() -> None:
-    """docs/hdf5.md, "How to lay out files", has some figures of the arrays."""
-    page = (ROOT / "docs" / "hdf5.md").read_text(encoding="utf-8")
-    page = page.partition("## How to lay out files")[2].partition("\n## ")[0]
-    figures = []
-    for line in page.splitlines():
-        if re.match(r"\| (contiguous|\d+) \|", line):
-            figures += [cell.strip() for cell in line.strip("|").split("|")[1:]]
-    figures = list(filter(None, figures))
-    text = _section("hdf5-and-zarr-random-rows-of-chunked-arrays")
-    assert len(figures) >= 16
-    assert [figure for figure in figures if not _stands_in(figure, text)] == []

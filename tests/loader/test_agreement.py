@@ -378,13 +378,3 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
 
 
 # -- a rank that there can't be
-
-
-def test_a_rank_outside_of_the_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for world_size in (1, 2):
-        with pytest.raises(ConfigError, match=f"rank={world_size} .*world_size={world_size}"):
-            loader(rank=world_size, world_size=world_size)
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="RANK"):
-        loader()

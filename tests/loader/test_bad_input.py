@@ -10,14 +10,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +45,6 @@ from headrace import (
     suggest_num_workers,
 )
 from headrace.collate import stack_collate
-from headrace.loader.worker.failures import death_of
 from headrace.order import OrderSampler
 from headrace.testing.contract import RandomProbe, same
 from tests.conftest import living_children
@@ -129,15 +126,6 @@ def test_an_index_out_of_range_names_sampler_index_and_length(loader_of: Any) ->
             assert "batch 1" in raised.value.__notes__[0]
             with pytest.raises(IndexError, match=f"^batch_sampler{message}"):
                 list(loader_of(dataset, batch_sampler=[[1, 2], [index]]))
-
-
-def test_an_index_out_of_range_in_a_worker(loader_of: Any) -> None:
-    iterator = iter(loader_of(SquareDataset(), sampler=[1, 42, 2, 3, 4], num_workers=1))
-    with pytest.raises(IndexError, match=r"list gave index 42, .*SquareDataset has 42") as raised:
-        next(iterator)
-    assert "worker 0, epoch 0, batch 0" in raised.value.__notes__[0]
-    del raised
-    assert len(next(iterator)) == 1  # the next batch comes
 
 
 class Broken(TensorDataset):
@@ -389,35 +377,6 @@ def test_a_function_of_a_notebook_is_refused_beforehand(monkeypatch: pytest.Monk
     make(num_workers=1, multiprocessing_context="fork")
 
 
-class Ended(SimpleNamespace):
-    """A process that has ended, as far as is asked."""
-
-    @property
-    def sentinel(self) -> int:
-        return self.end
-
-    def join(self, timeout: float) -> None:
-        return
-
-
-@pytest.mark.slow
-def test_a_dead_worker_s_remedy_follows_from_its_end() -> None:
-    reading, writing = os.pipe()
-    os.close(writing)  # which makes the other end ready, as a sentinel is
-    torch_s = RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
-    for start, code, remedy in (
-        ("spawn", 1, "__main__"),
-        ("fork", 3, "sys.exit"),
-        ("fork", 0, "sys.exit"),
-        ("fork", -9, "memory"),
-        ("spawn", -11, "faulthandler"),
-        ("fork", None, "memory"),
-    ):
-        worker = Ended(pid=1, exitcode=code, end=reading, _start_method=start)
-        assert remedy in str(death_of(torch_s, [worker], 0, 0, 0)), (start, code)
-    os.close(reading)
-
-
 @pytest.mark.slow
 def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -449,18 +408,3 @@ def test_a_with_block_ends_the_workers_of_a_held_iterator() -> None:
             iterator.close()
             assert len(list(loader)) == 11
             assert len(living_children()) == workers
-
-
-def test_a_loader_s_repr_is_short() -> None:
-    dataset = SquareDataset(loading_mode="cached")
-    assert repr(create_dataloader(dataset, batch_size=4, num_workers=0, seed=7)) == (
-        "Loader(<SquareDataset, 42 samples>, batch_size=4, num_workers=0, seed=7)"
-    )
-    options: dict[str, Any] = {"drop_last": True, "rank": 0, "world_size": 2, "device": "cpu"}
-    assert repr(create_dataloader(SquareDataset(), num_workers=0, **options)) == (
-        "Loader(<SquareDataset, 42 samples>, num_workers=0, drop_last=True, rank=0, world_size=2, "
-        "device='cpu')"
-    )
-    assert repr(create_dataloader(Endless(), num_workers=0)) == (
-        "Loader(<Endless, None samples>, num_workers=0)"
-    )

@@ -4,8 +4,7 @@ step is resumed by all.
 The batches that are expected come from the order and from samples made one at a time; what
 `tests/order/test_elastic.py` shows of orders, this shows of loaders, with their samples' values and
 random numbers: augmentation depends neither on ranks nor on workers, nor on where a run was
-resumed. Each pair of the factors is tried, without and with worker processes; with those the whole
-product under ``-m nightly``.
+resumed. Each pair of the factors is tried, without and with worker processes.
 """
 
 from __future__ import annotations
@@ -206,16 +205,3 @@ def check_workers(made: Job, workers: int, world: int) -> None:
 def test_workers(job: Any, case: Any) -> None:
     *data, workers, world = case
     check_workers(job(*data), workers, world)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-@pytest.mark.product
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_workers_in_all_combinations(job: Any, kind: str, mode: str, shuffle: Any) -> None:
-    for drop_last, pad in itertools.product(FLAGS, FLAGS):
-        made = job(kind, 99, mode, shuffle, drop_last, pad)
-        for workers, world in itertools.product((1, 3), WORLDS):
-            check_workers(made, workers, world)

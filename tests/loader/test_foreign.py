@@ -288,45 +288,6 @@ def test_a_stream_of_finished_batches(loader_of: Any, workers: int) -> None:
         assert all((batch == len(batch) - 1).all() for batch in batches)
 
 
-@WORKERS
-def test_a_stream_is_repeated_and_resumed_by_replay(loader_of: Any, workers: int) -> None:
-    def make(**options: Any) -> Any:
-        return loader_of(Count(14, noise=True), num_workers=workers, **options)
-
-    loader = make()
-    epochs = [list(loader) for _ in range(3)]
-    numbers = [number for epoch in epochs for sample in samples_of(epoch) for number in sample[1:]]
-    numbers += [number for sample in samples_of(make(seed=6)) for number in sample[1:]]
-    assert len(set(numbers)) == 4 * 14 * 4, "workers, epochs or seeds share random numbers"
-    for at in (0, 3, len(epochs[1])):
-        loader.set_epoch(1)
-        iterator = iter(loader)
-        for _ in range(at):
-            next(iterator)
-        state = as_saved(loader)
-        assert (state["epoch"], state["batches"]) == (1, at)
-        fresh = make()
-        fresh.load_state_dict(state)
-        assert fresh.state_dict() == state
-        fresh.set_epoch(1)
-        assert same(list(fresh), epochs[1][at:]), at
-        assert same(list(fresh), epochs[2])
-
-
-@pytest.mark.parametrize(("workers", "kind"), [(0, Count), (0, SizedCount), (2, Count)])
-def test_the_end_of_a_stream_s_epoch_is_known(loader_of: Any, workers: int, kind: Any) -> None:
-    loader = loader_of(kind(9), num_workers=workers)
-    expected = list(loader)
-    state = loader.state_dict()
-    for call, rest in ((None, expected), (0, []), (1, expected)):
-        fresh = loader_of(kind(9), num_workers=workers)
-        fresh.load_state_dict(state)
-        assert fresh.state_dict() == state
-        if call is not None:
-            fresh.set_epoch(call)
-        assert list(fresh) == rest, call
-
-
 def test_a_stream_with_more_batches_than_its_length_says(loader_of: Any) -> None:
     """Two workers with 5 samples each make 4 batches of 4, not 3."""
     loader = loader_of(SizedCount(10), num_workers=2)

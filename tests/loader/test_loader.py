@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import logging
 import multiprocessing
 import os
@@ -12,7 +11,6 @@ import sys
 import time
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -93,13 +91,6 @@ def test_it_has_what_trainers_read(loader_of: Any) -> None:
     assert (sampler.rank, sampler.num_replicas, sampler.seed, len(sampler)) == (0, 1, 5, 40)
     assert len(loader) == len(list(loader)) == 8
     assert not hasattr(loader, "no_such_attribute")
-
-
-def test_its_sampler_yields_its_order(loader_of: Any) -> None:
-    for shuffle in (False, True, "block"):
-        loader = loader_of(SquareDataset(), shuffle=shuffle)
-        loader.sampler.set_epoch(3)
-        assert list(loader.batch_sampler) == drawn(loader) == epoch_of(3, shuffle=shuffle)
 
 
 def test_an_iterator_knows_what_is_left(loader_of: Any) -> None:
@@ -552,19 +543,6 @@ def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
         assert not workers or str(error) in str(errors[0].__cause__)
 
 
-@WORKERS
-def test_every_batch_may_fail_and_nothing_leaks(loader_of: Any, workers: int) -> None:
-    loader = loader_of(SquareDataset(bad=range(42)), num_workers=workers)
-    for _ in range(3):
-        batches, errors = take_all(iter(loader))
-        assert batches == [] and len(errors) == 11
-        del errors
-        gc.collect()
-        stats = loader.get_stats()
-        assert stats["ring_in_use"] == stats["ring_grown"] == stats["batches"] == 0
-    assert stats["errors"] >= 33
-
-
 def unpicklable_batch(samples: list[Any]) -> Any:
     return [lambda: None]
 
@@ -892,25 +870,3 @@ def test_a_cache_gives_way_to_the_batches(photos: Path) -> None:
             assert all(torch.equal(a, b) for (a, _), (b, _) in zip(loader, lazy, strict=True))
         assert 0 < dataset.held.stats()["held_bytes"] <= 2 * batch
         loader.close()
-
-
-def test_noise_follows_from_seed_and_epoch_alone(loader_of: Any) -> None:
-    def rows(loader: Any) -> torch.Tensor:
-        return torch.cat([torch.stack([c.double() for c in batch], 1) for batch in loader])
-
-    loaders = [loader_of(Noise(), shuffle=False, num_workers=workers) for workers in (0, 1, 3)]
-    epochs = [[rows(loader) for loader in loaders] for _ in range(2)]
-    for first, second, third in epochs:
-        assert torch.equal(first, second) and torch.equal(first, third)
-    other = rows(loader_of(Noise(), shuffle=False, seed=6))
-    for one, two in itertools.combinations([epochs[0][0], epochs[1][0], other], 2):
-        assert torch.equal(one[:, 0], two[:, 0]) and not (one[:, 1:] == two[:, 1:]).any()
-
-
-def test_ranks_of_a_foreign_dataset(loader_of: Any) -> None:
-    dataset = TensorDataset(torch.arange(10))
-    ranks = [loader_of(dataset, rank=rank, world_size=3, batch_size=2) for rank in range(3)]
-    assert {len(list(loader)) for loader in ranks} == {len(ranks[0])}
-    assert [loader.state_dict() for loader in ranks] == [ranks[0].state_dict()] * 3
-    seen = Counter(int(i) for loader in ranks for (batch,) in loader for i in batch)
-    assert set(seen) == set(range(10)) and sum(seen.values()) == 12 == 10 + ranks[0].padding

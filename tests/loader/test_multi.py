@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import pickle
 from collections.abc import Iterator
 from fractions import Fraction
@@ -22,7 +21,6 @@ from headrace import (
     MultiDataLoader,
     SampleError,
     StateError,
-    WorkerError,
     split_workers,
 )
 from headrace.loader.multi import Schedule, whole_weights
@@ -31,24 +29,6 @@ from tests.loader.datasets import Numbers, Stream
 from tests.testing.test_contract import SquareDataset
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
-
-
-class Deadly(Numbers):
-    """Its sample 4 ends the worker that asks for it."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4:
-            os._exit(1)
-        return index
-
-
-class Broken(Numbers):
-    """Its sample 4 can't be read."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4:
-            raise ValueError("four")
-        return index
 
 
 @pytest.fixture
@@ -243,14 +223,6 @@ def test_unreadable_sample_is_an_error_and_the_rest_comes(multi_of: Any) -> None
         next(iterator)
     assert multi.state_dict()["batches"] == 0
     assert names(iterator) == "abb"
-
-
-def test_a_dead_worker_ends_the_epoch(multi_of: Any) -> None:
-    multi = multi_of({"a": Deadly(8)}, shuffle=False, num_workers=1)
-    iterator = iter(multi)
-    with pytest.raises(WorkerError):
-        list(iterator)
-    assert list(iterator) == [] and multi.state_dict()["passes"] == {"a": 0}
 
 
 # -- epochs and positions
@@ -491,14 +463,6 @@ def test_datasets_and_paths_with_batch_sizes(multi_of: Any, photos: Path) -> Non
         (3, 3, 8, 8),
         (4, 3, 8, 8),
     ]
-
-
-def test_its_repr_is_one_line(multi_of: Any) -> None:
-    loaders = {"a": (Numbers(10), 4), "b": Stream(4), "c": (Numbers(3), 3)}
-    assert repr(multi_of(loaders, steps=8)) == (
-        "MultiDataLoader({'a': 3 batches of 4, 'b': ? batches of 2, 'c': 1 batch of 3}, "
-        "strategy='round_robin')  # 8 batches an epoch"
-    )
 
 
 def test_workers_of_datasets_are_split(multi_of: Any) -> None:

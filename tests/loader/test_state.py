@@ -77,28 +77,6 @@ def test_a_state_comes_back_from_every_kind_of_file(loader_of: Any) -> None:
         assert same(list(loader), expected[2:])
 
 
-def test_a_state_of_any_moment_gives_the_rest(loader_of: Any) -> None:
-    expected = list(loader_of())
-    for number in range(len(expected) + 1):
-        state = state_after(loader_of(), number)
-        loader = loader_of()
-        loader.load_state_dict(state)
-        loader.set_epoch(0)
-        iterator = iter(loader)
-        assert loader.state_dict() == state
-        assert len(iterator) == len(expected) - number
-        if number < 3:
-            next(iterator)
-            assert loader.state_dict() == {
-                **state,
-                "batches": number + 1,
-                "samples": 6 * (number + 1),
-            }
-        loader.load_state_dict(state)
-        loader.set_epoch(0)
-        assert same(list(loader), expected[number:])
-
-
 def test_workers_prefetch_and_the_state_does_not_count_it(loader_of: Any) -> None:
     loader = loader_of(num_workers=2, prefetch_factor=4)
     assert state_after(loader, 1)["batches"] == 1

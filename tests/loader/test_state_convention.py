@@ -444,13 +444,6 @@ def test_states_of_another_job_are_refused(loader_of: Any) -> None:
         assert next(iter(other))[0][2] == 1, "it begins without its state"
 
 
-def test_a_state_of_one_worker_is_gone_on_with_by_none(loader_of: Any) -> None:
-    loader, other, whole = (loader_of(StatefulIterator(), num_workers=n) for n in (1, 0, 0))
-    next(iter(loader))
-    other.load_state_dict(loader.state_dict())
-    assert list(other) == list(whole)[1:]
-
-
 class Unsayable(Counting):
     def state_dict(self) -> dict[str, Any]:
         raise ValueError("no state today")
@@ -548,15 +541,6 @@ def test_a_damaged_state_of_a_dataset_is_refused(loader_of: Any) -> None:
         with pytest.raises(StateError, match="damaged"):
             loader.load_state_dict({**state, "dataset": part})
         assert loader.state_dict() == state, part
-
-
-def test_a_copy_of_a_loader_has_the_dataset_s_state(loader_of: Any) -> None:
-    loader = loader_of(StatefulIterator(), num_workers=2)
-    whole = list(loader)
-    loader.set_epoch(0)
-    next(iter(loader))
-    with copy.deepcopy(loader) as other:
-        assert list(other) == whole[1:]
 
 
 class Once(Stream):

@@ -110,9 +110,6 @@ def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
     assert gone is None or store.rows(np.array([*held, gone])) is None
 
 
-KINDS = [((4,), "f4"), ((), "i8"), ((3, 5), "u1"), ((700,), "f8"), ((2,), "c8"), ((1,), "?")]
-
-
 def store_of(
     length: int, rows: int, shape: tuple[int, ...] = (4,), dtype: str = "f4", policy: str = "keep"
 ) -> SampleStore:
@@ -122,28 +119,6 @@ def store_of(
 
 def rows_of(count: int, shape: tuple[int, ...] = (4,), dtype: str = "f4") -> Any:
     return np.random.default_rng(1).integers(0, 100, (count, *shape)).astype(dtype)
-
-
-def test_rows_come_back_one_by_one_and_together() -> None:
-    for shape, dtype in KINDS:
-        check_rows(shape, dtype)
-
-
-def check_rows(shape: tuple[int, ...], dtype: str) -> None:
-    store, rows = store_of(48, 48, shape, dtype), rows_of(48, shape, dtype)
-    order = np.random.default_rng(2).permutation(48)
-    for some in np.split(order, 6):
-        assert store.put_many(some.tolist(), [rows[i, ...] for i in some])
-    for index in range(48):
-        found = store.get(index)
-        assert (found.dtype, found.shape) == (rows.dtype, shape)
-        assert np.array_equal(found, rows[index])
-        found[...] = 0  # a copy
-    together = store.rows(np.arange(48))
-    assert together is not None
-    assert all(np.array_equal(together[i], rows[i]) for i in range(48))
-    assert together.are_held()
-    assert len(store) == 48 and store.stats()["admitted"] == 48
 
 
 def test_rows_for_which_there_is_no_room_are_refused() -> None:

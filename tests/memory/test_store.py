@@ -417,10 +417,3 @@ def _read_for_a_while(store: SampleStore, wrong: Any) -> None:
             found = store.get(i)
             if found is not MISSING and not (found == i).all():
                 wrong.value += 1
-
-
-class TestCounts:
-    def test_nobody_looks_too_often(self) -> None:
-        store = SampleStore(4, 1000)
-        assert [store.is_time_to_look(30) for _ in range(5)] == [True] + [False] * 4
-        assert store.is_time_to_look(0)

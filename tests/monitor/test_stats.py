@@ -1,9 +1,7 @@
 """The numbers of `get_stats()` are true."""
 
-import copy
 import itertools
 import os
-import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from torch.utils.data import TensorDataset
 from headrace import MultiDataLoader
 from headrace.memory.limits import memory_limits, tightest
 from headrace.monitor import stats as stats_module
-from headrace.monitor.stats import LoadingStats, Stats, pss_of
+from headrace.monitor.stats import LoadingStats, pss_of
 from headrace.testing.contract import RandomProbe
 from tests.loader.datasets import Stream
 from tests.testing.test_contract import SquareDataset
@@ -39,27 +37,6 @@ def test_average_memory_is_bytes_and_percent(loader_of: Any) -> None:
     stats = loader.get_stats()
     share = stats["avg_memory_bytes"] / tightest(memory_limits()).total
     assert stats["avg_memory_usage"] == pytest.approx(100 * share) and 0 < share < 1
-
-
-def test_units_by_name() -> None:
-    stats = Stats(
-        total_time=61.5,
-        p50_wait=0.00123,
-        retries=12345,
-        held_bytes=2_500_000,
-        avg_cpu_usage=87.654,
-        skipped_samples=[{}, {}],
-    )
-    assert str(stats).splitlines() == [
-        "total_time       61.50 s",
-        "p50_wait         1.23 ms",
-        "retries          12,345",
-        "held_bytes       2.5 MB",
-        "avg_cpu_usage    87.7 %",
-        "skipped_samples  2 listed",
-    ]
-    assert str(Stats()) == "{}" and stats.get("nothing", 7) == 7 and stats.get("retries") == 12345
-    assert pickle.loads(pickle.dumps(stats)) == stats == copy.copy(stats)
 
 
 @pytest.mark.parametrize(("mode", "workers"), [("lazy", 0), ("eager", 1), ("cached", 2)])

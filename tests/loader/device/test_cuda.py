@@ -7,7 +7,6 @@ device's, CUDA may wait for kernels: hence `warm`.
 """
 
 import gc
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from headrace import (
     VisionCollator,
     move_to_device,
 )
-from headrace.loader.device import CudaPrefetcher, TorchAccelerator, transfer_to
+from headrace.loader.device import CudaPrefetcher, transfer_to
 from headrace.testing.contract import same
 from tests.data.make import make_photos
 from tests.loader.device.test_prefetcher import (
@@ -197,26 +196,6 @@ def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool
     assert is_right(first, 0).item() and is_right(second, 1).item()
 
 
-def test_copies_are_on_a_stream_of_their_own(make: Make, tmp_path: Path) -> None:
-    loader = make()
-    list(loader)
-    activities = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activities.CUDA, activities.CPU]) as profile:
-        for step, batch in enumerate(loader):
-            is_right(batch, step)
-        torch.cuda.synchronize()
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    streams: dict[str, set[int]] = {"kernel": set(), "gpu_memcpy": set()}
-    for event in events:
-        kind = event.get("cat")
-        if kind == "kernel" or (kind == "gpu_memcpy" and "HtoD" in event["name"]):
-            streams[kind].add(event["args"]["stream"])
-    if not streams["kernel"]:
-        pytest.skip("this machine's profiler sees no kernels")
-    assert len(streams["gpu_memcpy"]) == 1 and not streams["gpu_memcpy"] & streams["kernel"]
-
-
 def test_batches_do_not_pile_up_on_the_device(make: Make) -> None:
     peak = most_bytes(make(Numbers(1600)))
     assert peak <= 6 * BATCH_BYTES, f"{peak / BATCH_BYTES:.1f} batches at a time"
@@ -240,24 +219,6 @@ def test_an_early_break_frees_the_batch_that_was_taken_early(make: Make, persist
         assert is_right(batch, 0).item()
         del batch
         assert torch.cuda.memory_allocated() == before
-
-
-def test_a_full_device_is_an_error_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = transfer_to("cuda")
-    assert isinstance(way, CudaPrefetcher)
-    deliveries = Deliveries([pinned(torch.full((3,), i)) for i in range(4)])
-    first = way.move(way.receive(deliveries))
-
-    def full(accelerator: TorchAccelerator, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(1 << 50, dtype=torch.uint8, device=accelerator.device)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TorchAccelerator, "copy", full)
-        way.prefetch(deliveries)
-        assert way._started is None and way._early is not None and first.tolist() == [0, 0, 0]
-        with pytest.raises(torch.OutOfMemoryError):
-            received(way, deliveries)
-    assert [received(way, deliveries).tolist() for _ in range(2)] == [[2, 2, 2], [3, 3, 3]]
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2")
@@ -357,10 +318,3 @@ def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> No
     assert not kernel.query(), "it stood in line behind the kernel"
     assert first[0].dtype == following[0].dtype == torch.float32
     assert torch.isfinite(following[0]).all().item()
-
-
-def test_images_in_between_do_not_pile_up(make: Make, tmp_path: Path) -> None:
-    dataset = ImageDataset(noise_in(tmp_path, 200), image_size=224, dtype=torch.bfloat16)
-    batch = 8 * 3 * 224 * 224
-    # six batches of bfloat16, and of two what is in between: uint8 and float32
-    assert most_bytes(make(dataset, batch_size=8)) <= 6 * 2 * batch + 2 * 5 * batch

@@ -25,9 +25,7 @@ from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
 from headrace.loader.device import (
     CudaPrefetcher,
-    TorchAccelerator,
     Transfer,
-    accelerator_of,
     transfer_to,
 )
 from headrace.memory.ring import Delivered
@@ -222,15 +220,6 @@ def test_a_source_that_is_not_pinned_is_free_at_once(
     assert same(received(way, deliveries), torch.ones(2)) and alive() is None
 
 
-def test_a_way_that_is_dropped_waits_for_its_copies(late: LateAccelerator) -> None:
-    late.patience = None
-    way, deliveries = moving(), Deliveries([pinned(row) for row in rows(3)])
-    received(way, deliveries)
-    assert late.side.ops and late.living == 1  # the second: the user has dropped the first
-    del way
-    assert not late.side.ops and not late.living and not late.hazards
-
-
 def test_stream_is_the_current_one_at_hand_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found = Deliveries([pinned(row) for row in rows(4)]), list[torch.Tensor]()
     streams = [late.another_stream(), late.another_stream()]
@@ -284,36 +273,6 @@ def test_batches_do_not_pile_up_on_the_device(late: LateAccelerator, way: CudaPr
         assert len(late.main.ops) <= PILE
     late.main.run()
     assert same(found, rows(40)) and not late.hazards
-
-
-def test_short_epochs_do_not_pile_up_either(late: LateAccelerator) -> None:
-    for _ in range(9):
-        way = moving()
-        late.kernel(received(way, Deliveries(pinned(rows(1)))), [])
-        assert len(late.main.ops) <= 3 + 1
-        way.finish()
-
-
-class Image(torch.Tensor):
-    """As torchvision's."""
-
-
-class Dispatching(torch.Tensor):
-    """As nested and distributed tensors."""
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise NotImplementedError
-
-
-def test_tensors_that_are_no_plain_ones_are_told_apart() -> None:
-    plain = torch.ones(2, 2)
-    for tensor in (plain, plain[:, 1], torch.nn.Parameter(plain), plain.as_subclass(Image)):
-        assert prefetcher._is_copyable(tensor)
-    for tensor in (plain.to("meta"), plain.to_sparse(), plain.as_subclass(Dispatching)):
-        assert not prefetcher._is_copyable(tensor)
 
 
 # --- what is done with batches on the device
@@ -415,17 +374,6 @@ def test_normalising_waits_for_the_copy_and_the_user_for_it(late: LateAccelerato
 
 
 # --- what is taken early has not been received
-
-
-def test_an_error_waits_for_its_turn(late: LateAccelerator, way: CudaPrefetcher) -> None:
-    deliveries = Deliveries([rows(1)[0], RuntimeError("pid 7"), rows(3)[2]])
-    received(way, deliveries)
-    assert deliveries.taken == 2
-    with pytest.raises(RuntimeError, match="pid 7"):
-        received(way, deliveries)
-    assert same(received(way, deliveries), rows(3)[2])
-    with pytest.raises(StopIteration):
-        received(way, deliveries)
 
 
 class Error(RuntimeError):
@@ -710,57 +658,3 @@ def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # without asking the device for anything
     assert isinstance(transfer_to("cuda:1"), CudaPrefetcher)
-
-
-class Calls:
-    """A module of torch's, as `torch.cuda`, that writes down what it is asked for."""
-
-    def __init__(self) -> None:
-        self.log: list[Any] = []
-        self.now: Any = "user's"
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 1
-
-    def Stream(self, device: torch.device) -> str:
-        return f"side of {device}"
-
-    def current_stream(self, device: torch.device) -> str:
-        return f"current of {device}"
-
-    @contextlib.contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        self.now, before = stream, self.now
-        yield
-        self.now = before
-
-    def Event(self, enable_timing: bool = False) -> Any:
-        log = self.log
-
-        class Event:
-            def record(self, stream: Any) -> None:
-                log.append(("event with time" if enable_timing else "event", stream))
-
-        return Event()
-
-
-def test_torch_is_asked_for_the_right_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Calls()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: calls)
-    prefetcher._accelerator.cache_clear()
-    try:
-        first, second, third = map(accelerator_of, map(torch.device, ("cuda", "cuda:1", "cuda:0")))
-        assert first is second is not third, "one a device"
-        assert isinstance(first, TorchAccelerator) and first.device == torch.device("cuda", 1)
-        assert first.current_stream() == "current of cuda:1"
-        first.mark()
-        first.mark("the user's")
-        assert calls.log == [("event with time", "side of cuda:1"), ("event", "the user's")]
-        with first.copying():
-            assert calls.now == "side of cuda:1"
-        assert calls.now == "user's"
-    finally:
-        prefetcher._accelerator.cache_clear()
