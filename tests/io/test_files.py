@@ -201,16 +201,6 @@ def test_small_ranges_of_more_than_has_room_are_fetched_alone(
     assert sorted(map(tuple, server.counts()["ranges"])) == asked
 
 
-def test_a_pickle_knows_the_versions(server: RangeServer, files_of: Any) -> None:
-    files, url = files_of(), server.url + "/a.bin"
-    version = files.version(url)
-    server.counts()
-    with contextlib.closing(pickle.loads(pickle.dumps(files))) as copy:
-        assert copy.version(url) == version
-        assert server.counts()["requests"] == 0
-        check(copy, (url, 3, 9))
-
-
 # -- the index
 
 

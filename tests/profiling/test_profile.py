@@ -20,10 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from headrace import (
     BaseDataset,
-    BudgetError,
     ConfigError,
     HDF5Dataset,
-    ImageDataset,
     Source,
     create_dataloader,
     profile_dataloader,
@@ -34,7 +32,7 @@ from headrace.profiling import Profile, profile as profiling
 from headrace.profiling.advice import Costs, Measured, advise, find_limit, more_workers
 from headrace.profiling.page import page_of
 from headrace.profiling.result import Advice, Stage
-from headrace.profiling.running import Running, Turn, run_step
+from headrace.profiling.running import Turn
 from tests.testing.test_contract import SquareDataset
 
 SECONDS = 2.0
@@ -164,13 +162,6 @@ def test_generators_of_a_torch_loader_are_restored() -> None:
 
 
 @pytest.mark.slow
-def test_a_cache_is_filled_as_in_a_training() -> None:
-    with Slow(loading_mode="cached") as dataset:
-        profile_dataloader(loader_of(dataset), seconds=1)
-        assert dataset.held.stats()["held"] == 96
-
-
-@pytest.mark.slow
 def test_samples_that_are_skipped_are_skipped() -> None:
     loader = loader_of(SquareDataset(bad=[5, 30], on_error="skip"))
     profile = profile_dataloader(loader, rest, SECONDS)
@@ -247,14 +238,6 @@ def test_the_rate_of_a_loop() -> None:
     assert COSTS.without(0.008).loop() == pytest.approx(500)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_costs_agree_with_the_rate_of_the_loader(workers: int) -> None:
-    scaled = costs(workers=workers, main=0.001, cpu=0.004).scaled_to(150)
-    assert scaled.loop() == pytest.approx(150)
-    # measurements that contradict each other are not believed
-    assert costs(workers=1).scaled_to(1e6).work == pytest.approx(0.005)
-
-
 def measured_of(stage: str, cpu: float, **others: Any) -> Measured:
     """One worker of four cores that is busy with a stage, and computes for a part of that."""
     times = {f"{stage}_seconds": 9.0, "work_seconds": 10.0, "work_cpu_seconds": 10 * cpu}
@@ -300,16 +283,6 @@ def test_slow_starts_and_uneven_batches() -> None:
     assert "takes 4.67 s" in advice["persistent_workers"].why
 
 
-def test_decoded_images_are_packed_where_they_do_not_fit(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.profiling.advice._try_cached", lambda _: (0.1, 1e12))
-    measured = measured_of("decode", 1.0)
-    measured.loader = loader_of(ImageDataset(photos, image_size=16))
-    codes = [one.code for one in advise(measured, "decode")]
-    assert 'headrace.pack(dataset, "packed.h5", store="decoded", size=(16, 16))' in codes
-
-
 @pytest.mark.parametrize(
     ("gain", "limit"), [(1.5, "workers"), pytest.param(1.02, "decode", marks=pytest.mark.slow)]
 )
@@ -325,19 +298,6 @@ def test_more_workers_that_do_not_help_are_not_the_limit(
     profile = profile_dataloader(loader_of(Slow()), apply=True)
     assert profile.limit == limit and profile.advice[0].name == "num_workers"
     assert (profile.best is None) == (gain < 1.08)
-
-
-def test_advice_that_can_not_be_tried_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy_of(loader: Any, dataset: Any = None, **options: Any) -> Any:
-        if options:
-            raise BudgetError("no room")
-        return loader_of(Slow())
-
-    monkeypatch.setattr(profiling, "copy_of", copy_of)
-    advice = Advice("num_workers", "", "", 2.0, options={"num_workers": 4})
-    profiling._try(loader_of(Slow()), advice, None, 1.0)
-    assert advice.measured is None
-    assert advice.not_measured == "it could not be tried: no room"
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -419,17 +379,6 @@ def test_a_picture(tmp_path: Path) -> None:
 # --- how it works ---------------------------------------------------------------------------------
 
 
-def test_a_list_of_tensors_is_as_many_samples() -> None:
-    running = Running(loader_of(Slow(transform=torch.as_tensor), collate_fn="list"))
-    try:
-        kept = [running.next() for _ in range(2)]
-        assert [(len(batch), samples) for batch, samples in kept] == [(4, 4)] * 2
-        free, loop = run_step(kept, rest, 0.01), running.run(0.01, rest)
-        assert (free.samples, loop.samples) == (4 * free.batches, 4 * loop.batches)
-    finally:
-        running.close()
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -480,15 +429,6 @@ def test_the_command_prints_json(photos: Path, capsys: pytest.CaptureFixture[str
     assert main(["profile", str(photos), "--batch-size", "4", "--seconds", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["has_step"] is False and document["verdict"] and document["stages"]
-
-
-def test_folders_count_where_something_is_written(
-    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    for options, message in [([], "dataset must"), (["--html", "a.html"], "may not write")]:
-        assert main(["profile", f"{program}:number", *options, "--seconds", "1"]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[str]) -> None:

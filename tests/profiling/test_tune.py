@@ -266,19 +266,6 @@ def test_tensors_of_what_did_not_fit_are_freed() -> None:
     assert len(kept) == 6 and not any(ref() for ref in alive)
 
 
-def test_an_error_that_is_being_handled_keeps_its_variables() -> None:
-    def fail() -> None:
-        treasure = [1, 2, 3]
-        raise KeyError(len(treasure))
-
-    try:
-        fail()
-    except KeyError as error:
-        assert find_max_batch_size(Step(5)) == 5
-        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        assert error.__traceback__.tb_next.tb_frame.f_locals["treasure"] == [1, 2, 3]
-
-
 @pytest.mark.usefixtures("real")
 def test_generators_are_restored_and_reset_is_called(caplog: pytest.LogCaptureFixture) -> None:
     """And it logs what it tries."""
@@ -355,23 +342,6 @@ def test_what_would_be_killed_is_not_tried(
     with pytest.warns(HeadraceWarning, match="was not tried"):
         found = host.largest(start)
     assert true - true // 32 - 1 <= found <= true and len(set(host.sizes)) <= 2 + 3 * 20
-
-
-def test_the_warning_has_the_numbers() -> None:
-    message = r"1000 runs; 2000 .* about 2\.0 MB .* 1\.0 MB .*cgroup v2 /job memory\.max"
-    with pytest.warns(HeadraceWarning, match=message):
-        assert Host(1_000_000, 1000).largest(64) == 1000
-
-
-def test_a_step_that_leaks_ends_it() -> None:
-    host = Host(1_000_000, 10_000)
-
-    def leaking(size: int) -> None:
-        if len(host.sizes) == 2:  # as often as one size runs
-            raise MemoryError
-        host.sizes.append(size)
-
-    assert host.largest(64, leaking) == 64
 
 
 def test_devices_and_neighbours_end_it_too() -> None:

@@ -129,15 +129,6 @@ def test_the_rate_is_that_of_the_long_run(clock: Clock) -> None:
         assert loader.handed_out == max(1, 2 * workers) + 32
 
 
-def test_slow_steps_and_batches(clock: Clock) -> None:
-    def step(_: int) -> None:
-        clock.now += 0.5
-
-    assert Running(Timed(clock, 0.125, 2, 50)).run(4.0, step).rate == pytest.approx(2.0)
-    loader = Timed(clock, 60.0, 0)
-    assert Running(loader).run(2.0).rate == pytest.approx(1 / 60) and loader.handed_out == 2
-
-
 # --- what is given back ---------------------------------------------------------------------------
 
 
@@ -145,13 +136,8 @@ def test_it_is_an_int_that_explains_itself() -> None:
     found = SuggestedWorkers(2, {0: 101.23456, 1: 99.0, 2: 198.5}, "because")
     assert found == 2 and f"{found}" == str(found) == "2" and range(5)[found] == 2
     assert "{0: 101.2, 1: 99.0, 2: 198.5}" in repr(found)
-    assert found.explain().splitlines() == [
-        "num_workers  batches/s   of best",
-        "          0        101.2      51%",
-        "          1         99.0      50%",
-        "          2        198.5     100%  <--",
-        "num_workers=2: because",
-    ]
+    *_, best, reason = found.explain().splitlines()
+    assert best.split() == ["2", "198.5", "100%", "<--"] and reason == "num_workers=2: because"
     for other in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
         assert type(other) is SuggestedWorkers and other == 2
         assert (other.rates, other.reason) == (found.rates, "because")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from headrace.io.array_file import ArrayFile
-from headrace.io.atomic import TEMPORARY
 from headrace.io.cache.contents import (
     BLOCKS,
     REST,
@@ -103,14 +102,3 @@ def test_what_a_job_shares_or_opens_stays(folder: Path, monkeypatch: pytest.Monk
             assert remove_entries([before], 0) == []
     assert remove_entries([before], 0) == [before]
     assert not (folder / LEFT).exists()
-
-
-def test_temporary_files_are_abandoned_after_an_hour(tmp_path: Path) -> None:
-    assert DiskCache(str(tmp_path), 1 << 20).put(DiskCache.key("a", 1, 0), b"x" * 1000)
-    (block,) = cache_entries(str(tmp_path))
-    temporary = Path(f"{block.path}.1-2-1000{TEMPORARY}")
-    temporary.write_bytes(b"half")
-    assert [entry.what for entry in cache_entries(str(tmp_path))] == [BLOCKS, BLOCKS]
-    age(temporary, 4000)
-    found = {entry.what: entry.path for entry in cache_entries(str(tmp_path))}
-    assert found == {BLOCKS: block.path, REST: str(temporary)}

@@ -2,7 +2,6 @@
 fails.
 """
 
-import contextlib
 import errno
 import multiprocessing
 import os
@@ -223,28 +222,3 @@ class TestClaims:
 )
 def test_killed_over_and_over(tmp_path: Path, kills: int, processes: int) -> None:
     soak(str(tmp_path), kills, processes, seed=4)
-
-
-@pytest.mark.slow
-def test_eight_processes_stay_below_the_limit(tmp_path: Path) -> None:
-    limit, context = 60_000, multiprocessing.get_context("fork")
-
-    def write(seed: int) -> None:
-        cache = DiskCache(str(tmp_path), limit)
-        for number in range(40):
-            cache.put(key(1_000 * seed + number), DATA)
-
-    processes = [context.Process(target=write, args=(seed,)) for seed in range(8)]
-    for process in processes:
-        process.start()
-    largest, folder = 0, DiskCache(str(tmp_path), limit).folder
-    while any(process.is_alive() for process in processes):
-        with contextlib.suppress(OSError):
-            largest = max(largest, nbytes_of(folder)[0])
-        time.sleep(0.002)
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
-        process.close()
-    assert 0 < largest <= limit + len(DATA) + 20
-    assert nbytes_of(folder)[1] == 0

@@ -78,16 +78,6 @@ def test_in_threads_and_a_fork(gatherer: Gatherer, path: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_not_by_this_way(gatherer: Gatherer, path: str, tmp_path: Path) -> None:
-    (tmp_path / "small").write_bytes(CONTENT[: gather.LEAST - 1])
-    assert gathered(gatherer, str(tmp_path / "small"), [0, 900_000], [5, 5]) is None
-    assert gathered(gatherer, path, [0, 100], [100, 100]) is None  # close together
-    assert gathered(gatherer, path, [0, 1 << 21], [1 << 20, 1]) is None  # too long
-    assert gathered(gatherer, path, [], []) in (None, b"")
-    with pytest.raises(FileNotFoundError):
-        gathered(gatherer, path + "x", [0, 1 << 20], [1, 1])
-
-
 @pytest.mark.parametrize("left", [0, 2 << 20])
 def test_a_file_that_is_cut_short_is_no_signal(gatherer: Gatherer, path: str, left: int) -> None:
     assert is_right(gatherer, path, 0)

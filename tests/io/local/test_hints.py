@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -107,51 +106,9 @@ def test_samples_are_the_same(name: str, folder: Path, tmp_path: Path, told: Any
         assert told
 
 
-def test_of_the_bytes_of_rows_in_all_files_before_one_is_read(
-    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(29, "Illegal seek")
-
-    write_rows(tmp_path)
-    with HDF5Dataset(tmp_path / "*.h5", "x") as dataset:
-        dataset.__getitems__([0])  # opened
-        told.clear()
-        dataset.__getitems__([41, 3, 22, 4])
-        begin = h5py.File(tmp_path / "0.h5")["x"].id.get_offset()
-        wanted = [("0.h5", 3, 4000), ("1.h5", 2, 2000), ("2.h5", 1, 2000)]  # neighbours: one read
-        found = [(os.path.basename(path), start - begin, size) for path, start, size in told[:3]]
-        assert found == [(name, 2000 * row, size) for name, row, size in wanted]
-        monkeypatch.setattr(os, "posix_fadvise", refuse)
-        assert np.array_equal(dataset.__getitems__([7])[0], ROWS[7])
-
-
 def test_of_nothing(tmp_path: Path, told: Any) -> None:
     """0 bytes would mean: all that follow."""
     (tmp_path / "a").write_bytes(b"abcdef")
     with open(tmp_path / "a", "rb") as file:
         HINTS.give(file.fileno(), [(1, 0), (2, 3)])
     assert told == [(str(tmp_path / "a"), 2, 3)]
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("image files", "photos/circle/circle_001.PNG"),
-        ("hdf5 rows", "arrays.h5"),
-        ("lines", "texts/lines.txt"),
-    ],
-)
-def test_an_error_is_that_of_the_sample(
-    name: str, file: str, folder: Path, tmp_path: Path, told: Any
-) -> None:
-    copy, said = Path(shutil.copytree(folder, tmp_path / "copy")), []
-    with gallery_at(copy, tmp_path)[name](loading_mode="lazy") as dataset:
-        for is_told in (False, True):
-            dataset.close()
-            os.truncate(copy / file, 10)
-            HINTS._left = int(is_told)
-            with pytest.raises(Exception) as caught:
-                dataset.__getitems__([0, 1, 2])
-            said.append((type(caught.value), str(caught.value)))
-        assert said[0] == said[1]

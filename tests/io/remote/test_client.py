@@ -1,16 +1,14 @@
 """Fetching: the right bytes, or an error in time, whatever the server does."""
 
-import multiprocessing
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import ConfigError
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError
+from headrace.errors import DataNotFoundError, RemoteError
 from headrace.io.remote import client as module, http as http_ranges, timeouts
 from headrace.io.remote.client import Remote
 from headrace.io.remote.errors import retry_after
@@ -155,24 +153,6 @@ def test_a_file_that_is_missing_ends_the_fetch(server: RangeServer, remote_of: A
     assert read(remote, wanted) == right(wanted)  # nothing of it is left in the way
 
 
-def test_no_leave_to_read(server: RangeServer, remote_of: Any) -> None:
-    server.set(faults={"403": 1})
-    with pytest.raises(AccessError, match="storage_options"):
-        read(remote_of(), some(server, 1, 3))
-    assert server.counts()["requests"] <= 3  # asked once each
-
-
-def test_a_file_that_was_replaced(server: RangeServer, remote_of: Any, folder: Path) -> None:
-    remote, url = remote_of(), f"{server.url}/c.bin"
-    (folder / "c.bin").write_bytes(b"old" * 1_000)
-    version = versions_of(remote, [url])[0]
-    assert read(remote, [Range(url, 0, 3, version)]) == [b"old"]
-    (folder / "c.bin").write_bytes(b"new" * 1_000)
-    with pytest.raises(FileChangedError, match=r"c\.bin"):
-        read(remote, [Range(url, 0, 3, version)])
-    assert read(remote, [Range(url, 0, 3)]) == [b"new"]
-
-
 def test_many_threads(server: RangeServer, remote_of: Any) -> None:
     remote = remote_of()
 
@@ -181,34 +161,6 @@ def test_many_threads(server: RangeServer, remote_of: Any) -> None:
         return all(read(remote, wanted) == right(wanted) for wanted in chosen)
 
     assert in_threads(6, work) == [True] * 6
-
-
-def _read_in_child(remote: Remote, url: str, out: Any) -> None:
-    before = remote.take_counts()
-    out.send((before, read(remote, [Range(f"{url}/a.bin", 7, 700)])))
-    remote.close()
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_has_connections_and_counts_of_its_own(
-    server: RangeServer, remote_of: Any, method: str
-) -> None:
-    remote = remote_of()
-    read(remote, some(server, 1, 5))
-    context = multiprocessing.get_context(method)
-    here, there = context.Pipe()
-    process = context.Process(target=_read_in_child, args=(remote, server.url, there))
-    process.start()
-    there.close()
-    assert here.poll(60)
-    assert here.recv() == ({}, [CONTENT["a.bin"][7:700]])
-    process.join(30)
-    assert process.exitcode == 0
-    process.close()
-    here.close()
-    assert remote.take_counts()["requests"] > 0
-    wanted = some(server, 2, 5)
-    assert read(remote, wanted) == right(wanted)
 
 
 def test_options_that_make_no_sense() -> None:

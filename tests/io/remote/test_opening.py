@@ -3,7 +3,6 @@ again, and logged.
 """
 
 import errno
-import logging
 import pickle
 import socket
 import ssl
@@ -91,18 +90,3 @@ def test_errors_are_judged() -> None:
     # a full disk is not the server's: that of fsspec's own cache, for example
     with pytest.raises(OSError, match="No space left on device"):
         judged(OSError(errno.ENOSPC, "No space left on device"), "https://x/y")
-
-
-def test_each_retry_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_WAIT", 0.001)
-    caplog.set_level(logging.INFO, "headrace")
-    (tmp_path / "a.bin").write_bytes(b"bytes")
-    with RangeServer(tmp_path, faults={"500": 1}, most=3) as server:
-        url = f"{server.url}/a.bin"
-        remote = remote_of_url(url, retries=5)
-        assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
-        remote.close()
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
-    assert "a.bin, bytes 0 to 5: attempt 3 failed" in caplog.records[2].getMessage()

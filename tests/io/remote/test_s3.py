@@ -148,21 +148,6 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     assert read(remote_of({}), some(version)) == right(some(version))
 
 
-def test_credentials_that_expire_in_the_middle(server: S3Server, remote_of: Any) -> None:
-    user = server.user()
-    server.guard()
-    remote = remote_of({**user, "endpoint_url": server.url})
-    version = versions_of(remote, ["s3://one/a.bin"])[0]
-    assert read(remote, some(version)) == right(some(version))
-    server.guard(after=10**6)  # the one who takes the key away has none
-    server.client("iam").delete_access_key(UserName="reader", AccessKeyId=user["key"])
-    server.guard()
-    remote.take_counts()
-    with pytest.raises(AccessError, match=r"may have expired"):
-        read(remote, [Range("s3://one/a.bin", 0, 5, version)])
-    assert remote.take_counts()["retries"] == 0  # asking again would not help
-
-
 def test_a_folder_of_a_bucket_that_is_not_ours(server: S3Server, tmp_path: Path) -> None:
     """Its policy is the usual one: the bucket may be listed, and what lies below a folder read;
     what has the folder's name may not.

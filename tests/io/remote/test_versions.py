@@ -4,7 +4,6 @@ rows. Whole files come as they are.
 
 import contextlib
 import gzip
-import io
 import itertools
 import pickle
 import random
@@ -15,12 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, HeadraceWarning, TableDataset, TextDataset
-from headrace.errors import FileChangedError, RemoteError, SampleError
+from headrace import HeadraceWarning, TextDataset
+from headrace.errors import FileChangedError, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote.http import HTTPRanges
 from headrace.io.remote.options import RemoteOptions
@@ -126,18 +123,6 @@ def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None
         assert server.requests == 1  # said at once
 
 
-def test_rows_of_another_range(answers: Any) -> None:
-    server, url = answers
-    made = io.BytesIO()
-    np.save(made, np.arange(40_000).reshape(10_000, 4))
-    server.files["x.npy"], server.tags["x.npy"] = made.getvalue(), '"1"'
-    with TableDataset(f"{url}/x.npy", retries=0) as dataset:
-        assert dataset[200].tolist() == [800, 801, 802, 803]
-        server.shift = 16
-        with pytest.raises(SampleError, match="other bytes"):
-            dataset[5000]
-
-
 def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote: Any) -> None:
     for header, old, new in [
         ("Last-Modified", "Wed, 25 Nov 2026 12:00:00 GMT", "Wed, 25 Nov 2026 12:00:01 GMT"),
@@ -155,23 +140,6 @@ def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote:
         server.total, server.tags["a.bin"] = None, new
         with pytest.raises(FileChangedError, match=new.removeprefix("W/")):
             read(remote, wanted)
-
-
-def test_rows_of_two_versions(answers: Any, tmp_path: Path) -> None:
-    server, url = answers
-    server.heeds_if_match = False
-
-    def serve(value: int) -> None:
-        with h5py.File(tmp_path / "x.h5", "w") as file:
-            file["data"] = np.full((100_000, 4), value, np.int32)
-        server.files["x.h5"], server.tags["x.h5"] = (tmp_path / "x.h5").read_bytes(), f'"{value}"'
-
-    serve(1)
-    with HDF5Dataset(f"{url}/x.h5", cache_dir=tmp_path / "c") as dataset:
-        assert dataset[100].tolist() == [1, 1, 1, 1]
-        serve(2)
-        with pytest.raises(FileChangedError, match=r"x\.h5"):
-            dataset[90_000]
 
 
 @pytest.mark.parametrize("heeds_if_match", [True, False])
