@@ -94,20 +94,6 @@ def test_opens_in_every_mode_and_by_url(mill: Any, tmp_path: Path, memory: Any) 
     assert same(open_dataset(folder / "a.mill", columns="x")[3], torch.from_numpy(X[3]))
 
 
-def test_resumes(mill: Any, tmp_path: Path) -> None:
-    folder = write(mill, tmp_path / "data")
-
-    def loader() -> Any:
-        return create_dataloader(folder, batch_size=2, num_workers=0, loading_mode="streaming")
-
-    first = loader()
-    coming = iter(first)
-    next(coming)
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert same(list(second), list(coming))
-
-
 @pytest.mark.slow
 def test_commands(mill: Any, site: Path, tmp_path: Path) -> None:
     write(mill, tmp_path / "data")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -250,20 +249,6 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
         actions = arrays_of(path, "data/demo_0")["actions"]
         assert same(dataset[8]["actions"], torch.from_numpy(actions[1:3]))
         assert dataset.source_of(8).endswith("b.hdf5, data/demo_0, steps 1 to 2")
-
-
-def test_episodes_behind_links(tmp_path: Path) -> None:
-    """Groups and arrays of another file are read from that file."""
-    path = write_demos(tmp_path / "b.hdf5", (5, 4), seed=2)
-    with h5py.File(write_demos(tmp_path / "a.hdf5", (5,), seed=1), "r+") as file:
-        file["data/demo_1"] = h5py.ExternalLink("b.hdf5", "/data/demo_1")
-        del file["data/demo_0/actions"]
-        file["data/demo_0/actions"] = h5py.ExternalLink("b.hdf5", "/data/demo_0/actions")
-    with EpisodeDataset(tmp_path / "a.hdf5", ["actions", "obs/*"]) as dataset:
-        for number in range(2):
-            arrays = arrays_of(path, f"data/demo_{number}")
-            assert same(dataset[number]["actions"], torch.from_numpy(arrays["actions"]))
-        assert same(dataset[1]["obs/joint_pos"], torch.from_numpy(arrays["obs/joint_pos"]))
 
 
 def test_blocks_are_episodes_or_chunks(tmp_path: Path, make_loader: Any) -> None:
@@ -609,17 +594,6 @@ def test_episodes_of_a_buffer_are_chosen(tmp_path: Path) -> None:
             EpisodeDataset(path, **options)
 
 
-@pytest.mark.parametrize("ending", ["h5", "zarr"])
-def test_several_buffers_are_one_dataset(tmp_path: Path, ending: str) -> None:
-    write_buffer(tmp_path / f"a.{ending}", (9, 4))
-    write_buffer(tmp_path / f"b.{ending}", (3, 8), seed=1)
-    with EpisodeDataset(tmp_path, window=2, pad_after=0) as dataset:
-        assert dataset.episode_names == ["episode_0", "episode_1"] * 2
-        assert len(dataset) == 8 + 3 + 2 + 7 == dataset.blocks().sum()
-        assert same(dataset[19]["img"], torch.from_numpy(buffer_arrays((3, 8), 1)["img"][9:11]))
-        assert dataset.source_of(19).endswith(f"b.{ending}, episode_1, steps 6 to 7")
-
-
 def test_blocks_of_a_buffer_are_its_chunks(tmp_path: Path, make_loader: Any) -> None:
     """Of 8 rows, whatever episodes lie in them; a window may cross the end of one."""
     path, firsts = write_buffer(tmp_path / "a.h5"), []
@@ -638,25 +612,6 @@ def test_blocks_of_a_buffer_are_its_chunks(tmp_path: Path, make_loader: Any) -> 
     contiguous = write_buffer(tmp_path / "b.h5", kind="contiguous")
     with EpisodeDataset(contiguous, window=2, pad_after=0) as dataset:
         assert dataset.blocks().tolist() == [length - 1 for length in LENGTHS if length > 1]
-
-
-def test_strings_of_a_buffer(tmp_path: Path) -> None:
-    words = [f"wort {step}" for step in range(7)]
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data/words"], file["meta/episode_ends"] = words, np.array([3, 7])
-    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zarr-python says that strings have no specification yet
-        array = root.create_array("data/words", shape=(7,), dtype=str)
-        array[...] = np.array(words, object)
-    root.create_array("meta/episode_ends", data=np.array([3, 7]))
-    for name in ("a.h5", "a.zarr"):
-        with EpisodeDataset(tmp_path / name, window=3) as dataset:
-            assert dataset[4]["words"] == words[4:7] and dataset[2]["words"] == ["wort 2"] * 3
-        with EpisodeDataset(tmp_path / name) as dataset:
-            assert dataset[1]["words"] == words[3:]
-        with pytest.raises(ConfigError, match="'words'"):
-            EpisodeDataset(tmp_path / name, window=3, pad="constant")
 
 
 def test_a_buffer_is_opened_by_content(tmp_path: Path) -> None:
@@ -721,31 +676,3 @@ def test_stores_that_are_no_buffers(tmp_path: Path) -> None:
 
 
 # -- the laws
-
-
-@pytest.mark.slow
-class TestWindowsOfBuffersKeepTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write_buffer(tmp_path / "a.zarr", kind="2")
-        bad = write_buffer(tmp_path / "bad.h5", (10, 12, 18))
-        self.bad = damage_chunk(bad, "data/img", 1)  # rows 8 to 15
-
-    def make(self, **options: Any) -> EpisodeDataset:
-        return EpisodeDataset(self.path, window=4, stride=2, pad_before=1, **options)
-
-    def make_bad(self, **options: Any) -> tuple[EpisodeDataset, list[int]]:
-        return EpisodeDataset(self.bad, window=2, **options), list(range(7, 16))
-
-
-@pytest.mark.slow
-class TestRemoteStores(RemoteDatasetContract):
-    names = ("a.zarr",)
-    data = tuple(f"a.zarr/data/action/c/{number}/0" for number in range(12))
-    has_index = is_versioned = False
-
-    def write(self, folder: Path) -> None:
-        write_buffer(folder / "a.zarr", LENGTHS, 1, "3")
-
-    def make(self, paths: list[str], **options: Any) -> EpisodeDataset:
-        return EpisodeDataset(paths[0], ["action"], window=3, stride=2, **options)

@@ -18,7 +18,6 @@ from headrace import (
     EpisodeDataset,
     HDF5Dataset,
     ImageDataset,
-    RandomHorizontalFlip,
     SparseDataset,
     TableDataset,
     ZarrDataset,
@@ -76,28 +75,6 @@ def test_rows_are_cast_into_their_batch(path: Path, half: torch.dtype) -> None:
     with HDF5Dataset(path, "foreign", dtype=half) as dataset:  # of another byte order
         rows = torch.stack(dataset.__getitems__(INDICES))
         assert same(rows, torch.from_numpy(ROWS[INDICES]).to(half))
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_loaders_carry_halves(path: Path, photos: Path, make_loader: Any, workers: int) -> None:
-    expected = torch.from_numpy(ROWS).half()
-    for mode in ("lazy", "streaming"):
-        options: dict[str, Any] = {"dtype": torch.float16, "loading_mode": mode}
-        dataset = HDF5Dataset(path, "raw", target_name="target", **options)
-        loader = make_loader(dataset, batch_size=7, num_workers=workers, seed=1)
-        for _ in range(2):
-            seen = 0
-            for values, targets in loader:
-                assert same(values, expected[targets])
-                seen += len(targets)
-            assert seen == N
-    batches = []
-    for dtype in (torch.float32, torch.bfloat16):
-        how: dict[str, Any] = {"image_size": 20, "transform": [RandomHorizontalFlip()]}
-        images = ImageDataset(photos, dtype=dtype, targets=None, **how)
-        loader = make_loader(images, batch_size=7, num_workers=workers, seed=3)
-        batches.append([batch[0].bfloat16().clone() for batch in loader])
-    assert same(*batches)
 
 
 def test_other_formats(path: Path, tmp_path: Path) -> None:

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, HDF5Dataset, pack, read_rows
+from headrace import ConfigError, HDF5Dataset, read_rows
 from headrace.testing.contract import same
-from tests.servers.ranges import RangeServer
 
 DRAWS = np.random.default_rng(0)
-PARTS = {"chunks": (4, 3, 5)}
-GROWING = {**PARTS, "compression": "gzip", "maxshape": (11, 13, None)}
 
 
 def rows_of(dataset: Any) -> Any:
@@ -25,13 +22,6 @@ def rows_of(dataset: Any) -> Any:
 
 def equal(found: Any, expected: Any) -> bool:
     return np.array_equal(found, expected, equal_nan=True)
-
-
-def test_what_is_read_in_another_way_is_packed(tmp_path: Path) -> None:
-    write_netcdf(tmp_path / "a.nc")
-    with HDF5Dataset(tmp_path / "a.nc", "t2m", decode_cf=True) as dataset:
-        packed = pack(dataset, tmp_path / "a.h5", workers=1, progress=False)
-        assert equal(rows_of(HDF5Dataset(packed)), rows_of(dataset))
 
 
 def write_netcdf(path: Path, scale: float = 0.5, begin: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -88,24 +78,3 @@ def test_files_with_scales_of_their_own(tmp_path: Path) -> None:
         options: dict[str, Any] = {"loading_mode": mode, "progress": False, "decode_cf": True}
         with HDF5Dataset(tmp_path / "*.nc", "t2m", **options) as dataset:
             assert equal(rows_of(dataset), np.concatenate(wanted))
-
-
-@pytest.mark.slow
-def test_all_of_it_far_away(tmp_path: Path, loader_of: Any) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    write_netcdf(folder / "a.nc")
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("a.nc", {"dataset_name": "t2m", "decode_cf": True}),
-        ("a.nc", {"dataset_name": ["t2m", "words"], "decode_cf": True, "target_name": "time"}),
-    ]
-    with RangeServer(folder) as server:
-        for number, (name, options) in enumerate(cases):
-            options |= {"loading_mode": ("streaming", "lazy")[number % 2]}
-            far = HDF5Dataset(f"{server.url}/{name}", cache_dir=tmp_path / "cache", **options)
-            with far, HDF5Dataset(folder / name, **options) as near:
-                assert far.fingerprint == near.fingerprint and len(far) == len(near)
-                batches = [
-                    list(loader_of(one, collate_fn="list", shuffle="block")) for one in (far, near)
-                ]
-                assert str(batches[0]) == str(batches[1]), (name, options)

@@ -1,6 +1,5 @@
 """Remote HDF5 files, above all packs: what is asked for, and what goes wrong on the way."""
 
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, ImageDataset, open_dataset, pack
-from headrace.errors import FormatError, SampleError
-from headrace.io.cache.blocks import block_key
+from headrace import HDF5Dataset, ImageDataset, pack
+from headrace.errors import SampleError
 from headrace.testing.contract import same
-from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
@@ -70,18 +67,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- one value, one order
 
 
-def test_several_packed_files_are_one_dataset(far_of: Any, folder: Path) -> None:
-    assert isinstance(far_of("encoded.h5", of=open_dataset), ImageDataset)
-    assert isinstance(far_of("a.h5", of=open_dataset, dataset_name="raw"), HDF5Dataset)
-    with ImageDataset(folder / "encoded.h5", image_size=16) as near:
-        for of in (ImageDataset, open_dataset):
-            far = far_of(["encoded.h5", "encoded.h5"], of=of, image_size=16, loading_mode="cached")
-            assert len(far) == 48 and np.array_equal(far.targets, [*near.targets, *near.targets])
-            assert same([far[3], far[27]], [near[3], near[3]])
-    with pytest.raises(FormatError, match=r"decoded\.h5 and .*encoded\.h5"):
-        far_of(["encoded.h5", "decoded.h5"], of=ImageDataset)
-
-
 # -- what is asked for
 
 
@@ -136,48 +121,3 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error(
     with ImageDataset(folder / f"{store}.h5") as near:
         assert same(far[3], near[3])
     assert far.sample_reader.counts["refetched"] == 2
-
-
-@pytest.mark.parametrize("store", ["encoded", "decoded"])
-def test_wrong_bytes_do_not_stay_on_the_disk(far_of: Any, folder: Path, store: str) -> None:
-    far = far_of(f"{store}.h5", of=ImageDataset, disk_cache_size="10MB")
-    start = int(far.sample_source.byte_ranges(np.array([9])).start[0]) + 5
-    content = (folder / f"{store}.h5").read_bytes()
-    wrong = content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :]
-    files = far.sample_source.files
-    url = far._arguments["data_path"]
-    block = block_key(files.place, (url, 0), files.version(url))
-    assert files.cache.get(block) == content
-    files.cache.put(block, wrong)
-    far.sample_source._opened.close()
-    with ImageDataset(folder / f"{store}.h5") as near:
-        for _ in range(2):  # once fetched again, and no more
-            assert same([far[n] for n in range(24)], [near[n] for n in range(24)])
-            assert far.sample_reader.counts["refetched"] == 1
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("store", "workers"), [("encoded", 0), ("decoded", 0), ("decoded", 2)])
-def test_an_epoch_with_wrong_bytes_is_right(
-    server: RangeServer, far_of: Any, folder: Path, loader_of: Any, store: str, workers: int
-) -> None:
-    far = far_of(f"{store}.h5", of=ImageDataset, loading_mode="streaming")
-    # else one worker may fetch again while the other has not met its first
-    most = 1 if workers else 4
-    server.set(faults={"wrong": 1}, most=most)
-    epoch = RemoteDatasetContract.epoch
-    found = epoch(loader_of, far, num_workers=workers)
-    assert server.counts()["faults"]["wrong"] == most
-    with ImageDataset(folder / f"{store}.h5") as near:
-        assert same(found, epoch(loader_of, near))
-
-
-def test_a_dataset_that_was_closed_reads_on(far_of: Any, folder: Path) -> None:
-    for name in ("packed", "library"):
-        far = far_of("a.h5", name)
-        with HDF5Dataset(folder / "a.h5", name) as near:
-            for _ in range(2):
-                assert same(far[5], near[5])
-                far.close()
-            with pickle.loads(pickle.dumps(far)) as copy:
-                assert same(copy[6], near[6])

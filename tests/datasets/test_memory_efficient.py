@@ -121,21 +121,18 @@ class Dice(Dataset[Any]):
 
 
 class DiceInBatches(Dice):
-    """Draws for a whole batch at once, for some of its samples, from one generator or from all."""
+    """Draws for a whole batch at once, for all of its samples or for some."""
 
-    def __init__(self, which: str | None = None, sides: Sequence[int] | None = None) -> None:
+    def __init__(self, sides: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.which, self.sides, self.batches = which, sides, 0
+        self.sides = sides
 
     def __getitem__(self, index: int) -> Any:
         if self.sides is not None and index not in self.sides:
             return [index]
-        if self.which is not None:
-            return [index, float(self.draws()[self.which]())]
         return super().__getitem__(index)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        self.batches += 1
         return [self[i] for i in indices]
 
 
@@ -327,18 +324,6 @@ def test_a_path_is_what_open_dataset_opens(make: Any, tiny_photos: Path) -> None
                 assert getattr(dataset, name)() == getattr(plain, name)(), name
             if mode == "cached":
                 assert same(dataset.held.get([3]), plain.held.get([3])), "held in another way"
-
-
-def test_options_of_a_format_go_with_its_path(make: Any, rows: Path, tiny_photos: Path) -> None:
-    with HDF5Dataset(rows, "x", target_name="y") as plain:
-        for mode in MODES:
-            dataset = make(str(rows), loading_mode=mode, dataset_name="x", target_name="y")
-            assert same(samples_of(dataset), samples_of(plain))
-            assert dataset.fingerprint == plain.fingerprint
-    folders = tuple(path for path in sorted(tiny_photos.iterdir()) if path.is_dir())
-    assert len(make(folders, targets=None)) == len(make(list(folders), targets=None)) == 4
-    for path in (f"{tiny_photos}/*/*", f"file://{tiny_photos}"):
-        assert len(make(data_path=path)) == 4
 
 
 def test_arguments_that_are_refused(tmp_path: Path, tiny_photos: Path) -> None:
@@ -582,22 +567,6 @@ class TestForeign:
         with pytest.raises(TypeError, match="function"):
             copy_of(lambda: 0)
 
-    def test_its_errors_are_of_samples(self, make: Any) -> None:
-        def instead(index: int, path: str, error: Exception) -> Any:
-            return index, path, str(error)
-
-        for mode in MAP_MODES:
-            for kind in (Arrays, Batches):
-                foreign, name = kind(bad=[7]), f"{kind.__name__}[7]"
-                with pytest.raises(SampleError) as caught:
-                    make(foreign, loading_mode=mode).__getitems__([6, 7])
-                assert name in str(caught.value) and type(caught.value.__cause__) is OSError
-                skipping = make(foreign, loading_mode=mode, on_error="skip")
-                assert len(skipping.__getitems__([6, 7, 8])) == 2
-                assert skipping.sample_reader.take_report()["skipped"] == 1
-                replaced = make(foreign, loading_mode=mode, on_error=instead)
-                assert replaced[7] == (7, name, "there is no 7")
-
     def test_lists_and_arrays_are_datasets_too(self, make: Any) -> None:
         assert make([torch.ones(1), torch.zeros(1)])[1] == 0
         assert make(np.arange(12).reshape(4, 3))[2].tolist() == [6, 7, 8]
@@ -628,15 +597,6 @@ class TestForeign:
         assert alike.fingerprint == make(Arrays()).fingerprint
         assert make(Named()).held_as() == make(Named()).held_as() != make(Named(), seed=3).held_as()
 
-    def test_shared_by_the_ranks_of_a_machine(
-        self, make: Any, tmp_path: Path, tiny_photos: Path
-    ) -> None:
-        for mode in ("eager", "cached"):
-            for data in (tiny_photos, OwnFormat()[3:], Named()):
-                dataset = make(data, loading_mode=mode, shared="machine", cache_dir=tmp_path)
-                for _ in range(2):
-                    assert same(samples_of(dataset), samples_of(make(data, loading_mode="lazy")))
-
 
 class TestRandomForeign:
     """What a foreign dataset draws depends on (seed, index) alone."""
@@ -663,11 +623,6 @@ class TestRandomForeign:
         for _ in range(2):
             assert sorted(s for batch in loader for s in batch) == expected
 
-    def test_whichever_generator_it_draws_from(self, make: Any) -> None:
-        for which in Dice().draws():
-            expected = samples_of(make(DiceInBatches(which), loading_mode="lazy"))
-            assert make(DiceInBatches(which)).__getitems__(list(range(40))) == expected, which
-
     def test_reading_leaves_no_trace(self, make: Any) -> None:
         for foreign in (Dice(), DiceInBatches()):
 
@@ -680,21 +635,6 @@ class TestRandomForeign:
             make(foreign, loading_mode="eager")
             make(foreign).__getitems__([3, 4])
             assert states() == before
-
-    def test_batches_are_asked_for_while_nothing_is_drawn(self, make: Any) -> None:
-        foreign = Batches()
-        make(foreign).__getitems__([3, 1, 2])
-        make(Subset(foreign, [7, 8, 9])).__getitems__([2, 1])
-        assert foreign.calls == [[3, 1, 2], [9, 8]]
-        dice = DiceInBatches()
-        dataset = make(dice)
-        dataset.__getitems__([3, 1, 2])
-        assert dice.batches == 4
-        dataset.__getitems__([8, 9])
-        assert dice.batches == 6, "a second try"
-        single = Arrays()
-        make(Subset(Subset(single, range(40)), range(20))).__getitems__([3, 1, 2])
-        assert single.reads.value == 3, "read in vain as a batch first"
 
     def test_batches_of_which_all_samples_are_lost(self, make: Any) -> None:
         class Loses(Batches):
@@ -730,19 +670,6 @@ def is_open(path: Path) -> bool:
 
 
 class TestLife:
-    def test_copies(self, make: Any) -> None:
-        def pickled(dataset: Any) -> Any:
-            return pickle.loads(pickle.dumps(dataset))
-
-        for mode in MODES:
-            for data in (Dice(), OwnFormat(transform=RandomProbe())[3:9]):
-                dataset = make(data, loading_mode=mode)
-                wanted = samples_of(dataset)
-                for copied in (pickled, copy.deepcopy, copy.copy):
-                    with copied(dataset) as other:
-                        assert type(other) is type(dataset) and repr(other) == repr(dataset)
-                        assert same(samples_of(other), wanted), (mode, copied)
-
     def test_what_it_shows(self, make: Any) -> None:
         dataset = make(Arrays())
         dataset[0]

@@ -66,47 +66,6 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
             cls(path)
 
 
-def test_tables_of_huggingface_are_no_texts(tmp_path: Path) -> None:
-    beside = {"dataset_info.json": "{}", "state.json": "{}", "README.md": ""}
-    for number, saved in enumerate(("data-00000-of-00001.arrow", "train/0000.parquet")):
-        folder = write(tmp_path / f"{number}", {**beside, saved: b""})
-        with pytest.raises(FormatError, match=saved):
-            open_dataset(folder)
-        with pytest.raises(FormatError, match="TableDataset"):
-            TextDataset(folder)
-        write(folder, {"notes.txt": "texts come first where others than those lie there"})
-        assert type(open_dataset(folder)) is TextDataset
-
-
-def test_a_remote_folder_is_opened_by_what_lies_in_it(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases: list[tuple[tuple[str, ...], type]] = [
-        (("train/one.txt", "train/two.txt", ".cache/a.jpg"), TextDataset),
-        (("a/1.txt", "a/2.jpg"), ImageDataset),
-        (("0.tar", "1.tar"), StreamingDataset),
-        (("deep/arrays.zarr/zarr.json",), ZarrDataset),
-    ]
-
-    class Opened(Exception):
-        pass
-
-    def init(self: Any, *_: Any, **__: Any) -> None:
-        raise Opened(type(self))
-
-    for cls in (ImageDataset, TextDataset, StreamingDataset, ZarrDataset):
-        monkeypatch.setattr(cls, "__init__", init)
-    for number, (names, expected) in enumerate(cases):
-        for name in names:
-            memory.pipe_file(f"/opened{number}/{name}", b"text")
-        with pytest.raises(Opened) as caught:
-            open_dataset(f"memory://opened{number}")
-        assert caught.value.args == (expected,), names
-    memory.pipe_file("/unknown/a/1.unknown", b"text")
-    with pytest.raises(DataNotFoundError, match=r"1 \.unknown"):
-        open_dataset("memory://unknown")
-
-
 # -- HDF5 beside Zarr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ from headrace import (
     TextDataset,
     ZarrDataset,
     open_dataset,
-    write_index,
 )
 from tests.data.make import make_tar
 from tests.servers.ranges import RangeServer
@@ -150,16 +148,6 @@ def test_an_expression_means_the_same_files(
             # URLs are told by names
             if is_its_own and (number < 2 or one.ending in entries[0].format(end=one.ending)):
                 assert one.numbers(path, open_dataset, cache_dir=tmp_path) == expected, path
-
-
-@pytest.mark.parametrize("name", ["tar", "hdf5"])
-def test_of_indices_too(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
-    folder, one = tmp_path / "data", FORMATS[name]
-    shutil.copytree(folders[name], folder)
-    for entries, expected in EXPRESSIONS:
-        for paths in places(folder, entries, one.ending):
-            written = {Path(str(path).removeprefix("file://")).name for path in write_index(paths)}
-            assert written == {f"part-{number:03d}{one.ending}.index" for number in expected}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from headrace import (
     StreamingDataset,
     TextDataset,
 )
-from tests.data.labelled import make_coco
 from tests.data.make import make_tar
 from tests.datasets.remote_contract import RemoteDatasetContract, RemoteFaultContract
 from tests.datasets.shards.test_streaming import IN_MODE
@@ -30,19 +29,6 @@ from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer
 
 ROWS = np.random.default_rng(0).integers(0, 99, (60, 40), np.int32)
-
-
-@pytest.mark.slow
-class TestAnnotatedImages(RemoteDatasetContract):
-    data = tuple(f"images/{number:03d}.{('png', 'jpg')[number % 3 == 2]}" for number in range(12))
-    names = (*data, "instances.json")
-    has_index = is_versioned = False
-
-    def write(self, folder: Path) -> None:
-        make_coco(folder, 12)
-
-    def make(self, paths: list[str], **options: Any) -> ImageDataset:
-        return ImageDataset(paths[:12], targets=paths[12], image_size=8, **options)
 
 
 @pytest.mark.slow

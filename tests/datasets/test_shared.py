@@ -138,15 +138,6 @@ def test_arguments_that_make_no_sense(tiny_photos: Path, tmp_path: Path) -> None
         ImageDataset(tiny_photos, cache_dir=tmp_path / "file", **options)
 
 
-@linux
-def test_the_default_folder_is_the_users_cache(
-    tiny_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with ImageDataset(tiny_photos, image_size=8, loading_mode="cached", shared="machine"):
-        assert os.listdir(tmp_path) == ["headrace"] and len(stores(tmp_path / "headrace")) == 1
-
-
 class Own(BaseDataset):
     def __init__(self, factor: Any, **options: Any) -> None:
         self.factor = factor
@@ -180,20 +171,6 @@ def test_auto_takes_lru_for_weights_alone() -> None:
             with SquareDataset(loading_mode="cached", cache_policy=given) as dataset:
                 create_dataloader(dataset, sampler=sampler, num_workers=0)
                 assert dataset.held.store.policy == expected  # type: ignore[attr-defined]
-
-
-def test_half_of_the_samples_give_half_of_the_hits(make_loader: Any) -> None:
-    with SquareDataset(loading_mode="cached", cache_size=21) as dataset:
-        loader = make_loader(dataset, batch_size=3, num_workers=2, shuffle=True)
-        list(loader)
-        before = loader.get_stats()
-        for _ in range(4):
-            list(loader)
-        after = loader.get_stats()
-        hits, misses = (after[name] - before[name] for name in ("cache_hits", "cache_misses"))
-        assert hits == misses == 2 * 42
-        assert after["held"] == after["admitted"] == 21  # nothing is held twice
-        loader.close()
 
 
 def own_memory(pid: int) -> int:

@@ -6,7 +6,6 @@ import itertools
 import pickle
 import re
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from headrace.testing.contract import same
 from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write_frame, write_matrix
 from tests.datasets.demonstrations import spoil
 from tests.datasets.remote_contract import RemoteDatasetContract
-from tests.servers.ranges import RangeServer
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
@@ -113,30 +111,6 @@ def test_rows_of_all_layouts(files: dict[str, Path]) -> None:
                 for column in dataset.sample_source.describe().columns:
                     how = column.read_by
                     assert ("h5py" in how or "zarr-python" in how) == is_library, name
-
-
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        ("lazy", "Zarr, shards"),
-        pytest.param("eager", "HDF5, lzf", marks=pytest.mark.slow),
-        ("cached", "HDF5, gzip"),
-        ("streaming", "HDF5, raw chunks"),
-    ],
-)
-def test_batches_are_those_of_single_rows(files: dict[str, Path], mode: str, name: str) -> None:
-    for layout in FORMS:
-        options: dict[str, Any] = {"layout": layout, "targets": "kind", "progress": False}
-        single = SparseDataset(files[name], **options)
-        with SparseDataset(files[name], loading_mode=mode, **options) as dataset:
-            for shuffle in (False, "block"):
-                order = dataset.epoch_order(shuffle, 5, 0, 7)[np.arange(ROWS)].tolist()
-                for _ in range(2):  # the second from memory
-                    dataset.set_epoch(0)
-                    found = batches(dataset, shuffle=shuffle, seed=5)
-                    for batch, start in zip(found, range(0, ROWS, 7), strict=True):
-                        expected = sparse_collate([single[i] for i in order[start : start + 7]])
-                        assert same(batch, expected), (layout, shuffle, start)
 
 
 def test_layouts_are_those_of_torch(gzipped: Path) -> None:
@@ -552,14 +526,6 @@ def test_blocks_are_chunks(gzipped: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert dataset.sample_source.block_nbytes == 2 * 3 * 16 * 4
 
 
-def test_transforms_get_rows(gzipped: Path) -> None:
-    options: dict[str, Any] = {"layout": "pairs", "return_index": True}
-    counted = SparseDataset(gzipped, transform=lambda row: row.values.sum(), **options)
-    sums, indices = batches(counted)[1]
-    assert torch.equal(sums, torch.from_numpy(DENSE[7:14].sum(1)))
-    assert indices.tolist() == [*range(7, 14)]
-
-
 def test_open_dataset_finds_matrices(gzipped: Path, stored: Path, tmp_path: Path) -> None:
     for path, plain in ((gzipped, HDF5Dataset), (stored, ZarrDataset)):
         found = open_dataset(path, targets="kind", layout="csr")
@@ -580,17 +546,6 @@ def test_open_dataset_finds_matrices(gzipped: Path, stored: Path, tmp_path: Path
             assert beside or np.array_equal(found[1], DENSE[1])
     with pytest.raises(ConfigError, match="image_size"):
         open_dataset(gzipped, image_size=3)
-
-
-def test_a_matrix_describes_itself(files: dict[str, Path]) -> None:
-    mean = np.count_nonzero(DENSE) / ROWS
-    for name, path in files.items():
-        with open_dataset(path) as dataset:
-            found = dataset.describe()
-        assert f"{mean:,.0f} of {COLUMNS} values" in found.facts["rows"]
-        assert [column.nbytes for column in found.columns] == [int(4 * mean)] * 2
-        are_decoded = [column.decoded > 0 for column in found.columns]
-        assert are_decoded == [not ("raw" in name or "contiguous" in name)] * 2, name
 
 
 def test_pack_writes_dense_rows(gzipped: Path, tmp_path: Path) -> None:
@@ -639,16 +594,6 @@ class TestDenseRows(DatasetContract):
 
     def make_bad(self, **options: Any) -> tuple[SparseDataset, list[int]]:
         return SparseDataset(self.bad, targets="kind", **options), [5, 11]
-
-
-@pytest.mark.slow
-class TestCSRRowsOfSeveralFiles(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _files(self, files: dict[str, Path]) -> None:
-        self.paths = [files[name] for name in ("Zarr, zstd", "Zarr, raw chunks", "Zarr, shards")]
-
-    def make(self, **options: Any) -> SparseDataset:
-        return SparseDataset(self.paths, layout="csr", columns=[5, 3, 20, 21], **options)
 
 
 # -- obsm
@@ -701,13 +646,6 @@ def test_targets_of_dense_arrays(obsm: Path, tmp_path: Path, loader_of: Any) -> 
             cls(obsm, "obsm/X_pca", target_name=name)
 
 
-def test_sparse_matrices_in_obsm(obsm: Path) -> None:
-    with SparseDataset(obsm, "obsm/kmers", targets="kind") as dataset:
-        assert dataset.shape == (CELLS, 7) and dataset.columns is None
-        assert dataset.classes == list(KINDS) and dataset[4][1] == 1
-        assert np.array_equal(dataset[4][0], KMERS[4]) and dataset.label_columns["batch"][3] == "b1"
-
-
 def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
     write_obsm(tmp_path / "a.h5ad")
     with h5py.File(write_obsm(tmp_path / "b.h5ad"), "r+") as file:
@@ -722,23 +660,6 @@ def test_categories_of_several_files_are_joined_by_name(tmp_path: Path) -> None:
         file["obsm/X_pca"], file["obs/kind"] = VECTORS, np.arange(CELLS)
     with pytest.raises(FormatError, match="'obs/kind'"):
         HDF5Dataset(tmp_path, "obsm/X_pca", target_name="obs/kind")
-
-
-@pytest.mark.slow
-def test_obsm_through_a_server(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write_obsm(tmp_path / "data" / "a.h5ad")
-    local = write_obsm(tmp_path / "a.zarr")
-    with zipfile.ZipFile(tmp_path / "data" / "a.zarr.zip", "w") as zipped:
-        for file in sorted(one for one in local.rglob("*") if one.is_file()):
-            zipped.write(file, file.relative_to(local))
-    options: dict[str, Any] = {"target_name": "obs/kind", "cache_dir": tmp_path / "cache"}
-    with RangeServer(tmp_path / "data") as server:
-        for name, cls in (("a.h5ad", HDF5Dataset), ("a.zarr.zip", ZarrDataset)):
-            for _ in range(2):  # what is cached of the first time does not lose the classes
-                with cls(f"{server.url}/{name}", "obsm/X_pca", **options) as dataset:
-                    assert dataset.classes == list(KINDS) and dataset[4][1] == 1
-                    assert np.array_equal(dataset[4][0], VECTORS[4])
 
 
 FAR = random_matrix(60, 40)
@@ -763,25 +684,6 @@ class TestH5AD(RemoteDatasetContract):
 
 
 @pytest.mark.slow
-class TestRawH5AD(TestH5AD):
-    names = ("a.h5ad",)
-
-    def write(self, folder: Path) -> None:
-        write_anndata(folder / "a.h5ad", FAR)
-
-    def make(self, paths: list[str], **options: Any) -> SparseDataset:
-        options = {"targets": ["kind", "age"], "columns": ["gene 3", "gene 17"], **options}
-        return SparseDataset(paths[0], "layers/counts", **options)
-
-    def test_a_batch_is_two_requests(self, server: RangeServer, remote: Any, local: Any) -> None:
-        """Neighbours are fetched together: of a small file all spans of an array."""
-        dataset = remote()
-        server.counts()
-        dataset.__getitems__([50, 3, 17, 20])
-        assert server.counts()["requests"] <= 2
-
-
-@pytest.mark.slow
 class TestZarrShards(TestH5AD):
     names = ("a.zarr",)
     data = tuple(f"a.zarr/X/{name}/c/{n}" for name in ("indices", "data") for n in range(2))
@@ -792,9 +694,3 @@ class TestZarrShards(TestH5AD):
 
     def make(self, paths: list[str], **options: Any) -> SparseDataset:
         return SparseDataset(paths[0], targets="kind", layout="pairs", **options)
-
-    def test_open_dataset_finds_a_matrix(self, server: RangeServer, tmp_path: Path) -> None:
-        with open_dataset(f"{server.url}/a.zarr", cache_dir=tmp_path, targets="kind") as dataset:
-            assert type(dataset) is SparseDataset
-            rows = torch.stack([row for row, _ in dataset[2:5]])
-            assert np.array_equal(rows.numpy(), FAR[2:5])

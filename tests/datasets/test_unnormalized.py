@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from headrace import (
     CollateError,
@@ -189,22 +189,6 @@ def test_images_of_unequal_sizes_and_bad_ones(loaders: Loaders, tmp_path: Path) 
     assert host.get_stats()["skipped"] == device.get_stats()["skipped"] == 1
 
 
-def test_resumption_in_an_epoch(folder: Path, loaders: Loaders) -> None:
-    make = functools.partial(of_masks, folder, transform=CROP, image_size=None)
-    host, device = loaders(make)
-    plain = list(host)
-    iterator = iter(device)
-    first = [next(iterator), next(iterator)]
-    state = device.state_dict()
-    del iterator
-    _, again = loaders(make)
-    again.load_state_dict(state)
-    assert same(first + list(again), plain)
-    host.set_epoch(0)
-    host.load_state_dict(state)
-    assert same(list(host), plain[2:]), "a state says nothing of where images are normalised"
-
-
 def test_a_quarter_of_the_bytes_is_set_aside(folder: Path, make_loader: Any) -> None:
     taken = []
     for device in (None, "cpu"):
@@ -285,15 +269,6 @@ def test_uint8_of_any_dataset(loaders: Loaders, workers: int) -> None:
         make = functools.partial(Pixels, around)
         check(*loaders(make, collate_fn=collate, num_workers=workers))
     check(*loaders(Stream, collate_fn=VisionCollator(), num_workers=workers))
-
-
-def test_a_collator_in_two_loaders(make_loader: Any) -> None:
-    """One uses it on the host, in turn with one that uses it for a device."""
-    options: dict[str, Any] = {"num_workers": 0, "collate_fn": VisionCollator()}
-    host = make_loader(Pixels(as_tuple), batch_size=4, **options)
-    device = make_loader(Pixels(as_tuple), batch_size=4, device="cpu", **options)
-    for plain, batch in zip(host, device, strict=True):
-        assert same(plain, batch) and plain[0].dtype == torch.float32
 
 
 def test_what_a_collator_refuses(folder: Path, make_loader: Any) -> None:
@@ -395,23 +370,3 @@ def test_what_is_set_between_batches_counts(folder: Path, loaders: Loaders) -> N
     batch = next(batches)
     assert same(batch, next(plain)) and int(batch[1].min()) >= 100 and len(batch) == 3
     assert device.get_stats()["normalized_on_device"] == 2
-
-
-def set_transform(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.transform = shift
-
-
-def test_a_transform_that_a_worker_sets(folder: Path, loaders: Loaders) -> None:
-    make = functools.partial(of_classes, folder)
-    check_host(*loaders(make, worker_init_fn=set_transform, num_workers=1))
-
-
-def test_a_closed_dataset_is_opened_again_once(folder: Path, loaders: Loaders) -> None:
-    make = functools.partial(of_classes, folder, loading_mode="cached", progress=False)
-    host, device = loaders(make, shuffle=False)
-    list(device)
-    device.dataset.close()
-    assert same(list(device), list(host))
-    assert device.dataset.held.stats()["held"] == len(device.dataset)  # type: ignore[arg-type]

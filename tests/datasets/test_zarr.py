@@ -405,16 +405,6 @@ def test_other_stores_that_are_changed(tmp_path: Path) -> None:
             dataset[5]
 
 
-@pytest.mark.falls_back
-def test_workers_never_mix_two_versions(tmp_path: Path, make_loader: Any) -> None:
-    write_rows(tmp_path / "a.zarr", 1, RAW)
-    loader = make_loader(ZarrDataset(tmp_path / "a.zarr"), batch_size=4, num_workers=2, seed=1)
-    assert {int(batch.sum()) for batch in loader} == {24}
-    write_rows(tmp_path / "a.zarr", 2, RAW, mode="r+")
-    with pytest.raises(FileChangedError):
-        list(loader)
-
-
 def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     write_rows(path, 1, RAW)
@@ -447,18 +437,3 @@ def test_systems_without_lookups_by_descriptor(
 
 
 # -- chunks
-
-
-@pytest.mark.parametrize("across", [6, 3])
-def test_each_chunk_is_decoded_once_an_epoch(tmp_path: Path, make_loader: Any, across: int) -> None:
-    rows = np.random.default_rng(4).normal(size=(40, 6, 5)).astype("f4")
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("data", data=rows, chunks=(8, across, 5))
-    group.create_array("label", data=np.arange(40))
-    dataset = ZarrDataset(tmp_path / "a.zarr", "data", target_name="label")
-    assert dataset.blocks().tolist() == [8] * 5
-    for shuffle in (False, True, "block"):
-        loader = make_loader(dataset, batch_size=8, shuffle=shuffle, num_workers=0, seed=1)
-        for images, targets in loader:
-            assert torch.equal(images, torch.from_numpy(rows[targets.numpy()]))
-        assert loader.get_stats()["chunks_decoded"] == 5 * 6 // across

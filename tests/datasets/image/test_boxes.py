@@ -17,7 +17,6 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from headrace import (
-    CollateError,
     ConfigError,
     DataNotFoundError,
     HeadraceError,
@@ -27,7 +26,6 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
 )
-from headrace.collate import DetectionCollator
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.joint import place_boxes
 from headrace.datasets.image.pixels import Box
@@ -110,18 +108,6 @@ class TestTargets:
         labels = {label for _, target in dataset for label in target["labels"].tolist()}
         assert large in labels
         assert labels <= set(dataset.class_to_idx.values())
-
-
-def test_batches_stack_images_and_list_targets(coco: Path, loader_of: Any) -> None:
-    """Images of their own sizes; test_ways.py has those of one."""
-    dataset = opened(coco, image_size=None, return_index=True)
-    for images, targets, indices in loader_of(dataset, num_workers=1):
-        assert isinstance(images, list)
-        wanted = [dataset[i] for i in indices.tolist()]
-        assert same([*zip(images, targets, indices.tolist(), strict=True)], wanted)
-    for samples in ([(torch.zeros(1), 3)], [(torch.zeros(1), {}), (torch.zeros(2), {})]):
-        with pytest.raises(CollateError):
-            DetectionCollator()(samples)
 
 
 def place(boxes: Any, drawn: Drawn | None = None, crop: Any = None) -> list[list[float]]:

@@ -100,17 +100,6 @@ def test_every_way_to_pixels_asks(tmp_path: Path) -> None:
             load_image(data, "RGB", (8, 8), True, left=lambda: FREE)
 
 
-def test_ordinary_images_ask_nobody() -> None:
-    def left() -> int:
-        raise AssertionError
-
-    data = image_bytes(Image.new("RGB", (1000, 1000)), "JPEG")
-    assert decode_image(data, left=left).shape == (1000, 1000, 3)
-    assert load_image(data, "RGB", (8, 8), True, left=left).shape == (3, 8, 8)
-    with claimed(left, 4000, 4000, FREE):
-        pass
-
-
 def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ImageDataset(folder, image_size=24, targets=None, max_memory_usage=BUDGET) as dataset:
         whole = dataset.budget.left()

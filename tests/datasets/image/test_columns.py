@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from headrace import (
     SampleError,
     create_dataloader,
 )
-from headrace.testing.contract import DatasetContract, same
-from tests.data.make import image_bytes
+from headrace.testing.contract import same
+from tests.data.make import image_bytes, make_tar
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -57,19 +55,18 @@ def write_parquet(path: Path, as_struct: bool = False) -> Path:
 
 def write_tars(folder: Path, bad: dict[int, str] | None = None) -> str:
     folder.mkdir(exist_ok=True)
+    members = []
+    for number in range(N):
+        what = (bad or {}).get(number)
+        sample = {"txt": b"x", "png": encoded(number), "cls": b"%d" % (number % 3)}
+        if what == "label":
+            sample["cls"] = b"cat"
+        elif what is not None:
+            del sample[what]
+        members += [(f"{number:02}.{ending}", data) for ending, data in sample.items()]
     for shard in range(2):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for number in range(shard * N // 2, (shard + 1) * N // 2):
-                what = (bad or {}).get(number)
-                members = {"txt": b"x", "png": encoded(number), "cls": b"%d" % (number % 3)}
-                if what == "label":
-                    members["cls"] = b"cat"
-                elif what is not None:
-                    del members[what]
-                for ending, data in members.items():
-                    member = tarfile.TarInfo(f"{number:02}.{ending}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        of_shard = [member for member in members if int(member[0][:2]) * 2 // N == shard]
+        make_tar(folder / f"{shard}.tar", of_shard)
     return str(folder / "*.tar")
 
 
@@ -168,23 +165,3 @@ def test_columns_that_make_no_sense(tmp_path: Path) -> None:
             ImageDataset(path, **options)
     with pytest.raises(ConfigError, match="no columns"):
         ImageDataset(write_folder(tmp_path / "photos"), column="image")
-
-
-@pytest.mark.slow
-class TestTars(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write_tars(tmp_path / "tars")
-
-    def make(self, **options: Any) -> ImageDataset:
-        return ImageDataset(self.path, image_size=8, **options)
-
-
-@pytest.mark.slow
-class TestParquet(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path = write_parquet(tmp_path / "a.parquet")
-
-    def make(self, **options: Any) -> ImageDataset:
-        return ImageDataset(self.path, column="image", targets="name", image_size=8, **options)

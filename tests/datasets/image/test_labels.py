@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -95,18 +94,6 @@ class TestFolders:
             assert targets is not None
             assert targets.dtype == np.int64
             assert targets.tolist() == [classes.index(folder) for folder in folders]
-
-    def test_of_many_files(self) -> None:
-        n = 300_000
-        files = files_named(b"%06d/%d.jpg" % (number // 1000, number) for number in range(n))
-        tracemalloc.start()
-        targets, classes = folder_targets(files)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 8 * n + 500_000  # no object each
-        assert len(classes) == 300
-        assert targets is not None
-        assert np.array_equal(targets, np.arange(n) // 1000)
 
     def test_a_class_folder_without_files(self, tmp_path: Path) -> None:
         files_of(tmp_path)

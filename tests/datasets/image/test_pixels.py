@@ -10,17 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings, strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
-from headrace.casting import dtype_named
 from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image.pixels import (
     decode_image,
     image_shape,
     load_image,
-    normalize,
     resize_image,
 )
 from headrace.datasets.members import DECODERS
@@ -162,16 +159,6 @@ class TestFormats:
         lab = Image.merge("LAB", picture(20, 10).split())
         grey = by_pillow(encoded(lab.convert("RGB"), "PNG"), "L")
         assert np.array_equal(decode_image(encoded(lab, "TIFF"), "L"), grey)
-
-    def test_from_all_that_holds_bytes(self) -> None:
-        for form in ("JPEG", "PNG"):
-            data = encoded(picture(20, 10), form)
-            wanted = by_pillow(data)
-            small = load_image(data, "RGB", (4, 7), True)
-            for held in (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
-                np.testing.assert_array_equal(decode_image(held), wanted)
-                np.testing.assert_array_equal(load_image(held, "RGB", (4, 7), True), small)
-                assert image_shape(held) == (10, 20)
 
     def test_16_bit_grey_is_scaled_and_not_clipped(self) -> None:
         values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
@@ -374,31 +361,3 @@ class TestResize:
         second = resize_image(np.asarray(along_rows).reshape(h, to_w, channels), (to_h, to_w))
         assert apart(second, along_rows.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 1
         assert apart(found, image.resize((to_w, to_h), Image.Resampling.BILINEAR)) <= 2
-
-    def test_a_tall_strip_is_never_widened_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sizes: list[Any] = []
-        resize = pixels_module._resize
-
-        def noted(source: Any, size: Any, *args: Any, out: Any) -> None:
-            sizes.append(size)
-            resize(source, size, *args, out=out)
-
-        monkeypatch.setattr(pixels_module, "_resize", noted)
-        strip = np.repeat(np.linspace(0, 255, 100_000).astype(np.uint8), 3).reshape(-1, 1, 3)
-        found = resize_image(strip, (8, 300))
-        assert sizes == [(8, 1), (8, 300)]
-        assert found.shape == (8, 300, 3)
-        assert np.abs(found[:, 0, 0].astype(int) - [18, 47, 79, 111, 143, 175, 207, 236]).max() <= 1
-
-
-class TestLayoutAndValues:
-    def test_16_bits_are_the_nearest_of_each_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for channels in (1, 3):
-            pixels = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (channels, 1, 1))
-            values = normalize(pixels)
-            # none lies halfway between two of bfloat16
-            assert not (values.view(torch.int32) & 0xFFFF == 0x8000).any()
-            for half in (torch.bfloat16, torch.float16):
-                for threads in (1, 2):
-                    monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-                    assert torch.equal(normalize(pixels, dtype_named(half)), values.to(half))

@@ -28,7 +28,6 @@ from headrace import (
 )
 from headrace.core import dataset as base
 from headrace.core.modes import LoadingMode
-from headrace.datasets.shards import streaming
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.formats.resolve.expressions import expand_braces
 from headrace.order.lanes import interleave_for
@@ -293,13 +292,6 @@ def test_open_blocks_hold_the_shuffle_buffer() -> None:
         assert interleave_for(mixed, samples, blocks) == expected
         least = 1 << (min(8, max(1, blocks)).bit_length() - 1)
         assert interleave_for(mixed, samples, blocks, least=8) == max(expected, least)
-
-
-def test_a_larger_buffer_opens_more_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "FEWEST", 1)
-    shards = make_shards(tmp_path, UNEVEN)
-    narrow, wide = (StreamingDataset(shards, buffer_size=size) for size in (1, 10**6))
-    assert narrow.lanes(len(narrow.blocks())) != wide.lanes(len(wide.blocks()))
 
 
 # --- what users see -------------------------------------------------------------------------------

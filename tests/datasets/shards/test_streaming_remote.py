@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +13,12 @@ import pytest
 from headrace import ConfigError, StreamingDataset
 from headrace.formats.tar import TarSource
 from headrace.io.remote.options import RemoteOptions
-from headrace.testing.contract import same
 from tests.data.make import make_shards, make_tar
 from tests.servers.ranges import RangeServer
 
 pytestmark = pytest.mark.slow
 
 COUNTS = (40, 0, 7, 61, 1, 90, 33)
-N = sum(COUNTS)
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +51,6 @@ def test_what_an_index_costs(stream: Any, server: RangeServer, tmp_path: Path) -
     lengths = [stop - start for _, start, stop in server.counts()["ranges"]]
     assert lengths[:2] == [1 << 20, 2 << 20]
     source.close()
-
-
-def test_lines(
-    stream: Any,
-    folder: Path,
-    server: RangeServer,
-    make_loader: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 200)
-    for number in range(3):
-        lines = [f'{{"n": {number * 100 + n}}}\n' for n in range(40 * number)]
-        (folder / f"rows-{number}.jsonl").write_text("".join(lines))
-        (folder / f"rows-{number}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
-    near = StreamingDataset(str(folder / "rows-*.jsonl"), buffer_size=30)
-    assert len(near) == 120
-    options: dict[str, Any] = {"batch_size": 8, "interleave": 2, "turns": 2}
-    batches = list(make_loader(near, num_workers=0, **options))
-    for packed, most in (("", len(near.blocks()) + 2 * 2 - 1), (".gz", 0)):
-        far = stream(f"rows-{{0..2}}.jsonl{packed}", buffer_size=30)
-        assert np.array_equal(far.blocks(), near.blocks())
-        server.counts()
-        assert same(list(make_loader(far, num_workers=2, **options)), batches)
-        assert len(server.counts()["ranges"]) <= most
 
 
 def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 
 from headrace import (
     ConfigError,
-    FileChangedError,
     FormatError,
     HDF5Dataset,
     MissingNameError,
@@ -26,7 +24,6 @@ from headrace import (
     pack,
 )
 from headrace.testing.contract import DatasetContract, same
-from tests.datasets.remote_contract import RemoteDatasetContract
 
 N = 40
 ROWS = np.random.default_rng(1).integers(0, 255, (N, 6, 5), np.uint8)
@@ -208,15 +205,6 @@ def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
             assert str(tmp_path / name) in str(raised.value), number
 
 
-def test_a_file_that_changes_is_not_read_on(tmp_path: Path) -> None:
-    path = npy(tmp_path / "a.npy", ROWS)
-    with TableDataset(path) as dataset:
-        dataset[0]
-        os.utime(path, (1, 1))
-        with pytest.raises(FileChangedError):
-            dataset[1]
-
-
 # -- the contracts
 
 
@@ -228,16 +216,3 @@ class TestContract(DatasetContract):
 
     def make(self, **options: Any) -> TableDataset:
         return TableDataset(self.path, **options)
-
-
-@pytest.mark.slow
-class TestRemote(RemoteDatasetContract):
-    names = ("a.npz", "b.npz")
-    has_index = False
-
-    def write(self, folder: Path) -> None:
-        for name in self.names:
-            npz(folder / name, x=ROWS, y=np.arange(N))
-
-    def make(self, paths: list[str], **options: Any) -> TableDataset:
-        return TableDataset(paths, "x", target_name="y", **{"progress": False, **options})

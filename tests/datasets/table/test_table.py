@@ -32,7 +32,6 @@ from headrace import (
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import image_bytes
 from tests.datasets.remote_contract import RemoteDatasetContract
-from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 pq = pytest.importorskip("pyarrow.parquet")
@@ -198,26 +197,6 @@ def test_columns_are_batched_without_samples(
             assert rows["vector"].shape[1:] == (3,)
             assert rows["number"].dtype == (torch.float16 if dtype else torch.int32)
             assert targets.dtype == torch.float64
-
-
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, dict):
-        return {name: cast(one, dtype) for name, one in value.items()}
-    if isinstance(value, list):
-        return [cast(one, dtype) for one in value]
-    return value.to(dtype) if isinstance(value, torch.Tensor) else value
-
-
-def test_numbers_are_cast(tmp_path: Path) -> None:
-    for kind in WRITERS:
-        path = written(tmp_path, some_table(), kind)
-        for mode in ("lazy", "cached"):
-            with (
-                TableDataset(path, dtype="float32", loading_mode=mode) as dataset,
-                TableDataset(path) as plain,
-            ):
-                for row in (3, 6, 3):
-                    assert same(dataset[row], cast(plain[row], torch.float32)), kind
 
 
 def test_targets_are_no_column(tmp_path: Path) -> None:
@@ -662,15 +641,3 @@ class TestRemoteStream(TestRemoteParquet):
     names = ("a.arrow", "b.arrow")
     has_index = True
     kind = "stream"
-
-
-def test_compressed_batches_by_url(tmp_path: Path) -> None:
-    path = write(tmp_path / "data" / "a.arrow", some_table(), "feather")
-    columns, kept = ["number", "vector", "word"], tmp_path / "cache"
-    with (
-        RangeServer(path.parent) as server,
-        TableDataset(f"{server.url}/a.arrow", columns, cache_dir=kept) as far,
-        TableDataset(path, columns) as near,
-    ):
-        assert len(far) == N
-        assert same(far.__getitems__([50, 3, 3, 29]), near.__getitems__([50, 3, 3, 29]))

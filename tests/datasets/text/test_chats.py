@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from headrace import (
-    BaseDataset,
     CharTokenizer,
     ConfigError,
     MemoryEfficientDataset,
@@ -23,7 +22,6 @@ from headrace import (
     pack,
     verify,
 )
-from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.datasets.text.chat_tokenizer import CALLS, END, MARKED, UNMARKED, chat_tokenizer
 
@@ -350,21 +348,3 @@ class TestBlocksAndPacks:
         for wrong in ({"unit": "chat"}, {"max_length": 4, "stride": 2}):
             with pytest.raises(ConfigError):
                 TextDataset(target, **wrong)
-
-
-@pytest.mark.slow
-class TestChatsKeepTheLaws(DatasetContract):
-    @pytest.fixture(autouse=True)
-    def _data(self, tmp_path: Path) -> None:
-        self.path, self.bad = tmp_path / "data", tmp_path / "bad"
-        chats = [[USER, answer(f"{'so ' * (n % 5)}{n}")] for n in range(24)]
-        write(self.path, *chats[:10])
-        write(self.path, *chats[10:], name="b.jsonl")
-        chats[3] = chats[17] = [USER]
-        write(self.bad, *chats)
-
-    def make(self, **options: Any) -> BaseDataset:
-        return opened(self.path, **options)
-
-    def make_bad(self, **options: Any) -> tuple[BaseDataset, list[int]] | None:
-        return opened(self.bad, **options), [3, 17]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from headrace import (
 )
 from headrace.testing.contract import same
 from headrace.tokenizer import CharTokenizer
-from tests.collate.tokenizers import Counting
+from tests.data.make import make_tar
 from tests.datasets.text.chat_tokenizer import MARKED, chat_tokenizer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
@@ -108,11 +106,7 @@ def test_texts_bytes_and_ids_of_any_container(tmp_path: Path) -> None:
         of_ids = file.create_dataset("ids", (N,), h5py.vlen_dtype(np.uint16))
         for row in range(N):
             of_ids[row] = ids[row]
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for row, text in enumerate(TEXTS):
-            member = tarfile.TarInfo(f"{row:03d}.txt")
-            member.size = len(text.encode())
-            tar.addfile(member, io.BytesIO(text.encode()))
+    make_tar(tmp_path / "a.tar", [(f"{row:03d}.txt", t.encode()) for row, t in enumerate(TEXTS)])
     fixed = np.array([row[:9] for row in ids], np.int32)
     zarr.open_group(tmp_path / "a.zarr").create_array("ids", data=fixed)
     with TextDataset(write_lines(tmp_path / "a.jsonl"), max_length=9) as texts:
@@ -176,17 +170,6 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
         assert same(dataset[5]["input_ids"], texts[5]["input_ids"])
 
 
-def test_tokens_are_kept_and_belong_to_their_files(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    for texts, made in ((TEXTS, TEXTS), (TEXTS, []), (TEXTS[:9], TEXTS[:9])):
-        tokenizer = Counting()
-        if made:
-            write_texts(path, texts)
-        kept: Any = {"cache_dir": tmp_path / "cache", "tokenizer": tokenizer}
-        TextDataset(path, column="text", packing=True, max_length=8, **kept).close()
-        assert tokenizer.made == made
-
-
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.parquet")
     blocks: dict[str, Any] = {"packing": True, "max_length": 8}
@@ -227,20 +210,6 @@ def test_packed_texts_are_those_of_the_table(tmp_path: Path) -> None:
             assert same_samples(packed, dataset)
             assert packed.document_unit == "record"
             assert isinstance(packed.tokenizer, CharTokenizer)
-
-
-def test_a_pass_over_all_texts_decodes_each_block_once(tmp_path: Path) -> None:
-    texts = [f"{row} " * 40 for row in range(6000)]
-    path = write_table(tmp_path / "a.parquet", rows=3000, text=texts)
-    with TextDataset(path, column="text", max_memory_usage=6 << 20) as dataset:
-        source = dataset.sample_source
-        assert source.block_nbytes > 0
-        dataset.block_memory.hold_chunks(0)
-        source.take_counts()
-        assert dataset.lengths() is not None
-        tokens, _ = dataset.tokens()
-        assert source.take_counts()["chunks_decoded"] == 4
-        assert np.array_equal(np.diff(tokens.short[0]), [len(text) for text in texts])
 
 
 # -- chats

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from headrace import (
     CharTokenizer,
@@ -155,25 +154,3 @@ def test_bad_lines_are_named_skipped_or_replaced(tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"good\nand other\nfine\n")
         with pytest.raises(FileChangedError):
             made(dataset, collate, [0])
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.lists(st.integers(0, 1 << 31), max_size=9), min_size=1, max_size=6),
-    st.sampled_from(["right", "left"]),
-    st.sampled_from([None, 4]),
-    st.sampled_from(["causal", None]),
-    st.integers(-5, 5),
-    st.sampled_from(["uint16", "int32", "int64", "uint8"]),
-)
-def test_any_ids(
-    samples: list[list[int]], side: str, multiple: Any, labels: Any, pad: int, dtype: str
-) -> None:
-    pads = {"input_ids": pad}
-    collate = TextCollator(
-        padding_side=side, pad_to_multiple_of=multiple, labels=labels, pad_values=pads
-    )
-    arrays = [(np.array(ids, np.int64) & 255).astype(dtype) for ids in samples]
-    joined = collate.join(np.concatenate(arrays), np.array(list(map(len, arrays))))
-    single = [{"input_ids": torch.from_numpy(ids.astype(np.int64))} for ids in arrays]
-    assert same(joined, collate(single))

@@ -54,20 +54,3 @@ def test_parts_of_local_files(what: str, server: RangeServer, folder: Path, tmp_
             assert same(samples(far), samples(near))
             assert len(far) > 3
         assert bool(server.counts()["ranges"]) == (attempt == 0)
-
-
-def test_folders_of_a_bucket(memory: Any, tmp_path: Path) -> None:
-    for name in ("a/1.txt", "b/2.txt.gz"):
-        memory.pipe(f"/texts/{name}", CONTENTS[name])
-        (tmp_path / "texts" / name).parent.mkdir(parents=True)
-        (tmp_path / "texts" / name).write_bytes(CONTENTS[name])
-    memory.pipe("/texts/a/1.bin", b"no text")
-    for unit, where in (("file", ""), ("line", ", line 1")):
-        options: Any = {"labels": "folders", "unit": unit, "cache_dir": tmp_path / "cache"}
-        with (
-            TextDataset(tmp_path / "texts", **options) as near,
-            TextDataset("memory://texts", **options) as far,
-        ):
-            assert same(samples(far), samples(near))
-            assert far.classes == ["a", "b"]
-            assert far.source_of(0) == f"memory://texts/a/1.txt{where}"

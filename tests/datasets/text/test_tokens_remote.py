@@ -125,30 +125,7 @@ def test_what_is_said_and_found(far_of: Any, folder: Path, server: RangeServer) 
         far_of("none.h5")
 
 
-def test_other_file_systems(folder: Path, memory: Any, tmp_path: Path) -> None:
-    near = TextDataset(folder / "tokens.h5")
-    for name in ("tokens.h5", "other.he5"):
-        memory.pipe(f"/run/{name}", (folder / "tokens.h5").read_bytes())
-    for url in ("memory://run/*.h5", ["memory://run/tokens.h5"], (folder / "tokens.h5").as_uri()):
-        with TextDataset(url, cache_dir=tmp_path) as far:
-            assert len(far) == len(near)
-            assert far.fingerprint == near.fingerprint
-            assert same(far[20], near[20])
-    urls = ["memory://run/tokens.h5", "memory://run/other.he5"]
-    with TextDataset(urls, cache_dir=tmp_path) as both:
-        assert len(both) == 2 * len(near)
-        assert same(both[len(near) + 20], near[20])
-
-
 # -- what is asked for
-
-
-def test_a_later_start_asks_for_versions_alone(server: RangeServer, far_of: Any) -> None:
-    far_of(**WAYS["windows"])
-    assert server.counts()["ranges"]
-    far_of(**WAYS["windows"])
-    counts = server.counts()
-    assert (counts["ranges"], counts["requests"]) == ([], 1)
 
 
 def test_each_block_is_fetched_once(server: RangeServer, far_of: Any, make_loader: Any) -> None:
@@ -213,14 +190,3 @@ def test_damage_is_an_error_with_the_url(far_of: Any, folder: Path) -> None:
         with pytest.raises(FormatError, match=rf"http://127.*/damaged\.h5.*{said}"):
             far_of(path.name)
         path.unlink()
-
-
-def test_wrong_bytes_on_the_way_to_opening_are_fetched_again(
-    server: RangeServer, far_of: Any, folder: Path, tmp_path: Path
-) -> None:
-    near = TextDataset(folder / "tokens.h5")
-    for seed in range(5):
-        server.set(faults={"wrong": 1}, most=1, seed=seed)
-        far = far_of(cache_dir=tmp_path / f"cache-{seed}")
-        assert same(far.__getitems__([3, 40]), near.__getitems__([3, 40]))
-        assert np.array_equal(far.targets, near.targets)
