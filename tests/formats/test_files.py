@@ -60,26 +60,6 @@ def test_records_are_the_bytes_of_files(memory: Any, tmp_path: Path, kind: str) 
     assert pickle.loads(pickle.dumps(source)).read([0, 1, 2]) == CONTENTS
 
 
-def test_odd_names_and_an_empty_file(tmp_path: Path, memory: Any) -> None:
-    """Also names with the characters of a glob, of which none means another file."""
-    names = [b"caf\xe9.jpg", "naïve 日本.jpg".encode(), b"new\nline.jpg", b" .jpg", b"-rf.jpg"]
-    for name in [*names, b"a\\b.jpg"]:
-        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_bytes(name)
-    (tmp_path / "x.jpg").touch()
-    source = FilesSource(tmp_path, ENDINGS)
-    assert source.read(range(7)) == [*sorted([*names, b"a\\b.jpg"]), b""]
-    assert source.sizes()[-1] == 0
-    for index in range(7):
-        source.location(index).encode()
-    globs = ["img*.jpg", "img1.jpg", "img?.jpg", "img[1].jpg"]
-    for glob in globs:
-        memory.pipe(f"/d/{glob}", glob.encode())
-    source = FilesSource("memory://d", ENDINGS)
-    wanted = [glob.encode() for glob in globs]
-    assert list(source.listing.names) == source.read(range(4)) == wanted
-    assert [source.read([i])[0] for i in range(4)] == wanted
-
-
 # -- errors
 
 

@@ -172,13 +172,6 @@ def test_another_layout_is_another_plan(tmp_path: Path) -> None:
     assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
 
 
-def test_re_encoded_grey_is_another_plan(photos: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"store": "jpeg", "shard_size": 9000}
-    pack(images(photos, color="L"), tmp_path / "out", part="0/2", **how)
-    with pytest.raises(TargetExistsError, match="other jpeg"):
-        pack(images(photos), tmp_path / "out", part="1/2", **how)
-
-
 # --- versions -------------------------------------------------------------------------------------
 
 

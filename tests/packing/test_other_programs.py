@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import ImageDataset, pack
-from tests.packing.cases import COUNT, make_case
+from tests.packing.cases import make_case
 
 pytestmark = pytest.mark.quick_every(2)
 
@@ -57,19 +56,6 @@ def layout_of(group: Any) -> int:
     return int(json.loads(group.attrs["headrace"])["version"])
 
 
-def test_pixels_and_masks(tmp_path: Path) -> None:
-    case = make_case("masks", "decoded", tmp_path)
-    group: Any = h5py.File(case.path)
-    pixels, numbers = group["data"]["image"], group["data"]["mask"]
-    assert pixels.shape == (COUNT, 8, 8, 3) and numbers.dtype == np.uint8
-    with case.source(normalize=False) as source:
-        for index, (image, mask) in enumerate(source):
-            assert np.array_equal(pixels[index], image.permute(1, 2, 0))
-            assert np.array_equal(numbers[index], mask)
-            checksum = zlib.crc32(pixels[index].tobytes() + numbers[index].tobytes())
-            assert group["crc32"][index] == checksum
-
-
 def test_boxes(tmp_path: Path) -> None:
     case = make_case("boxes", "file", tmp_path)
     with case.source() as source:
@@ -91,13 +77,3 @@ def test_boxes(tmp_path: Path) -> None:
         assert json.loads(outlines.tobytes()) == [
             one["segmentation"] for one in annotations if one["image_id"] == target["image_id"]
         ]
-
-
-def test_columns_of_targets(tmp_path: Path) -> None:
-    case = make_case("columns", "file", tmp_path)
-    group: Any = h5py.File(case.path)
-    said = json.loads(group.attrs["headrace"])
-    assert [name for name, _ in said["target_columns"]] == ["kind", "height/m", "sound", "seen in"]
-    assert group["targets_1"][:].tolist() == [number / 4 for number in range(COUNT)]
-    assert group["targets_3"].shape == (COUNT, 2) and "targets" not in group
-    assert layout_of(group) == 7

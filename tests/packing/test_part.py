@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
 
 import headrace
@@ -300,28 +299,6 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "folder")
         part.commit()
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_names_of_any_bytes(several: bool, photos: Path, tmp_path: Path) -> None:
-    """Are kept, and messages show them in one line."""
-    source = tmp_path / "in" / "a class, 'quoted'"
-    source.mkdir(parents=True)
-    names = [b"with space.jpg", b"new\nline.jpg", b'"quotes".jpg', b"latin-\xe9.jpg", b"%41 #?.jpg"]
-    for name in names:
-        shutil.copy(next(photos.rglob("*.jpg")), os.fsencode(source) + b"/" + name)
-    shard_size = 2000 if several else None
-    out = pack(tmp_path / "in", tmp_path / "out dir", shard_size=shard_size)
-    with ImageDataset(out) as packed, ImageDataset(tmp_path / "in") as files:
-        assert packed.fingerprint == files.fingerprint and packed.classes == files.classes
-    for damaged in out.glob("part-*.h5") if several else [out]:
-        with h5py.File(damaged, "r+") as file:
-            file["data"][file["offsets"][:-1]] ^= 1
-    bad = verify(out).bad
-    assert len(bad) == len(names)
-    assert not any("\n" in location + error for _, location, error in bad)
-    for shown in (r"new\nline.jpg", r"latin-\udce9.jpg", "with space.jpg"):
-        assert any(shown in location for _, location, _ in bad)
 
 
 # --- samples are read back while others are written -----------------------------------------------

@@ -42,7 +42,6 @@ from headrace.errors import (
 )
 from headrace.packing import destination, join, pack_status, verify
 from headrace.packing.destination import FolderDestination
-from headrace.packing.part import remove_abandoned
 from headrace.packing.parts import edges_of
 from headrace.testing.contract import same
 from tests.packing.shared import contents, images, samples_of
@@ -118,32 +117,6 @@ def test_two_plans_at_once(photos: Path, tmp_path: Path) -> None:
     (error,) = [result for result in results if isinstance(result, TargetExistsError)]
     size = sizes[1 - results.index(error)]
     assert verify(pack(photos, tmp_path / "out", shard_size=size)).ok
-
-
-class Counted(Numbers):
-    """Counts how often this process pickles it."""
-
-    pickled = 0
-    fork_safe = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        Counted.pickled += 1
-        return vars(self)
-
-
-@pytest.mark.parametrize("fork_safe", [True, False])
-def test_a_process_gets_the_dataset_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_safe: bool
-) -> None:
-    """And not with each part: it may know the names of a million files."""
-    monkeypatch.setattr(Counted, "pickled", 0)
-    monkeypatch.setattr(Counted, "fork_safe", fork_safe)
-    # tests before this one may have left the thread of an event loop
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    out = pack(Counted(), tmp_path / "out", shard_size=100, processes=2)
-    assert pack_status(out).parts > 5 and verify(out).ok
-    # once to see whether it can be, and once for each process that is no fork
-    assert Counted.pickled == (1 if fork_safe else 3)
 
 
 class Dying(Numbers):
@@ -339,15 +312,6 @@ def test_a_file_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("builtins.open", refused)
     with pytest.raises(AccessError, match=r"plan\.json can't be read: Permission denied"):
         FolderDestination(tmp_path).read("plan.json")
-
-
-def test_a_file_vanishes_while_sizes_are_taken(tmp_path: Path) -> None:
-    """Another job renames its temporary file between the listing and the look at it."""
-    (tmp_path / "part.h5").write_bytes(b"12")
-    (tmp_path / ".part.h5.1234.part").symlink_to("gone")
-    assert FolderDestination(tmp_path).sizes() == {"part.h5": 2}
-    assert FolderDestination(tmp_path / "missing").sizes() == {}
-    remove_abandoned(str(tmp_path / "missing"), (".",))  # by another job, which joins too
 
 
 # --- stores ---------------------------------------------------------------------------------------

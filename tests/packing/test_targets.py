@@ -26,7 +26,6 @@ from headrace.errors import (
     SampleError,
     TargetExistsError,
 )
-from headrace.formats.files import FilesSource
 from headrace.formats.hdf5.files import packed_info
 from headrace.packing import verify
 from headrace.testing.contract import same
@@ -182,26 +181,6 @@ def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
     assert verify(out).ok
 
 
-def test_a_share_asks_for_its_own_sizes(
-    masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where rows are compounds, which the plan has as JSON."""
-    asked: list[int] = []
-    sizes = FilesSource.sizes
-
-    def counted(self: FilesSource, indices: Any = None) -> Any:
-        asked.extend(indices)
-        return sizes(self, indices)
-
-    how: dict[str, Any] = {"store": "decoded", "shard_size": 2000}
-    with with_masks(masks, image_size=8) as source:
-        pack(source, tmp_path / "out", part="0/2", **how)
-    monkeypatch.setattr(FilesSource, "sizes", counted)
-    with with_masks(masks, image_size=8) as source:
-        pack(source, tmp_path / "out", part="1/2", **how)
-    assert 0 < len(set(asked)) < COUNT and verify(tmp_path / "out").ok
-
-
 def test_a_changed_mask_is_an_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "in", "L")
     pack(with_masks(folder), tmp_path / "out", shard_size=SHARD, parts="0:1")
@@ -284,15 +263,6 @@ def labelled(folder: Path, **options: Any) -> ImageDataset:
     return ImageDataset(folder / "photos", **options)
 
 
-def test_columns_are_arrays_or_left_out(trees: Path) -> None:
-    with labelled(trees) as source:
-        out = pack(source, trees / "out.h5")
-    with ImageDataset(out) as packed, ImageDataset(out, targets=None) as plain:
-        heights = packed.label_columns["height/m"]
-        assert heights.tolist() == [number / 4 for number in range(COUNT)]
-        assert plain[0][1] is None
-
-
 @pytest.mark.parametrize("how", [{}, {"shard_size": 30}])
 def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> None:
     rows = np.zeros(COUNT, [("speed", "<f4"), ("gear", "u1"), ("at", "<i2", (2,))])
@@ -307,19 +277,6 @@ def test_compounds_of_hdf5_are_columns(how: dict[str, Any], tmp_path: Path) -> N
         with open_dataset(pack(source, tmp_path / "out", **how), target_name="targets") as packed:
             assert same(samples_of(packed), samples_of(source))
             assert packed[1][1].keys() == {"speed", "gear", "at"}
-
-
-def test_other_labels_are_another_plan(trees: Path) -> None:
-    with labelled(trees) as source:
-        pack(source, trees / "out", shard_size=3000)
-    text = (trees / "labels.jsonl").read_text()
-    for other in (text.replace("0.25", "0.75"), text.replace('"elm"', '"fir"')):
-        (trees / "labels.jsonl").write_text(other)
-        with (
-            labelled(trees) as source,
-            pytest.raises(TargetExistsError, match=r"annotations|target_columns"),
-        ):
-            pack(source, trees / "out", shard_size=3000)
 
 
 @pytest.mark.parametrize("values", [["none", {"a": 1}], [[1], [1, 2]]], ids=["kinds", "lengths"])

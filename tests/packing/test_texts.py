@@ -40,8 +40,7 @@ from headrace.formats.hdf5.files import packed_info
 from headrace.packing import pack_status
 from headrace.testing.contract import same
 from tests.packing.cases import make_texts
-from tests.packing.shared import check_same, contents, replace_array, samples_of
-from tests.servers.ranges import RangeServer
+from tests.packing.shared import check_same, replace_array, samples_of
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.quick_every(2)]
 
@@ -138,28 +137,6 @@ def test_opens_in_every_way(texts: Path, tmp_path: Path) -> None:
         assert len(list(StreamingDataset(parts))) == COUNT
         with HDF5Dataset(parts, target_name="targets") as rows:
             assert len(rows) == COUNT and rows.fingerprint == source.fingerprint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["documents", "blocks"])
-def test_from_servers_and_to_stores(way: str, texts: Path, tmp_path: Path, memory: Any) -> None:
-    paths = sorted(texts.rglob("*.txt"))
-    with TextDataset(paths, cache_dir=tmp_path / "kept") as source:
-        parts = Path(pack(source, tmp_path / "parts", shard_size=SHARD))
-    with RangeServer(tmp_path) as server:
-        urls = [f"{server.url}/{path.relative_to(tmp_path)}" for path in paths]
-        with TextDataset(urls, cache_dir=tmp_path / "cache") as source:
-            out = pack(source, "memory://packed", shard_size=SHARD)
-        memory.get("/packed/", f"{tmp_path}/copy/", recursive=True)
-        assert contents(tmp_path / "copy") == contents(parts) and verify(out).ok
-        with TextDataset(parts, **WAYS[way]) as near:
-            options = {"cache_dir": tmp_path / "other", **WAYS[way]}
-            for url in (f"{out}/manifest.json", f"{server.url}/parts/manifest.json"):
-                with TextDataset(url, **options) as far:
-                    check_same(far, near)
-            with TextDataset(url, loading_mode="streaming", **options) as far:
-                load = partial(create_dataloader, batch_size=3, num_workers=0)
-                assert same(list(load(far)), list(load(near, shuffle="block")))
 
 
 # --- what is in the file --------------------------------------------------------------------------
@@ -268,27 +245,6 @@ def test_each_part_has_the_smallest_dtype(tmp_path: Path) -> None:
 
 
 # --- jobs -----------------------------------------------------------------------------------------
-
-
-class Counting:
-    fingerprint = "1"
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    def __call__(self, text: str) -> list[int]:
-        self.made.append(text)
-        return list(text.encode())
-
-
-def test_a_job_tokenises_its_own_parts(records: Path, tmp_path: Path) -> None:
-    tokenizer = Counting()
-    source = TextDataset(records, tokenizer=tokenizer, cache_dir=tmp_path / "kept")
-    out = pack(source, tmp_path / "out", shard_size=300, part="0/2")
-    status = pack_status(out)
-    edges = json.loads((out / "plan.json").read_text())["edges"]
-    own = sum(edges[part + 1] - edges[part] for part in status.done)
-    assert status.parts > 5 and len(tokenizer.made) == 32 + own, "and 32 for the plan"
 
 
 def test_other_texts_and_tokenizers_are_other_plans(texts: Path, tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from headrace import (
     BaseDataset,
@@ -34,7 +32,7 @@ from headrace import (
 from headrace.errors import BudgetError, ConfigError, FormatError, HeadraceWarning, SampleError
 from headrace.formats.hdf5.files import packed_info
 from headrace.packing import pack_status
-from headrace.testing.contract import same
+from tests.data.make import make_tar
 from tests.packing.shared import images, plain, samples_of
 
 pytestmark = pytest.mark.quick_every(2)
@@ -205,17 +203,6 @@ def test_torch_datasets(what: str, tmp_path: Path) -> None:
     check(joined, tmp_path)
 
 
-@pytest.mark.quick_every(4)
-@pytest.mark.parametrize("dtype", ["u1", "i8", "f2", "?", "c8"])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4)])
-def test_dtypes_and_shapes(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    data = torch.from_numpy(RNG.integers(0, 2, (9, *shape)).astype(dtype))
-    source = TensorDataset(data, torch.arange(9) / 3)
-    with HDF5Dataset(pack(source, tmp_path / "out.h5"), target_name="targets") as packed:
-        assert same([row for row, _ in packed], list(data))
-        assert [target for _, target in packed] == (torch.arange(9) / 3).tolist()
-
-
 def test_bytes_and_str_open_as_such(tmp_path: Path) -> None:
     out = pack(Samples(["é", "mill"]), tmp_path / "out.h5")
     with open_dataset(out) as packed, HDF5Dataset(out, encoding=None) as as_bytes:
@@ -288,31 +275,12 @@ def test_views_casts_and_several_files(rows: Path, tmp_path: Path) -> None:
             check(source, tmp_path)
 
 
-def test_a_pack_is_packed_again_by_its_path(rows: Path, tmp_path: Path) -> None:
-    """From one file and from parts, with the targets."""
-    with HDF5Dataset(rows, "vlen", target_name="labels") as source:
-        one, parts = check(source, tmp_path)
-    for number, path in enumerate((one, parts, [one], str(parts / "*.h5"))):
-        assert pack(path, tmp_path / f"{number}.h5").read_bytes() == one.read_bytes()
-
-
 def test_what_is_no_array_of_hdf5(rows: Path, tmp_path: Path) -> None:
     fields = HDF5Dataset(rows, ["rows", "texts"])
     targets = HDF5Dataset(rows, "rows", target_name="texts")
     for source, message in ((fields, "sample 0, 'texts'"), (targets, "these targets")):
         with source, pytest.raises(ConfigError, match=message):
             pack(source, tmp_path / "out.h5")
-
-
-@pytest.mark.parametrize("target", ["labels", None])
-def test_patches_of_zarr(target: str | None, tmp_path: Path) -> None:
-    volume = RNG.integers(0, 99, (20, 20), dtype=np.int16)
-    group = zarr.open_group(tmp_path / "in.zarr", mode="w")
-    group.create_array("raw", data=volume, chunks=(8, 8))
-    group.create_array("labels", data=(volume > 50).astype(np.uint8), chunks=(8, 8))
-    options: dict[str, Any] = {"target_name": target, "patch_shape": (6, 6), "stride": 4}
-    with ZarrDataset(tmp_path / "in.zarr", "raw", **options) as source:
-        check(source, tmp_path)
 
 
 def test_targets_that_do_not_fit_memory(tmp_path: Path) -> None:
@@ -338,12 +306,10 @@ def test_members_of_a_tar(photos: Path, tmp_path: Path) -> None:
             return value["jpg"], int(value["cls"])
 
     expected = [(path.read_bytes(), n % 3) for n, path in enumerate(sorted(photos.rglob("*.jpg")))]
-    with tarfile.open(tmp_path / "in.tar", "w") as file:
-        for number, (image, label) in enumerate(expected):
-            for ending, data in (("jpg", image), ("cls", b"%d" % label)):
-                member = tarfile.TarInfo(f"{number:04d}.{ending}")
-                member.size = len(data)
-                file.addfile(member, io.BytesIO(data))
+    members = []
+    for number, (image, label) in enumerate(expected):
+        members += [(f"{number:04d}.jpg", image), (f"{number:04d}.cls", b"%d" % label)]
+    make_tar(tmp_path / "in.tar", members)
     with Photos(tmp_path / "in.tar", decode=False) as source:
         check(source, tmp_path, expected)
     for source in (tmp_path / "in.tar", StreamingDataset(tmp_path / "in.tar")):

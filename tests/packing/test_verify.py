@@ -161,11 +161,6 @@ def parts(photos: Path, tmp_path: Path) -> Path:
     return Path(pack(photos, tmp_path / "parts", shard_size=16_000))
 
 
-def test_a_file_and_folders_that_are_missing(parts: Path) -> None:
-    with pytest.raises(DataNotFoundError, match="does not exist"):
-        verify(parts / "missing.h5")
-
-
 def test_web_servers_list_no_sizes(parts: Path) -> None:
     with plain_server(parts.parent) as url:
         for asks in (verify, pack_status):

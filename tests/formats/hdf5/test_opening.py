@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, open_dataset
-from headrace.formats.hdf5 import chunks as hdf5_chunks
 from headrace.formats.hdf5.kind import is_hdf5
 
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
@@ -100,22 +99,6 @@ def test_a_user_block_may_come_first(tmp_path: Path) -> None:
             with HDF5Dataset(path, name) as dataset:
                 assert np.array_equal(np.stack(list(dataset)), DATA), name
         assert is_hdf5(path) and isinstance(open_dataset(path), HDF5Dataset)
-
-
-def test_offsets_after_a_user_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some versions of HDF5 counted them."""
-    path, counted = write(tmp_path / "a.h5", userblock_size=512), hdf5_chunks._counted
-
-    def relative(*arguments: Any) -> Any:
-        numbers, table = counted(*arguments)
-        table[0] -= 512
-        return numbers, table
-
-    monkeypatch.setattr(hdf5_chunks, "_counted", relative)
-    for name in ("gzip", "raw"):
-        dataset = HDF5Dataset(path, name)
-        assert np.array_equal(dataset[7], DATA[7])
-        assert "HDF5 lists its chunks without" in dataset.explain()
 
 
 # -- files that can't be read

@@ -5,7 +5,6 @@ they are.
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,25 +14,22 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, StreamingDataset
+from headrace import HDF5Dataset
 from headrace.errors import (
     AccessError,
     DataNotFoundError,
-    FileChangedError,
     FormatError,
     MissingNameError,
     RemoteError,
 )
 from headrace.formats.hdf5 import remote as hdf5_far
-from headrace.formats.hdf5.rows import INDEX, HDF5Source, OpenHDF5
-from headrace.io.index import index_bytes
+from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from tests.servers.ranges import RangeServer
 
 N = 300
-NAMES = ("raw", "packed", "library", "group/texts")
 BY_H5PY = ("library", "group/texts")
 
 
@@ -87,30 +83,6 @@ def ranges(server: RangeServer) -> list[Any]:
 # -- the index
 
 
-def test_an_index_beside_a_file_is_of_all_its_datasets(
-    server: RangeServer, opened_of: Any, folder: Path
-) -> None:
-    """Made of a copy on this machine, and with an object in it that can't be a sample."""
-    path = folder / "b.h5"
-    shutil.copy(folder / "a.h5", path)
-    with h5py.File(path, "a") as file:
-        file["link"] = file["raw"].ref
-    files = RemoteFiles(path.as_uri(), RemoteOptions(cache_dir=folder / "none"))
-    made = INDEX.make(files, path.as_uri())
-    files.close()
-    (folder / "b.h5.index").write_bytes(index_bytes(made, INDEX, path.stat().st_size))
-    for name in NAMES:
-        opened = opened_of()
-
-        def column(url: str, name: str = name, opened: OpenHDF5 = opened) -> Any:
-            return HDF5Source(url, name, opened=opened).column("targets")
-
-        opened.hdf5.read_each([server.url + "/b.h5"], column)
-        assert {one for one, _, _ in ranges(server)} == {"b.h5.index"}
-    with pytest.raises(MissingNameError, match="group/texts, library, link, packed, raw, targets"):
-        source_of(opened_of(), server.url + "/b.h5", "other")
-
-
 # -- many files
 
 
@@ -152,22 +124,6 @@ def test_a_bad_file_among_others_leaves_nothing_running(
     assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("headrace-open")]
-
-
-@pytest.mark.falls_back
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_shard_replaced_while_it_streams(
-    folder: Path, shards: list[str], make_loader: Any, tmp_path: Path, workers: int
-) -> None:
-    options: dict[str, Any] = {"dataset_name": "raw", "cache_dir": tmp_path / "cache"}
-    for number in (0, 2):
-        far = StreamingDataset(shards[:3], **options)
-        with h5py.File(folder / tmp_path.name / f"{number}.h5", "w") as file:
-            file["raw"] = np.zeros((60, 40), np.int32)
-        loader = make_loader(far, batch_size=4, num_workers=workers, shuffle="block")
-        with pytest.raises(FileChangedError, match=rf"http://.*/{number}\.h5"):
-            list(loader)
-        StreamingDataset(shards[:3], **options).close()
 
 
 # -- errors

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError, MissingNameError
-from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import packed_info
 from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
@@ -90,19 +89,3 @@ def test_what_a_packed_file_says_is_checked(tmp_path: Path) -> None:
             file.attrs["headrace"] = text
         with pytest.raises(FormatError, match=r"a\.h5.*(damaged|upgrade)"):
             packed_info(path)
-
-
-def test_what_is_read_afresh_is_decoded_afresh(tmp_path: Path) -> None:
-    """In all files that are read as one."""
-    path = write(tmp_path / "a.h5", chunks=(4, 5), compression="gzip", shuffle=True)
-    sources = ConcatSource([HDF5Source(path, "x"), HDF5Source(path, "x")])
-    expected = [row.copy() for row in sources.read([2, N + 2])]
-    sources.hold_chunks(1 << 20)
-    for source in sources.sources:
-        source.read([0])
-        (held,) = source._opened.chunks.get_many(f"{path}\0x", [0])
-        assert held is not None
-        held.chunk[...] = 99
-    assert (sources.read([1, N + 1])[1] == 99).all()
-    assert np.array_equal(sources.read_afresh([2, N + 2]), expected)
-    sources.close()

@@ -21,7 +21,7 @@ from headrace.errors import (
     HeadraceWarning,
 )
 from headrace.io.paths import chain_of, is_url, named_part, redact
-from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.remote.fsspec_calls import open_filesystem
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from tests.formats.resolve.scanning import names_of, scan, touch
@@ -239,13 +239,6 @@ class TestRemote:
             assert names_of(found) == [begin + name for name in wanted], url
             assert found.folders == (("top",) if begin else ("a", "a-b", "b", "café"))
             assert all(memory.isfile(os.fsdecode(found.path(i))) for i in range(4))
-
-    def test_paths_of_urls(self) -> None:
-        for target in ("memory", "file"):
-            cached = fsspec.filesystem("simplecache", target_protocol=target)
-            assert path_in(f"simplecache::{target}:///a/b", cached) == "/a/b"
-        assert path_in("simplecache:///a/b", cached) == "/a/b"
-        assert path_in("memory://a/b", fsspec.filesystem("memory")) == "/a/b"
 
     def test_what_is_missing(self, memory: Any, tmp_path: Path) -> None:
         touch(tmp_path, "x.jpg")

@@ -56,26 +56,6 @@ class TestCsv:
             found = None
         assert found == expected
 
-    @settings(max_examples=60)
-    @given(
-        rows=st.lists(
-            st.lists(st.text(st.sampled_from('aé,"\r\n\t ;'), max_size=8), min_size=2, max_size=2),
-            max_size=6,
-        ),
-        kind=st.sampled_from(["csv", "tsv"]),
-        end=st.sampled_from(["\n", "\r\n", "\r"]),
-    )
-    def test_what_python_wrote(
-        self, rows: list[list[str]], kind: str, end: str, tmp_path_factory: Any
-    ) -> None:
-        path = tmp_path_factory.getbasetemp() / f"written.{kind}"
-        style: Any = {"lineterminator": end, "delimiter": "," if kind == "csv" else "\t"}
-        # else the writer forgets those line ends that it does not write itself
-        style["quoting"] = csv.QUOTE_ALL
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, **style).writerows([["text", "id"], *rows])
-        assert rows_of(opened(path)) == [{"text": text, "id": other} for text, other in rows]
-
     def test_many_records_that_only_pythons_reader_understands(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

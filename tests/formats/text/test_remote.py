@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -12,13 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import (
-    AccessError,
-    DataNotFoundError,
-    FileChangedError,
-    FormatError,
-    HeadraceWarning,
-)
 from headrace.formats.text.source import LinesSource
 from headrace.io import sequential as in_order
 from headrace.io.remote.options import RemoteOptions
@@ -135,13 +127,6 @@ def test_pieces_may_end_anywhere(both: Any, piece: int, monkeypatch: pytest.Monk
     same(*both({name: RECORDS[name] for name in ("a.jsonl", "b.json", "c.csv", "d.tsv")}, "record"))
 
 
-def test_encodings(both: Any) -> None:
-    for encoding in ("utf-16", "utf-16-le", "latin-1", "cp037"):
-        data = "grün\nund\r\nblau\rrot\n\n".encode(encoding)
-        files = {f"{encoding}-1.txt": data, f"{encoding}-2.txt.gz": packed(data, ".gz")}
-        same(*both(files, encoding=encoding))
-
-
 def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServer) -> None:
     contents = {f"{n}.csv": b"a,b\n\n" + b"1,2\n\n" * n for n in range(9)}
     contents |= {"x.jsonl": b"{}\n\n" * 99, "y.json": b"[1, 2]"}
@@ -158,39 +143,3 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     server.counts()
     contents["x.jsonl"] = b"{}\n"
     same(*both(contents, "record"))
-
-
-def test_what_is_damaged_on_the_way_is_fetched_again(
-    server: RangeServer, served: Path, tmp_path: Path
-) -> None:
-    data = gzip.compress(b"\n".join(b"%d" % (n**7) for n in range(500)))
-    (served / "a.txt.gz").write_bytes(data)
-    options = RemoteOptions(cache_dir=tmp_path, disk_cache_size="10MB")
-    server.set(faults={"wrong": 1})
-    with pytest.raises(FormatError, match=r"^http://.*a.txt.gz "):
-        LinesSource(server.url + "/a.txt.gz", "line", options)
-    assert server.counts()["faults"] == {"wrong": 3}  # the size, and twice the bytes
-    assert not list(tmp_path.glob("headrace-plain*"))
-    server.set(faults={})  # what is kept on the disk is wrong by now
-    source = LinesSource(server.url + "/a.txt.gz", "line", options)
-    assert b"\n".join(source.read(range(len(source)))) == gzip.decompress(data)
-    source.close()
-
-
-def test_read_only_cache_refuses_copies_and_holds_tables(both: Any, tmp_path: Path) -> None:
-    (tmp_path / "far").write_bytes(b"a file, and no folder")
-    with pytest.raises(AccessError, match=r"^http://.*a.txt.gz .*cache_dir="):
-        both({"a.txt.gz": packed(b"1\n", ".gz")})
-    with pytest.warns(HeadraceWarning, match="the table of lines is not kept"):
-        near, far = both({"a.txt": b"1\n2\n"})
-    same(near, far)
-
-
-def test_files_that_are_gone_or_replaced(both: Any, server: RangeServer, served: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"gone\.txt"):
-        LinesSource(f"{server.url}/gone.txt", "line")
-    _, far = both({"a.txt": b"1\n2\n"})
-    assert far.read([0]) == [b"1"]
-    (served / "a.txt").write_bytes(b"3\n4\n")
-    with pytest.raises(FileChangedError, match=r"a.txt, bytes 2 to 4"):
-        far.read([1])

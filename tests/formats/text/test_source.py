@@ -159,33 +159,6 @@ def test_blank_lines_between_records(files: list[list[str]], tmp_path_factory: A
     source.close()
 
 
-def test_records_of_every_kind_together(tmp_path: Path) -> None:
-    contents = {
-        "a.csv": b'\nid,text\n1,"a\nb"\n\n2,c\n',
-        "b.csv": b"\xef\xbb\xbftext,id\r\nd,3\r\n",
-        "c.json": b'\xef\xbb\xbf [{"id": 4, "text": "e"}, {"id": 5, "text": "f"}] ',
-        "d.jsonl": b'\xef\xbb\xbf{"id": 6}\n\n{"id": 7}',
-        "e.json": b"[]",
-        "f.jsonl.gz": packed(b'{"id": 8}\n', ".gz"),
-    }
-    source = opened(write(tmp_path / "data", contents), "record")
-    found = []
-    for number, record in enumerate(read_all(source)):
-        row = source.row(number, record)
-        place = source.location(number).rpartition("/")[2]
-        found.append((int(row["id"]), row.get("text"), place))
-    assert found == [
-        (1, "a\nb", "a.csv, record 1"),
-        (2, "c", "a.csv, record 2"),
-        (3, "d", "b.csv, record 1"),
-        (4, "e", "c.json, record 1"),
-        (5, "f", "c.json, record 2"),
-        (6, None, "d.jsonl, record 1"),
-        (7, None, "d.jsonl, record 2"),
-        (8, None, "f.jsonl.gz, record 1"),
-    ]
-
-
 class TestWhileOpen:
     def test_a_file_that_is_changed(self, folder: Path) -> None:
         source = opened(folder)
@@ -205,26 +178,6 @@ class TestWhileOpen:
             source.read([0])
         with pytest.raises(AccessError, match=r"1.txt"):
             opened(folder)
-
-
-class TestTables:
-    def test_an_error_of_a_text_is_told_once(
-        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
-    ) -> None:
-        """And not taken for one of the folder."""
-        write(tmp_path / "data", {"a.csv": b'x,y\n"open'})
-        with pytest.raises(FormatError, match=r"a.csv: line 2"):
-            opened(tmp_path / "data", "record", tmp_path / "kept")
-        assert not len(recwarn)
-        assert not list((tmp_path / "kept").glob("headrace-[!m]*"))
-
-    def test_a_large_one_is_kept_without_being_told(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(texts, "KEPT_FROM", 10)
-        source = opened(folder)
-        assert source._table.arrays.path
-        assert read_all(source) == LINES
 
 
 # -- large ones

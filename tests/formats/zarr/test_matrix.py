@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -154,16 +153,6 @@ def test_arrays_and_groups_by_name(tmp_path: Path) -> None:
     assert np.array_equal(source.column("labels"), values("i8", ()))
     # an array that is a store itself
     assert check(tmp_path / "a.zarr" / "labels", "", values("i8", ())).is_direct
-
-
-def test_what_is_unusual_goes_to_zarr(tmp_path: Path) -> None:
-    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    filled(root, "x", values("i4", (3,)), chunks=(4, 3))
-    place = tmp_path / "a.zarr" / "x" / "zarr.json"
-    metadata = json.loads(place.read_text())
-    metadata["something_new"] = {"must_understand": False}
-    place.write_text(json.dumps(metadata))
-    assert "something_new" in ZarrSource(tmp_path / "a.zarr", "x").describe().ways["x"]
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import zarr
 
 from headrace import ConfigError, FormatError, MissingNameError, ZarrDataset
 from headrace.cli.main import main
-from headrace.testing.contract import same
 
 KINDS = {"t": "time", "c": "channel"}
 SIZES = [(0.4, 0.2, 0.2), (0.8, 0.4, 0.4), (1.6, 0.8, 0.8)]
@@ -209,21 +208,6 @@ def test_labels_are_those_of_the_nearest_voxel(root: Any, version: str) -> None:
             assert ("has the nearest one" in dataset.explain()) == (level + number > 0)
 
 
-def test_labels_in_every_mode(root: Any, version: str, make_loader: Any) -> None:
-    """And far away."""
-    coarse = LABELS[::2, ::2, ::2]
-    write_labels(root, "coarse", "zyx", coarse, lie(SIZES[1], shift_of(SIZES[1])), version)
-    options: Any = {"target_name": "coarse", "patch_shape": (2, 3, 4), "edges": "shift"}
-    datasets = [of(root, loading_mode=mode, **options) for mode in ("lazy", "cached", "streaming")]
-    datasets.append(ZarrDataset(f"file://{root.store.root}", loading_mode="streaming", **options))
-    loading: Any = {"batch_size": 7, "shuffle": "block", "seed": 3, "num_workers": 0}
-    epochs = [list(make_loader(dataset, **loading)) for dataset in datasets]
-    assert datasets[-1].sample_source.is_remote
-    for number, epoch in enumerate(epochs):
-        assert same(epoch, epochs[0]), number
-        datasets[number].close()
-
-
 def test_padding_of_labels_follows_the_image(root: Any, version: str) -> None:
     coarse = LABELS[::2, ::2, ::2]
     write_labels(root, "coarse", "zyx", coarse, lie(SIZES[1], shift_of(SIZES[1])), version)
@@ -238,15 +222,6 @@ def test_padding_of_labels_follows_the_image(root: Any, version: str) -> None:
             patch, labels = dataset[index]
             assert np.array_equal(patch, image[:, z : z + 3, y : y + 5, x : x + 7])
             assert np.array_equal(labels, expected[z : z + 3, y : y + 5, x : x + 7])
-
-
-def test_the_level_of_labels_is_the_nearest(root: Any, version: str) -> None:
-    write_levels(root["labels"].create_group("levels"), "zyx", version, LABELS)
-    for number, size in enumerate(SIZES):
-        dataset, step = of(root, target_name="levels", scale=size), 2**number
-        assert np.array_equal(dataset[0][1], LABELS[::step, ::step, ::step][:2, :3, :4])
-        assert f"labels/levels/{number}: pread" in dataset.explain()
-        assert "nearest one" not in dataset.explain()
 
 
 @BOTH_VERSIONS

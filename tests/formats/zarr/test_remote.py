@@ -22,7 +22,6 @@ from headrace import (
     MissingNameError,
     SampleError,
     ZarrDataset,
-    open_dataset,
 )
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.testing.contract import same
@@ -100,12 +99,6 @@ def check_rows(dataset: ZarrDataset, near: ZarrDataset) -> None:
         assert same(dataset.__getitems__(indices), near.__getitems__(indices))
 
 
-def check_values(dataset: ZarrDataset) -> None:
-    assert len(dataset) == N
-    for index in (0, 39, 17):
-        assert np.array_equal(dataset[index], ROWS[index])
-
-
 # -- the same
 
 
@@ -130,16 +123,6 @@ def test_in_a_zip_file(folder: Path, far: Any) -> None:
             assert dataset.explain().count("ranges + zstd out of shards") == 1
         local = ZarrDataset(folder / "a.zarr.zip", name, target_name="y")
         assert same(list(local), list(near))
-
-
-def test_several_stores(folder: Path, far: Any, server: RangeServer) -> None:
-    near = ZarrDataset([folder / "a.zarr"] * 2, "zstd", target_name="y")
-    dataset = ZarrDataset([f"{server.url}/a.zarr"] * 2, "zstd", target_name="y")
-    assert dataset.fingerprint == near.fingerprint and same(dataset[N + 3], near[N + 3])
-    assert dataset.targets.tolist() == [*range(N)] * 2
-    dataset.close()
-    check_values(far("one*.zarr", at=f"file://{folder}"))
-    assert isinstance(open_dataset(f"{server.url}/one.zarr"), ZarrDataset)
 
 
 # -- few requests
