@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 import zarr
 from PIL import Image
 
-from headrace import HDF5Dataset, ZarrDataset, open_dataset, pack
+from headrace import HDF5Dataset, open_dataset, pack
 from headrace.cli.info import sniffed
 from headrace.cli.main import main
 from headrace.formats.hdf5.rows import HDF5Source
@@ -129,18 +127,6 @@ def test_costs_are_those_of_reading(tmp_path: Path, name: str) -> None:
         source.close()
 
 
-def test_patches_cost_what_they_cross(tmp_path: Path) -> None:
-    shape, chunks = (200, 150, 130), np.array([32, 48, 20])
-    zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(32, 48, 20), dtype="u1")[:] = 1
-    with ZarrDataset(tmp_path / "a.zarr", patch_shape=64, stride=1) as dataset:
-        (column,) = dataset.describe().columns
-    places = [np.arange(extent - 64 + 1) for extent in shape]
-    corners = np.stack(np.meshgrid(*places, indexing="ij"), -1).reshape(-1, 3)
-    crossed = np.prod((corners + 63) // chunks - corners // chunks + 1, axis=1)
-    assert column.chunks == pytest.approx(crossed.mean(), rel=0.1)
-    assert column.decoded == pytest.approx(column.chunks * chunks.prod(), rel=1e-3)
-
-
 def test_volumes_are_advised_to_be_cut(tmp_path: Path, told: Any) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=(96, 128, 128), chunks=(32, 32, 32), dtype="u2")
     (_, patches) = told(tmp_path / "a.zarr")["advice"]["remedies"]
@@ -250,15 +236,3 @@ def test_large_texts_on_a_server_are_not_read(
         assert told(f"{server.url}/a.jsonl")["samples"] == 1
         assert server.counts()["bytes"] < 1000
         assert told(f"{server.url}/a.jsonl", "--unit", "record")["samples"] == 3000
-
-
-def test_facts_fit_forty_columns(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.chdir(os.path.dirname(photos))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert main(["info", photos.name]) == 0
-    for line in capsys.readouterr().out.splitlines():
-        assert len(line) <= 40 or " " not in line[14:], line

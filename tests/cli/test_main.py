@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import warnings
@@ -181,20 +180,6 @@ def test_options_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["verify", "out.h5"]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"{here}/out.h5: 24 samples, 1 damaged" and second.startswith("  sample 3, ")
-
-
-def test_verify_shows_names_without_control_characters(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("odd").mkdir()
-    shutil.copy(ImageDataset("in").samples[0][0], "odd/\x1b[31m.png")
-    assert main(["pack", "odd", "odd.h5", "--targets", "none"]) == 0
-    with h5py.File("odd.h5", "r+") as file:
-        file["data"][30] ^= 1
-    capsys.readouterr()
-    assert main(["verify", "odd.h5"]) == 1
-    shown = capsys.readouterr().out
-    assert r"\x1b[31m.png" in shown and "\x1b" not in shown
 
 
 def test_options_of_arrays(here: Path) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from headrace import TextDataset, create_dataloader, pack
-from headrace.testing.contract import same
+from headrace import TextDataset
 from tests.datasets.text.chat_tokenizer import MARKED
 
 pytestmark = pytest.mark.integration
@@ -81,18 +79,3 @@ def test_labels_are_the_contents_of_turns(tokenizer: Any, tmp_path: Path) -> Non
             for turn in chat
             if turn["role"] == "assistant"
         )
-
-
-def test_workers_and_packs(tokenizer: Any, tmp_path: Path) -> None:
-    path = write(tmp_path, [{"messages": chat} for chat in chats()])
-    dataset = TextDataset(path, tokenizer=tokenizer, chat_template=MARKED)
-    with create_dataloader(
-        dataset, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="spawn"
-    ) as loader:
-        batches = list(loader)
-        labels = batches[1]["labels"][0][batches[1]["attention_mask"][0] == 1]
-        assert torch.equal(labels, dataset[4]["labels"])
-    del batches
-    pack(dataset, tmp_path / "chats.h5", workers=1, progress=False)
-    packed = TextDataset(tmp_path / "chats.h5")
-    assert all(same(packed[number], dataset[number]) for number in range(12))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import HDF5Dataset, SparseDataset, ZarrDataset, create_dataloader, open_dataset
+from headrace import SparseDataset, create_dataloader, open_dataset
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -68,33 +68,6 @@ def test_files_that_anndata_wrote(written: Any, direct: bool) -> None:
             assert np.array_equal(np.concatenate(batches), dense), where
         if group == "X":
             assert type(open_dataset(folder / name)) is SparseDataset
-
-
-def test_dense_arrays_of_anndata_with_targets_of_obs(written: Any) -> None:
-    import anndata
-
-    folder, expected = written
-    for name in dict.fromkeys(name for name, _ in expected):
-        path = folder / name
-        is_zarr = path.suffix == ".zarr"
-        read = anndata.read_zarr(path) if is_zarr else anndata.read_h5ad(path)
-        cls: Any = ZarrDataset if is_zarr else HDF5Dataset
-        _, kinds, classes, _ = expected[name, "X"]
-        for column, values in (("kind", kinds), ("depth", read.obs["depth"])):
-            with cls(path, "obsm/pca", target_name=f"obs/{column}") as dataset:
-                rows = torch.stack([row for row, _ in dataset])
-                assert np.array_equal(rows, read.obsm["pca"]), name
-                assert [target for _, target in dataset] == values.tolist(), name
-                assert column == "depth" or dataset.classes == classes, name
-        counts = read.layers["counts"]
-        for array, values in (
-            ("obs/_index", read.obs_names.to_list()),
-            ("layers/counts/data", counts.data.tolist()),
-            ("layers/counts/indptr", counts.indptr.tolist()),
-        ):
-            with cls(path, array) as dataset:
-                found = [one if isinstance(one, str) else one.item() for one in dataset]
-                assert found == values, (name, array)
 
 
 @pytest.mark.parametrize("join", ["inner", "outer"])

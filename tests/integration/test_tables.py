@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from headrace import ImageDataset, TableDataset, create_dataloader, open_dataset
-from headrace.testing.contract import same
 
 pytestmark = pytest.mark.integration
 
@@ -111,32 +110,3 @@ def test_parquet_of_pandas(tmp_path: Path) -> None:
     frame.to_feather(tmp_path / "a.feather")
     with TableDataset(tmp_path / "a.feather", ["x", "c"]) as ours:
         assert float(ours[N - 1]["x"]) == 1.0 and ours[3]["c"] == "b"
-
-
-@pytest.mark.parametrize(
-    ("version", "options"),
-    [
-        ("1.0", {"use_dictionary": False}),
-        ("2.4", {"data_page_version": "2.0"}),
-        ("2.6", {"write_page_checksum": True}),
-    ],
-)
-def test_parquet_of_pyarrow(version: str, options: dict[str, Any], tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    random = np.random.default_rng(3)
-    kinds = ["i1", "i2", "i4", "i8", "u1", "u2", "u8", "f2", "f4", "f8"]
-    columns = {kind: pa.array(random.integers(0, 100, N).astype(kind)) for kind in kinds}
-    columns["text"] = pa.array([None if row % 5 == 0 else "x" * (row % 30) for row in range(N)])
-    columns["deep"] = pa.array([{"a": [1.5] * (row % 3), "b": {"c": row}} for row in range(N)])
-    table = pa.table(columns)
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=700, version=version, **options)
-    read = pq.read_table(tmp_path / "a.parquet")
-    with TableDataset(tmp_path / "a.parquet") as ours:
-        for row in (0, 699, 700, 1234, N - 1):
-            sample = ours[row]
-            for name in kinds:
-                value = np.asarray(read[name][row].as_py(), read[name].type.to_pandas_dtype())
-                assert same(sample[name], torch.from_numpy(value)), name
-            assert sample["text"] == read["text"][row].as_py()
-            assert sample["deep"]["a"].tolist() == read["deep"][row].as_py()["a"]
-            assert int(sample["deep"]["b"]["c"]) == row

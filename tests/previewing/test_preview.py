@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zarr
 from PIL import Image
@@ -24,6 +19,7 @@ from headrace.errors import ConfigError
 from headrace.previewing import draw_sheet, preview
 from headrace.previewing.sheet import pictures_of, value_range
 from tests.data.labelled import make_coco, make_masks, make_street, make_street_labels
+from tests.data.make import image_bytes, make_tar
 from tests.data.sparse import random_matrix, write_anndata
 
 
@@ -43,14 +39,6 @@ def test_samples_are_those_of_a_loader(photos: Path, make_loader: Any) -> None:
         assert np.array_equal(item.value, image.numpy())
         assert item.where == dataset.source_of(index)
     assert shown.batch == "(float32 [7, 3, 224, 224], int64 [7])"
-
-
-def test_a_dataset_that_gives_no_index(photos: Path) -> None:
-    dataset = headrace.ImageDataset(photos, image_size=16)
-    shown = preview(dataset, count=7, shuffle=False)
-    assert [item.index for item in shown.items] == [None] * 7
-    assert shown.batch == "(float32 [7, 3, 16, 16], int64 [7])"
-    assert captions(shown) == [dataset.classes[dataset[number][1]] for number in range(7)]
 
 
 def test_the_sheet_shows_the_pixels(tmp_path: Path) -> None:
@@ -89,34 +77,15 @@ def test_texts_tell_tokens_and_padding(tmp_path: Path) -> None:
 
 
 def test_shards_of_other_sizes_are_told(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for number in range(4):
-            data = io.BytesIO()
-            Image.new("RGB", (20 + number, 20)).save(data, "png")
-            for ending, content in (("png", data.getvalue()), ("cls", b"1")):
-                member = tarfile.TarInfo(f"{number}.{ending}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    members = []
+    for number in range(4):
+        data = image_bytes(Image.new("RGB", (20 + number, 20)), "PNG")
+        members += [(f"{number}.png", data), (f"{number}.cls", b"1")]
+    make_tar(tmp_path / "a.tar", members)
     shown = preview(str(tmp_path / "a.tar"), count=4)
     assert "the default collate function raises" in shown.notes[0]
     assert len(shown.items) == 4
     assert all("cls 1" in item.caption and item.value is not None for item in shown.items)
-
-
-def test_shards_in_order(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for number in range(40):
-            member = tarfile.TarInfo(f"{number:02}.cls")
-            member.size = 2
-            tar.addfile(member, io.BytesIO(f"{number:02}".encode()))
-    shown = preview(str(tmp_path / "a.tar"), count=4, shuffle=False)
-    assert [item.caption for item in shown.items] == [f"key 0{n}, cls {n}" for n in range(4)]
-
-
-def test_complex_values_are_their_amounts(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data"] = np.full((2, 4, 4), 3 + 4j, "c8")
-    assert {float(item.value.max()) for item in preview(tmp_path / "a.h5").items} == {5.0}
 
 
 def test_arrays_of_any_shape_are_pictures() -> None:
@@ -183,21 +152,6 @@ def test_masks_are_drawn_beside_their_images(tmp_path: Path) -> None:
     for item in shown.items:
         assert (item.value.shape, item.target.shape) == ((3, 16, 16), (16, 16))
         assert not item.caption
-
-
-def test_a_field_called_index_is_shown(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"index": ["q", "w"], "x": [1, 2]}), tmp_path / "t.parquet")
-    shown = preview(tmp_path / "t.parquet", shuffle=False)
-    assert captions(shown) == ["index q, x 1", "index w, x 2"]
-
-
-def test_sparse_rows_are_shown(tmp_path: Path) -> None:
-    matrix = write_anndata(tmp_path / "a.h5ad", random_matrix(2, 3))
-    dense, csr = (
-        preview(SparseDataset(matrix, layout=layout), shuffle=False) for layout in ("dense", "csr")
-    )
-    for one, other in zip(dense.items, csr.items, strict=True):
-        assert one.value.tolist() == other.value.ravel().tolist()
 
 
 # -- the command
