@@ -149,7 +149,7 @@ def check_alike(tensors: list[Any], path: FieldPath, remedy: str, axis: int = 0)
             wide = torch.promote_types(tensor.dtype, first.dtype)
             advice = (
                 "Give all one dtype: cast them in the dataset or its transform, with "
-                f".to({wide}) (HDF5Dataset, ZarrDataset: dtype=)"
+                f".to({wide}) (or dtype= where the dataset is made)"
             )
         else:
             continue
