@@ -242,19 +242,6 @@ class EpochIterator:
         if loader._hooks is not None:
             loader._hooks.tell(report, now - asked, asked - last, now)
 
-    def _raise_death(self, error: RuntimeError) -> None:
-        """Ends the epoch and raises a WorkerError, if torch says by that error that a worker is
-        gone.
-        """
-        if self._deliveries is None or isinstance(error, HeadraceError) or not is_of_workers(error):
-            return
-        assert self.pool is not None
-        deliveries = self._deliveries
-        self._deliveries = None
-        self._loader._broke(self.pool)
-        timeout = self._loader.config.timeout
-        raise death_of(error, deliveries.workers, *self.at, timeout) from error
-
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
         if self.pool is None and not self._is_closed:
@@ -269,8 +256,14 @@ class EpochIterator:
                 self._end()
                 break
             except RuntimeError as error:
-                self._raise_death(error)
-                raise  # of the dataset, in this process
+                if isinstance(error, HeadraceError) or not is_of_workers(error):
+                    raise  # of the dataset, in this process
+                assert self.pool is not None
+                workers = self._deliveries.workers
+                self._deliveries = None
+                self._loader._broke(self.pool)
+                timeout = self._loader.config.timeout
+                raise death_of(error, workers, *self.at, timeout) from error
             report = delivered.report
             if "failure" in report:
                 self._exhausted = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 import re
 import sys
@@ -98,7 +99,7 @@ def tightest(limits: Iterable[Limit]) -> Limit:
     Raises:
         ValueError: `limits` is empty.
     """
-    return min(limits, key=lambda limit: limit.headroom)
+    return min(limits, key=operator.attrgetter("headroom"))
 
 
 def cgroup_limits(proc: Path, sys_fs: Path, notes: list[str]) -> list[Limit]:
@@ -146,7 +147,24 @@ def _levels(
     """Yield version, name and folder of each cgroup from this process up to the root, of v1's
     controller and of v2.
     """
-    for version, path in _own_cgroups(controller, proc, sys_fs, notes).items():
+    file = proc / "self" / "cgroup"
+    text = _read(file, notes)
+    paths = {}  # by version: in a hybrid system both
+    if not text and sys_fs.is_dir():  # else there are none here: macOS, Windows
+        notes.append(f"{file} can't be read: only the limits at the root of {sys_fs} are known")
+        paths = {2: "/"}
+        if (sys_fs / controller).is_dir():
+            paths[1] = "/"
+    for line in text.splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator:
+            notes.append(f"{file} has a line that is not understood: {line!r}")
+        elif controller in controllers.split(","):
+            paths[1] = path
+        elif hierarchy == "0" and not controllers:
+            paths[2] = path
+    for version, path in paths.items():
         mount = sys_fs / {1: controller, 2: "unified"}[version]
         if version == 2 and not os.path.isdir(mount):
             mount = sys_fs
@@ -165,32 +183,6 @@ def _levels(
             )
         for level in (inside, *inside.parents):
             yield version, f"cgroup v{version} {PurePosixPath('/') / level}", mount / level
-
-
-def _own_cgroups(controller: str, proc: Path, sys_fs: Path, notes: list[str]) -> dict[int, str]:
-    """Return {version: path} of the cgroups that may limit this process: in a hybrid system both
-    versions.
-    """
-    file = proc / "self" / "cgroup"
-    text = _read(file, notes)
-    if not text:
-        if not sys_fs.is_dir():
-            return {}  # no cgroups here: macOS, Windows
-        notes.append(f"{file} can't be read: only the limits at the root of {sys_fs} are known")
-        if (sys_fs / controller).is_dir():
-            return {1: "/", 2: "/"}
-        return {2: "/"}
-    paths = {}
-    for line in text.splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, separator, path = rest.partition(":")
-        if not separator:
-            notes.append(f"{file} has a line that is not understood: {line!r}")
-        elif controller in controllers.split(","):
-            paths[1] = path
-        elif hierarchy == "0" and not controllers:
-            paths[2] = path
-    return paths
 
 
 def _number(text: str) -> int | None:

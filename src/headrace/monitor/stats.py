@@ -117,18 +117,15 @@ class LoadingStats:
     def add_report(self, report: dict[str, Any]) -> None:
         """Adds what a worker counted while it made a batch."""
         for name, value in report.items():
-            if name == "skipped_samples":
-                self._list_skipped(value)
-            else:
+            if name != "skipped_samples":
                 self._counts[name] += value
-
-    def _list_skipped(self, entries: Iterable[tuple[int, str, str]]) -> None:
-        """Each sample once, however many epochs it was left out of."""
-        listed = {(entry["index"], entry["path"]) for entry in self.skipped}
-        for index, path, error in entries:
-            if len(self.skipped) < SKIPPED_LISTED and (index, path) not in listed:
-                self.skipped.append({"index": index, "path": path, "error": error})
-                listed.add((index, path))
+                continue
+            # each once, however many epochs it was left out of
+            listed = {(entry["index"], entry["path"]) for entry in self.skipped}
+            for index, path, error in value:
+                if len(self.skipped) < SKIPPED_LISTED and (index, path) not in listed:
+                    self.skipped.append({"index": index, "path": path, "error": error})
+                    listed.add((index, path))
 
     def add_batch(self, samples: int, wait: float, elapsed: float) -> None:
         """Adds a batch: its number of samples, the seconds that the user waited for it, and

@@ -113,7 +113,17 @@ class Order(ABC):
             array = flat = np.arange(*positions.indices(self.n), dtype=np.int64)
         else:
             array = np.asarray(positions)
-            flat = self._flatten(array)
+            if array.size and not np.issubdtype(array.dtype, np.integer):
+                raise IndexError(
+                    f"positions must be integers, a slice or an integer array, got {array.dtype}"
+                )
+            if array.size and (array.min() < -self.n or array.max() >= self.n):
+                raise IndexError(
+                    f"positions must be in an order of {self.n} samples, got {array.min()} to "
+                    f"{array.max()}"
+                )
+            flat = array.ravel().astype(np.int64)
+            flat[flat < 0] += self.n
         out = np.empty(flat.size, np.int64)
         for start in range(0, flat.size, _PART):
             part = slice(start, start + _PART)
@@ -121,25 +131,6 @@ class Order(ABC):
         if isinstance(positions, int | np.integer):
             return int(out[0])
         return out.reshape(array.shape)
-
-    def _flatten(self, array: NDArray[Any]) -> IntArray:
-        """Positions in [0, n), in one dimension."""
-        if not array.size:
-            return np.empty(0, np.int64)
-        if not np.issubdtype(array.dtype, np.integer):
-            raise IndexError(
-                f"positions must be integers, a slice or an integer array, got {array.dtype}"
-            )
-        low = array.min()
-        high = array.max()
-        if low < -self.n or high >= self.n:
-            raise IndexError(
-                f"positions must be in an order of {self.n} samples, got {low} to {high}"
-            )
-        flat = array.ravel().astype(np.int64)
-        if low < 0:
-            flat[flat < 0] += self.n
-        return flat
 
     def __iter__(self) -> Iterator[int]:
         start = 0

@@ -103,12 +103,7 @@ class RankBatches:
                 f"the order was made for global_batch={order.global_batch}, but "
                 f"batch_size={batch_size} times world_size={world_size} is {self.global_batch}"
             )
-        self._cut()
-
-    def _cut(self) -> None:
-        """Decides where the epoch ends, and where its last step begins."""
-        n = self.order.n
-        world = self.world_size
+        n = order.n
         full, tail = divmod(n, self.global_batch)
         self.steps: int = full
         self.total_size: int = full * self.global_batch
@@ -117,18 +112,18 @@ class RankBatches:
             self.steps += 1
             self.total_size = n
             if self.pad:
-                self.total_size = -(-n // world) * world
-            elif n < world:
+                self.total_size = -(-n // world_size) * world_size
+            elif n < world_size:
                 raise ConfigError(
                     f"pad=False needs a sample for every rank, but there are {n} for "
-                    f"world_size={world}: use pad=True"
+                    f"world_size={world_size}: use pad=True"
                 )
-            elif tail < world and self.batch_size == 1:
+            elif tail < world_size and batch_size == 1:
                 self.steps -= 1
-            elif tail < world:
-                self._handed = world
+            elif tail < world_size:
+                self._handed = world_size
         self.padding: int = max(0, self.total_size - n)
-        self.num_samples: int = len(range(self.rank, self.total_size, world))
+        self.num_samples: int = len(range(rank, self.total_size, world_size))
 
     def __len__(self) -> int:
         return self.steps

@@ -87,7 +87,13 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
         ConfigError: one of rank and world size without the other, a rank outside [0, world_size),
             or a variable of the environment that is no number.
     """
-    launcher = _find_launcher()
+    launcher = None
+    for one in _LAUNCHERS:
+        present = [name for name in (one.rank, one.size) if name in os.environ]
+        # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
+        if len(present) == 2 or (present and one.rank != "SLURM_PROCID"):
+            launcher = one
+            break
     local_rank = 0
     local_sizes = [1]
     if launcher is not None:
@@ -128,15 +134,6 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
 def local_ranks() -> int:
     """The number of ranks on this machine, as things are now."""
     return detect_world().local_world_size
-
-
-def _find_launcher() -> _Launcher | None:
-    for launcher in _LAUNCHERS:
-        present = [name for name in (launcher.rank, launcher.size) if name in os.environ]
-        # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
-        if len(present) == 2 or (present and launcher.rank != "SLURM_PROCID"):
-            return launcher
-    return None
 
 
 def _read_number(name: str) -> int | None:

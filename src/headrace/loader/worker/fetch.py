@@ -90,7 +90,16 @@ class Fetch(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         cpu = time.process_time()
-        arena = open_arena(self.ring, request)
+        ring = self.ring
+        slot = request.slot
+        assert slot is not None
+        is_worker = get_worker_info() is not None
+        arena: Arena | None = None
+        if is_worker or not ring.is_crowded:
+            arena = Arena(ring, slot, leased=not is_worker)
+        else:  # the user keeps too many batches: this one lies in memory of its own
+            ring.copied += 1
+            ring.give(slot)
         report: dict[str, Any] = {
             "epoch": request.epoch,
             "step": request.step,
@@ -369,21 +378,6 @@ def _gathered(dataset: Any, indices: BatchRequest) -> Any:
         return None
     rows = torch.tensor(indices, dtype=torch.int64, device="cpu")
     return tuple(gathered(tensor, rows.to(tensor.device)) for tensor in dataset.tensors)
-
-
-def open_arena(ring: Ring, request: BatchRequest) -> Arena | None:
-    """The slot of a request, to write its batch into; None, without workers, where the user keeps
-    too many batches: the slot is given back. There the batch's tensors hold the slot themselves.
-    """
-    slot = request.slot
-    assert slot is not None
-    if get_worker_info() is not None:
-        return ring.arena(slot)
-    if ring.is_crowded:
-        ring.copied += 1
-        ring.give(slot)
-        return None
-    return Arena(ring, slot, leased=True)
 
 
 def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery | Delivered:
