@@ -12,8 +12,8 @@ NOTE [ agreement of ranks ]
 * No collective: it would hang where one rank alone builds a loader (to validate on rank 0). Each
   rank leaves what its loader depends on in the store of the process group, and looks whether
   another one has left something else. It never waits for a rank. So the first rank to come finds
-  nothing yet, and looks again: when an epoch begins, and at its 2nd, 6th, 14th, ... batch, until
-  all have been heard. A training that is synchronous can't get to its second batch before all ranks
+  nothing yet, and looks again: when an epoch begins, and at its 2nd, 6th, 14th, ... batch. A
+  training that is synchronous can't get to its second batch before all ranks
   have built their loaders.
 * "The same" loader of another rank is the one built at the same place of the program, by its whole
   call stack, and as often there. So a loader that one rank alone has is compared with nothing, and
@@ -59,7 +59,7 @@ _REMEDIES = {
     ),
 }
 _built: Counter[str] = Counter()  # loaders of this process, by their place in the program
-_silent: list[object] = []  # the store that did not answer: it is not asked again
+_silent: list[object] = []  # stores that did not answer, or failed: they are not asked again
 
 
 class Agreement:
@@ -74,7 +74,6 @@ class Agreement:
         _built[site] += 1
         # that of the loader, and of the current epoch
         self._questions = [_Question(_LOADERS, self._key, self._key, facts)]
-        self._is_given_up = False
         self._looks = 0
         self._epochs = 0  # that count
         self._batches = 0  # of the current one
@@ -89,10 +88,7 @@ class Agreement:
         self._batches = 0
         self._looks = 1
         key = f"{self._key}/epoch/{self._epochs}"
-        question = _Question(_EPOCHS, key, f"{self._key}/epochs", facts)
-        for former in self._questions[1:]:
-            question.has_said = former.has_said and former.key == key
-        self._questions[1:] = [question]
+        self._questions[1:] = [_Question(_EPOCHS, key, f"{self._key}/epochs", facts)]
         self.look()
 
     def received(self) -> None:
@@ -117,43 +113,36 @@ class Agreement:
         """
         self._looks += 1
         is_turn = self._looks & (self._looks - 1) == 0
-        open_questions = [one for one in self._questions if not one.is_settled]
-        if is_turn and open_questions and not self._is_given_up:
-            store = _store(self._world)
-            if store is not None:
-                self._ask(store, open_questions)
-        for question in open_questions:
-            if question.complaint:
-                raise ConfigError(question.complaint)
+        store = _store(self._world) if is_turn else None
+        if store is None or any(store is other for other in _silent):
+            return
+        answers: list[str | Exception] = []
 
-    def _ask(self, store: Any, questions: list[_Question]) -> None:
-        """Asks a store that may be gone, or may not answer: in a thread, which is left behind."""
-        raised: list[Exception | None] = []
-
-        def run() -> None:
+        def ask() -> None:
             try:
-                for question in questions:
-                    question.exchange(store, self._world)
-                raised.append(None)
+                for question in self._questions:
+                    answers.append(question.exchange(store, self._world))
             except Exception as error:  # of torch, of a store of the user's
-                raised.append(error)
+                answers.append(error)
 
-        if not any(store is other for other in _silent):
-            thread = threading.Thread(target=run, name="headrace-agreement", daemon=True)
-            thread.start()
-            thread.join(PATIENCE)
-            if raised == [None]:
-                return
-            why = f"failed: {raised[0]}" if raised else f"did not answer within {PATIENCE:g} s"
-            if not raised:
-                _silent.append(store)
-            # one that was there is gone with the process that held it, which has ended
-            if not raised or not self._questions[0].has_said:
-                warn(
-                    f"the store of the process group {why}; that all ranks build the same loader "
-                    "has not been checked"
-                )
-        self._is_given_up = True
+        # the store may not answer: then the thread is left behind
+        thread = threading.Thread(target=ask, name="headrace-agreement", daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        complaint = next((text for text in answers if isinstance(text, str) and text), None)
+        if complaint is not None:
+            raise ConfigError(complaint)
+        failures = [error for error in answers if isinstance(error, Exception)]
+        if not failures and not thread.is_alive():
+            return
+        _silent.append(store)
+        # one that was there is gone with the process that held it, which has ended
+        if not failures or not self._questions[0].has_said:
+            why = f"failed: {failures[0]}" if failures else f"did not answer within {PATIENCE:g} s"
+            warn(
+                f"the store of the process group {why}; that all ranks build the same loader "
+                "has not been checked"
+            )
 
 
 class _Question:
@@ -164,43 +153,34 @@ class _Question:
         key: where the ranks meet.
         told: where each rank leaves its facts, the last ones in place of those before.
         facts: what must be equal.
-
-    Attributes:
-        has_said: True if this rank has been heard there before.
     """
 
     def __init__(self, subject: str, key: str, told: str, facts: Mapping[str, Any]) -> None:
-        self.key = key
         self.has_said: bool = False
-        self.is_settled: bool = False
-        self.complaint: str = ""
         self._subject = subject
+        self._key = key
         self._told = told
         self._facts = json.dumps({name: repr(value) for name, value in facts.items()})
-        self._has_compared = False
 
-    def exchange(self, store: Any, world: World) -> None:
-        """Says the facts, where that is not done, and looks for those of other ranks."""
-        if not self._has_compared:
-            store.set(f"{self._told}/{world.rank}", json.dumps([self.key, self._facts]))
-            first = store.compare_set(f"{self.key}/first", "", self._facts).decode()
+    def exchange(self, store: Any, world: World) -> str:
+        """Says the facts, where that is not done, and gives what is to be said of other ranks."""
+        objection = f"{self._key}/objection"
+        if not self.has_said:
+            store.set(f"{self._told}/{world.rank}", json.dumps([self._key, self._facts]))
+            first = store.compare_set(f"{self._key}/first", "", self._facts).decode()
             if first and first != self._facts:
-                store.set(f"{self.key}/objection", str(world.rank))
-            self._has_compared = True
-        # after the objection: who has heard all has heard that too
-        heard = store.add(f"{self.key}/heard", int(not self.has_said))
-        self.has_said = True
-        if store.check([f"{self.key}/objection"]):
-            self.complaint = self._describe(store, world.world_size)
-        else:
-            self.is_settled = heard >= world.world_size
+                store.set(objection, str(world.rank))
+            self.has_said = True
+        if store.check([objection]):
+            return self._describe(store, world.world_size)
+        return ""
 
     def _describe(self, store: Any, size: int) -> str:
         ranks_of: dict[str, dict[str, list[int]]] = {}  # name -> value -> ranks
         for rank in range(size):
             told = f"{self._told}/{rank}"
             key, facts = json.loads(store.get(told)) if store.check([told]) else ("", "")
-            if key == self.key:
+            if key == self._key:
                 for name, value in json.loads(facts).items():
                     ranks_of.setdefault(name, {}).setdefault(value, []).append(rank)
         differing = []

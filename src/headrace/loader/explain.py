@@ -15,7 +15,6 @@ from headrace.datasets.unnormalized import DevicePixels
 from headrace.display import Lines, is_default
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.config import DataLoaderConfig, Reasons
-from headrace.loader.data import inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import format_size
 from headrace.order import BucketedOrder, RankBatches
@@ -55,9 +54,9 @@ def explain_loader(
     """
     own = isinstance(dataset, BaseDataset)
     lines = [*_options(config, given, reasons, plan, collating.function), *_epoch(plan)]
-    if isinstance(plan, RankBatches) and plan.steps:
-        lines += _blocks(plan, dataset)
     if own:
+        if isinstance(plan, RankBatches) and plan.steps:
+            lines += _blocks(plan, dataset)
         lines.append(f"batches: {Batcher(dataset, collating).explain()}")
     if why_on_host is not None:
         lines.append(f"images: finished on the host, and copied as they are: {why_on_host}")
@@ -123,9 +122,8 @@ def count_batches(steps: int) -> str:
 
 def _epoch(plan: Plan) -> Iterator[str]:
     """What an epoch is, and where its order comes from."""
-    steps = plan.steps
     if not isinstance(plan, RankBatches):
-        count = "as many batches as there are" if steps is None else count_batches(steps)
+        count = "as many batches as there are" if plan.steps is None else count_batches(plan.steps)
         yield f"an epoch: {count}"
         yield (
             f"order: that of the {plan.parameters()['shuffle']}; to resume it is asked for its "
@@ -133,15 +131,10 @@ def _epoch(plan: Plan) -> Iterator[str]:
         )
         return
     order = plan.order
-    ranks = ""
+    text = f"an epoch: {order.n:,} samples, {count_batches(plan.steps)} of {plan.global_batch:,}"
     if plan.world_size > 1:
-        ranks = f" ({plan.batch_size:,} on each of {plan.world_size} ranks)"
-    last = plan.total_size - plan.samples_before(plan.steps - 1) if plan.steps else 0
-    short = f", the last of {last:,}" if last not in (0, plan.global_batch) else ""
-    yield (
-        f"an epoch: {order.n:,} samples, {count_batches(plan.steps)} of "
-        f"{plan.global_batch:,}{ranks}{short}"
-    )
+        text += f" ({plan.batch_size:,} on each of {plan.world_size} ranks)"
+    yield text
     if plan.padding:
         yield (
             f"padding: {plan.padding} samples come twice in an epoch, so that all ranks have "
@@ -162,38 +155,23 @@ def _epoch(plan: Plan) -> Iterator[str]:
             f"lanes; a global batch draws from {parameters['interleave']} of them, and samples "
             "are permuted inside of their block"
         )
-    if "replacement" in parameters:
-        kind += ", with replacement" if order.repeats else ", without replacement"
-    elif order.repeats:
-        kind += "; after the last sample it begins again, in another order"
     yield f"order: {kind}"
+    if order.repeats:
+        yield "replacement: a sample may come several times in an epoch"
 
 
-def _blocks(batches: RankBatches, dataset: Any) -> Iterator[str]:
-    """About the blocks of a headrace dataset's storage; nothing where it has none, or where they
-    don't matter.
-    """
-    if not isinstance(dataset, BaseDataset):
-        if any(inner.sample_source.block_nbytes for inner in inner_datasets(dataset)):
-            yield (
-                "blocks: those of the dataset inside can't be seen through "
-                f"{type(dataset).__name__}, and are decoded for each batch; views that headrace "
-                "makes (dataset.subset, dataset.split) know their blocks"
-            )
-        return
+def _blocks(batches: RankBatches, dataset: BaseDataset) -> Iterator[str]:
+    """About the blocks of the storage; nothing where it has none, or where they don't matter."""
     nbytes = dataset.sample_source.block_nbytes
     order = batches.order.parameters()
-    is_laned = order["interleave"] is not None
-    if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or is_laned):
+    if dataset.loading_mode is LoadingMode.EAGER or not (nbytes or order["interleave"]):
         return
     how = "samples are read one by one"
     if nbytes:
         how = f"each of {format_size(nbytes)} is decoded as a whole"
-    elif dataset.block_memory.prefetches_whole:
-        how = "each is fetched as a whole"
     if dataset.block_memory.stays_decoded:
         how += "; all stay decoded in each process"
-    elif is_laned:
+    elif order["interleave"]:
         how += (
             f", by one process where num_workers divides turns={order['turns']}, and world_size "
             f"divides interleave={order['interleave']}"
