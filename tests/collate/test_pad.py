@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from headrace import CollateError, ConfigError, pad_collate
 from headrace.collate import Padded
-from headrace.memory.ring import Ring
+from headrace.memory.ring import Arena, Ring
 
 
 class Row(NamedTuple):
@@ -130,7 +130,7 @@ def test_batch_lies_in_ring_slot_and_is_a_copy() -> None:
     rows = [torch.tensor([1, 2]), torch.tensor([3])]
     pad_collate()(rows).values.fill_(9)
     assert rows[0].tolist() == [1, 2]
-    with Ring(1).arena(0) as arena:
+    with Arena(Ring(1), 0) as arena:
         arena.least = 0
         for part in pad_collate()(rows):
             assert arena.lies_at(part.numpy().data.cast("B")) is not None

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from headrace import CollateError, list_collate, pad_collate
 from headrace.collate import stack_collate
-from headrace.memory.ring import Ring
+from headrace.memory.ring import Arena, Ring
 from headrace.testing.contract import same
 
 NAMES = "uint8 int8 int16 int32 int64 bool float16 bfloat16 float32 float64 complex64 complex128"
@@ -59,7 +59,7 @@ def test_tensors_of_special_kinds() -> None:
 
 def test_a_batch_lies_in_the_ring_slot_where_there_is_one() -> None:
     ring = Ring(1)
-    with ring.arena(0) as arena:
+    with Arena(ring, 0) as arena:
         arena.least = 0
         batch = stack_collate([{"x": torch.arange(3), "n": 4.5}] * 2)
         inside = ring.map(0, 1)

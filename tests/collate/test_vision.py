@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from headrace import CollateError, ConfigError, VisionCollator
 from headrace.collate.vision import STATISTICS
-from headrace.memory.ring import Ring
+from headrace.memory.ring import Arena, Ring
 from headrace.testing.contract import same
 
 MEAN, STD = STATISTICS["imagenet"]
@@ -163,7 +163,7 @@ def test_targets_of_detection() -> None:
 
 
 def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
-    with Ring(1).arena(0) as arena:
+    with Arena(Ring(1), 0) as arena:
         arena.least = 0
         batch = VisionCollator()([scene(1), scene(2)])
         for part in (batch["image"], batch["mask"], *batch["boxes"], *batch["labels"]):

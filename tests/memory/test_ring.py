@@ -20,7 +20,7 @@ import torch
 
 from headrace.errors import BudgetError, WorkerError
 from headrace.memory import ring as ring_module
-from headrace.memory.ring import STRIDE, Delivered, Ring, empty
+from headrace.memory.ring import STRIDE, Arena, Delivered, Ring, empty
 from headrace.testing.contract import same
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -52,7 +52,7 @@ class GivesATensor:
 
 def pack(ring: Ring, batch: Any) -> Any:
     """The worker's side: what travels to the parent."""
-    with ring.arena(ring.take()) as arena:
+    with Arena(ring, ring.take()) as arena:
         return pickle.dumps(arena.pack(batch, {"note": "so"}))
 
 
@@ -71,7 +71,7 @@ def in_use(ring: Ring) -> int:
 def _pack_in_worker(ring: Ring, slots: list[int], pipe: Connection) -> None:
     torch.set_num_threads(1)  # as torch's own workers do: OpenMP's threads don't survive a fork
     for number, slot in enumerate(slots):
-        with ring.arena(slot) as arena:
+        with Arena(ring, slot) as arena:
             image = empty((300, 1000), torch.float32).fill_(number)
             pipe.send(arena.pack({"image": image, "array": np.full(9000, number)}, {}))
 
@@ -260,7 +260,7 @@ class TestLife:
 
     def test_parts_of_what_lies_in_the_slot_are_not_copied(self) -> None:
         ring = Ring(1)
-        arena = ring.arena(ring.take())
+        arena = Arena(ring, ring.take())
         with arena:
             rows = empty((4, 2000), torch.float32)
             rows[:] = torch.arange(4.0)[:, None]

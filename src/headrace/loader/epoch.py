@@ -177,7 +177,7 @@ class EpochIterator:
             requests = self.states.onto(requests)
         self._deliveries = pool.start(self.at.epoch, begin, requests)
         self.pool = pool
-        pool.used_by(self)
+        pool.user = weakref.ref(self)
 
     @property
     def is_done(self) -> bool:

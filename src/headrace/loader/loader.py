@@ -46,7 +46,6 @@ from headrace.loader.state import (
     States,
     check_data,
     check_order,
-    check_samples,
     is_stateful,
 )
 from headrace.loader.worker.failures import is_of_workers
@@ -440,7 +439,12 @@ class Loader(DataLoader[B]):
             check_order(state, plan.parameters(), world_size, strict=False)
         at = Position(state["epoch"], state["batches"])
         samples = plan.samples_before(at.batches) if isinstance(plan, RankBatches) else None
-        check_samples(state, samples)
+        if state.get("samples") != samples:
+            raise StateError(
+                f"load_state_dict: {state.get('samples')} samples of the epoch were received when "
+                f"the state was saved, this loader would go on after {samples}: with pad=False the "
+                "last batches of an epoch depend on the number of ranks; resume with the saved one"
+            )
         states = None
         if self._states is not None:
             states = self._states.loaded(state.get("dataset"), strict)

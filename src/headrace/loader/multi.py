@@ -14,6 +14,7 @@ NOTE [ passes ]
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,23 +156,23 @@ def whole_weights(
             f"weights must be a dict or a list of one number for each of {list(names)}, not "
             f"{weights!r}"
         )
-    fractions = [_fraction(name, named[name]) for name in names]
+    fractions = []
+    for name in names:
+        weight: Any = named[name]
+        value = -1.0
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            value = float(weight)
+        if not 0 <= value < math.inf or isinstance(weight, (bool, str)):
+            raise ConfigError(
+                f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}"
+            )
+        fractions.append(Fraction(repr(value)))
     if not any(fractions):
         raise ConfigError("weights: at least one must be above 0")
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     whole = [int(fraction * scale) for fraction in fractions]
     divisor = math.gcd(*whole)
     return [weight // divisor for weight in whole]
-
-
-def _fraction(name: str, weight: Any) -> Fraction:
-    try:
-        value = float(weight)
-        if 0 <= value < math.inf and not isinstance(weight, (bool, str)):
-            return Fraction(repr(value))
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ConfigError(f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}")
 
 
 def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]:

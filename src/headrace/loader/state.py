@@ -150,21 +150,6 @@ def check_order(
     return {name: state.get(name) for name in differing}
 
 
-def check_samples(state: dict[str, Any], samples: int | None) -> None:
-    """Compares the samples that lie before the position, where the last batches of an epoch depend
-    on the number of ranks.
-
-    Raises:
-        StateError: this loader would lose or repeat samples.
-    """
-    if state.get("samples") != samples:
-        raise StateError(
-            f"load_state_dict: {state.get('samples')} samples of the epoch were received when the "
-            f"state was saved, this loader would go on after {samples}: with pad=False the last "
-            "batches of an epoch depend on the number of ranks; resume with the saved one"
-        )
-
-
 def is_stateful(part: Any) -> bool:
     """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
     return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -8,7 +8,7 @@ NOTE [ ring life cycle ]
 1. The parent alone owns slots. It takes one for each batch that it requests (`Ring.take`), and the
    number of the slot travels to the worker with the indices (`order.BatchRequest`). There is no
    queue between processes, so a worker that dies takes nothing with it.
-2. The worker collates inside `Ring.arena(slot)`: `empty(...)` returns tensors in the slot, so that
+2. The worker collates inside `Arena(ring, slot)`: `empty(...)` returns tensors in the slot, so that
    a batch is stacked directly into it. `Arena.pack(batch)` copies tensors and arrays that are
    elsewhere, and returns a `Delivery`: a pickle of everything else, with what is small. A long
    pickle goes into the slot too. What travels through torch's pipe stays below `PIPE_BUF` and is
@@ -106,7 +106,7 @@ class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
 class Ring:
     """A number of recycled batch buffers; see NOTE [ ring life cycle ].
 
-    `take` and `give` belong to the process that made the ring. `arena` works in any process that
+    `take` and `give` belong to the process that made the ring. An `Arena` works in any process that
     inherited it or received it. `give` may be called from any thread and from the garbage
     collector.
 
@@ -186,10 +186,6 @@ class Ring:
         }
 
     # -- both sides
-
-    def arena(self, slot: int) -> Arena:
-        """A context in which `empty` gives tensors inside the slot."""
-        return Arena(self, slot)
 
     def map(self, slot: int, nbytes: int) -> mmap.mmap:
         """At least the first `nbytes` of a slot, mapped into this process."""

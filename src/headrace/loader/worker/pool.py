@@ -68,7 +68,8 @@ class WorkerPool:
         self._config = config
         self._loader: DataLoader[Any] | None = None
         self._iterator: WorkerIterator | None = None
-        self._user: weakref.ref[Any] | None = None
+        # the iterator that takes this pool's batches
+        self.user: weakref.ref[Any] | None = None
         self._pid = os.getpid()
 
     @property
@@ -79,7 +80,7 @@ class WorkerPool:
     @property
     def is_free(self) -> bool:
         """True if no running iterator uses this pool."""
-        user = None if self._user is None else self._user()
+        user = None if self.user is None else self.user()
         return user is None or user.is_done
 
     @property
@@ -93,10 +94,6 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers, as soon as nobody asks for their batches any more."""
         self._loader = self._iterator = None
-
-    def used_by(self, iterator: Any) -> None:
-        """From now on an iterator takes this pool's batches."""
-        self._user = weakref.ref(iterator)
 
     def start(self, epoch: int, step: int, requests: Iterator[BatchRequest]) -> Deliveries:
         """The deliveries of an epoch from a step on, by its requests. What a lasting pool had
