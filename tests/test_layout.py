@@ -41,7 +41,7 @@ INSIDE = {
     "io/remote": "options timeouts concurrency http errors fsspec_calls client prefetch",
     "io/cache": "disk_cache blocks contents",
     "order": """
-        permutation base seeding shares world request drawn lanes ranks splits
+        permutation base seeding shares world drawn lanes ranks splits
         epoch sampler
     """,
     "memory": """

@@ -33,7 +33,7 @@ from headrace.core.ahead import Ahead
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.testing.contract import RandomProbe
 
 MODES = ["lazy", "eager", "cached", "streaming"]

@@ -25,7 +25,7 @@ from headrace import (
 )
 from headrace.collate import stack_collate
 from headrace.core.batcher import Batcher, Collating
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.testing.contract import same
 from tests.data.sparse import random_matrix, write_anndata
 from tests.datasets.demonstrations import write_demos

@@ -15,7 +15,7 @@ from headrace import CollateError, ConfigError, TextCollator
 from headrace.collate import stack_collate
 from headrace.core.batcher import Batcher, Collating
 from headrace.datasets.sparse import sparse_collate
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.testing.contract import RandomProbe, same
 from tests.data.gallery import make_gallery
 

@@ -27,7 +27,7 @@ from headrace.core.values import as_rows
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import CollateError, ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ from headrace.order import EpochOrder, RankBatches, World, detect_world
 from headrace.order.base import Shuffle
 from headrace.order.epoch import DEFAULT_TURNS
 from headrace.order.lanes import lanes_for
-from headrace.order.request import BatchRequest, current_request
+from headrace.order.ranks import BatchRequest, current_request
 from headrace.order.seeding import (
     SampleSeeder,
     preserved_rng,

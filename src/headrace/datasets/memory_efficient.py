@@ -28,7 +28,7 @@ from headrace.formats.source import Source
 from headrace.memory.per_process import PerProcess
 from headrace.memory.tree import copied
 from headrace.monitor.memory import MemoryMonitor
-from headrace.order.request import BatchRequest, working_on
+from headrace.order.ranks import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 
 ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()

@@ -31,7 +31,7 @@ from headrace.formats.sparse.source import JoinedRows, SparseSource
 from headrace.memory.budget import format_size
 from headrace.memory.ring import empty
 from headrace.memory.tree import rebuild_sparse
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 
 SparseLayout = Literal["dense", "csr", "pairs"]
 LAYOUTS: tuple[SparseLayout, ...] = ("dense", "csr", "pairs")

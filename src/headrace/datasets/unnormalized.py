@@ -16,7 +16,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Unnormalized
 from headrace.core.views import parts_of
 from headrace.memory.tree import map_tensors
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 
 Make = Callable[[BatchRequest], MadeBatch]
 _EACH = object()

@@ -6,8 +6,7 @@ Ranks and workers compute their shares of it arithmetically.
 from headrace.order.base import Order
 from headrace.order.drawn import BalancedOrder, BucketedOrder, WeightedOrder
 from headrace.order.epoch import EpochOrder, ResizedOrder
-from headrace.order.ranks import RankBatches
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest, RankBatches
 from headrace.order.sampler import OrderSampler
 from headrace.order.seeding import seed_everything
 from headrace.order.world import World, detect_world

@@ -87,7 +87,10 @@ class EpochOrder(Order):
         if blocks is not None:
             sizes = np.asarray(blocks)
             self._edges = _edges_of(sizes, self.n)
-            self._block_size = _common_size(sizes)
+            # of all blocks but the last, which may be smaller, but not empty; 0: they differ
+            self._block_size = 0
+            if sizes.size and (sizes[:-1] == sizes[0]).all() and 0 < sizes[-1] <= sizes[0]:
+                self._block_size = int(sizes[0])
             self.aligned = aligned and self._block_size > 0
         if shuffle == "block" and blocks is not None:
             shape = (self.n, self.global_batch, self.interleave, self.turns)
@@ -230,10 +233,3 @@ def _edges_of(sizes: NDArray[Any], n: int) -> IntArray:
             f"blocks must sum up to n = {n}, but the {sizes.size} sizes sum up to {edges[-1]}"
         )
     return edges
-
-
-def _common_size(sizes: NDArray[Any]) -> int:
-    """The size of all blocks but the last, which may be smaller, but not empty; 0: they differ."""
-    if not sizes.size or (sizes[:-1] != sizes[0]).any() or not 0 < sizes[-1] <= sizes[0]:
-        return 0
-    return int(sizes[0])

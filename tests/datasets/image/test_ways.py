@@ -14,7 +14,7 @@ from PIL import Image
 from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, pack
 from headrace.collate import DetectionCollator, stack_collate
 from headrace.core.batcher import Batcher, Collating
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_masks, save_mask

@@ -18,7 +18,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.dtypes import ArraySpec
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens.source import BlocksSource
-from headrace.order.request import BatchRequest
+from headrace.order.ranks import BatchRequest
 from headrace.tokenizer import CharTokenizer
 
 IGNORED = -100

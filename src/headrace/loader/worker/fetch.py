@@ -33,7 +33,7 @@ from headrace.memory.anonymous import Flags
 from headrace.memory.per_process import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest, RankBatches
-from headrace.order.request import working_on
+from headrace.order.ranks import working_on
 from headrace.order.seeding import (
     OF_STEP,
     OF_STREAM,
