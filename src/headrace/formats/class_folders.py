@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import glob
 import os
 import re
@@ -43,7 +44,13 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
     first = dict[bytes, bytes]()
     for folder, start, stop in _runs(names):
         if folder is None:
-            return _beside_the_folders(files)
+            data, _ = names.arrays
+            if not (data == ord("/")).any():
+                return None, []
+            raise ConfigError(
+                f"{redact(files.path(start))} lies beside the class folders: move such files into "
+                "a class folder, or pass targets= (targets=None: no targets)"
+            )
         name = folder
         if not folder.isascii():
             name = os.fsencode(composed(os.fsdecode(folder)))
@@ -179,42 +186,18 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
     start = 0
     while start < len(names):
         folder, slash, _ = names[start].partition(b"/")
-        stop = _end_of_run(names, start, folder + slash) if slash and in_runs else start + 1
+        prefix = folder + slash
+        stop = start + 1
+        if slash and in_runs:
+            step = 1  # doubled: as many steps as the run's length has bits
+            while start + step < len(names) and names[start + step].startswith(prefix):
+                step *= 2
+            stop = bisect.bisect_left(
+                range(len(names)),
+                True,
+                start + step // 2 + 1,
+                min(start + step, len(names)),
+                key=lambda number: not names[number].startswith(prefix),
+            )
         yield folder if slash else None, start, stop
         start = stop
-
-
-def _end_of_run(names: PackedNames, start: int, prefix: bytes) -> int:
-    """The first position after `start` whose name does not begin with `prefix`, found in as many
-    steps as its distance has bits.
-    """
-    step = 1
-    while start + step < len(names) and names[start + step].startswith(prefix):
-        start += step
-        step *= 2
-    low, high = start, min(start + step, len(names))  # `low` begins with it, `high` does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if names[middle].startswith(prefix) else (low, middle)
-    return high
-
-
-def _beside_the_folders(files: FileSet) -> tuple[None, list[str]]:
-    """The answer where some files lie in no class folder: perhaps all do so."""
-    data, offsets = files.names.arrays
-    total = len(files.names)
-    flat = first = 0
-    for start in range(0, total, _PIECE):
-        ends = offsets[start : start + _PIECE + 1]
-        slashes = np.flatnonzero(data[ends[0] : ends[-1]] == ord("/")) + ends[0]
-        beside = np.flatnonzero(np.diff(np.searchsorted(slashes, ends)) == 0)
-        if len(beside) and not flat:
-            first = start + int(beside[0])
-        flat += len(beside)
-    if flat == total:
-        return None, []
-    raise ConfigError(
-        f"{flat:,} of {total:,} files lie beside the class folders, the first is "
-        f"{redact(files.path(first))}: move them into a class folder, or pass targets= "
-        "(targets=None: no targets)"
-    )

@@ -4,7 +4,6 @@ mirrored by the same draw.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,20 +55,29 @@ class JointDecoder(ImageDecoder):
         drawn = self.draw(value)
         return self.shown(value, drawn), self.shown_target(self.placed(target, drawn))
 
-    @abstractmethod
     def placed(self, target: Any, drawn: Drawn | None) -> Any:
         """What becomes of a target by the draws for its image."""
+        return target
 
     def shown_target(self, placed: Any) -> Any:
         """The target that a user gets."""
         return placed
 
-    def _row(self) -> ArraySpec | None:
-        """Shape and dtype of images of one size."""
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
         size = self.crop_size or self.image_size
-        if size is None or not (self.is_encoded or self.image_size is not None):
+        is_of_one_size = self.is_encoded or self.image_size is not None
+        if size is None or not is_of_one_size or not self._joins(collating):
             return None
-        return ArraySpec((self.channels, *size), self.input_dtype)
+        row = ArraySpec((self.channels, *size), self.input_dtype)
+        return row, self._target_row(size)
+
+    def _joins(self, collating: Collating) -> bool:
+        """True if a batch is rows of images, beside what becomes of the targets."""
+        return collating.stacks
+
+    def _target_row(self, size: tuple[int, int]) -> ArraySpec | None:
+        """Shape and dtype of the target of an image of that size; None: it has none."""
+        return ArraySpec((), np.dtype(np.int64))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,20 +106,18 @@ class MaskDecoder(JointDecoder):
             mask = mask_of(image, mask, self.left)
         return image, mask
 
-    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
-        row = self._row()
-        if row is None or not collating.stacks:
-            return None
-        return row, ArraySpec(row.shape[1:], np.dtype(np.int64))
+    def _target_row(self, size: tuple[int, int]) -> ArraySpec:
+        return ArraySpec(size, np.dtype(np.int64))
 
     def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
         return cut_mask(target, drawn, self.crop_size)
 
     def shown_target(self, placed: Mask) -> Any:
-        if self.is_joint and self.transformed and self.transform_input == "pil":
-            return mask_image(placed)
-        if self.is_joint and self.transformed and self.transform_input == "numpy":
-            return np.array(placed)
+        if self.is_joint and self.transformed:
+            if self.transform_input == "pil":
+                return mask_image(placed)
+            if self.transform_input == "numpy":
+                return np.array(placed)
         return torch.from_numpy(placed.astype(np.int64))
 
     def sample_nbytes(self) -> int | None:
@@ -134,15 +140,6 @@ class LabelDecoder(JointDecoder):
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         return value[0], _integer(value[1])
-
-    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec] | None:
-        row = self._row()
-        if row is None or not collating.stacks:
-            return None
-        return row, ArraySpec((), np.dtype(np.int64))
-
-    def placed(self, target: int, drawn: Drawn | None) -> int:
-        return target
 
 
 def _integer(label: Any) -> int:
@@ -181,9 +178,9 @@ def mask_of(
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
     """What becomes of a mask [H, W] where its image is cropped, resized to `size`, and mirrored."""
-    box, flip = drawn or (None, False)
-    if box is not None:
-        mask = box.of(mask)
+    part, flip = drawn or (None, False)
+    if part is not None:
+        mask = part.of(mask)
     mask = resize_nearest(mask, size)
     if flip:
         mask = mask[:, ::-1]
@@ -207,13 +204,11 @@ class BoxDecoder(JointDecoder):
         shape = record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left)
         return value, np.array(shape, np.int64)
 
-    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, None] | None:
-        row = self._row()
+    def _joins(self, collating: Collating) -> bool:
         function = collating.function
-        if row is None or type(function) is not DetectionCollator or not function.stack:
-            return None
-        if collating.calls(function):
-            return (row, None)
+        return type(function) is DetectionCollator and function.stack and collating.calls(function)
+
+    def _target_row(self, size: tuple[int, int]) -> None:
         return None
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
