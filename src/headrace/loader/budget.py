@@ -91,11 +91,6 @@ class LoaderMemory:
                 held.shrink(short)
         return self.budget.available
 
-    def _left_after_caches(self, config: DataLoaderConfig, batch: int) -> int:
-        """What is left for batches when caches leave room for one a worker."""
-        needed = self._needed(config, batch, config.num_workers or 0, 1)
-        return self._shrink_caches(needed, self._datasets)
-
     def fit(self, config: DataLoaderConfig, reasons: Reasons) -> DataLoaderConfig:
         """Lowers `prefetch_factor`, and then `num_workers`, until batches fit that are as large as
         samples are known to be, or as one was that was too large; says so, and reserves them.
@@ -115,7 +110,8 @@ class LoaderMemory:
         self.too_large = 0
         workers = config.num_workers or 0
         prefetch = config.prefetch_factor or 1
-        left = self._left_after_caches(config, batch)
+        # caches leave room for one batch a worker
+        left = self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
         choices = [(workers, p) for p in range(prefetch, 0, -1)]
         choices += [(w, 1) for w in range(workers - 1, -1, -1)]
         for fitting in choices:
@@ -148,8 +144,9 @@ class LoaderMemory:
         """Reserves memory for batches, where the first one says how large they are."""
         if not batch:
             return
-        left = self._left_after_caches(config, batch)
-        needed = self._needed(config, batch, config.num_workers or 0, config.prefetch_factor or 1)
+        workers = config.num_workers or 0
+        left = self._shrink_caches(self._needed(config, batch, workers, 1), self._datasets)
+        needed = self._needed(config, batch, workers, config.prefetch_factor or 1)
         self.reservation = self.budget.reserve(min(needed, left), _WHAT)
         if needed > left:
             self.too_large = batch

@@ -213,9 +213,6 @@ class DataLoaderConfig:
                 f"memory_format={self.memory_format} has a meaning with device= only, where "
                 "batches are copied to: pass device=, or write images.to(memory_format=...)"
             )
-        self._check_order()
-
-    def _check_order(self) -> None:
         orders = self.orders
         # lengths are a shuffle already; the others exclude one
         is_other = self.shuffle in (False, "block") if self.is_bucketed else bool(self.shuffle)

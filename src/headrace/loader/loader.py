@@ -394,8 +394,8 @@ class Loader(DataLoader[B]):
             **at._asdict(),
             "samples": plan.samples_before(at.batches) if isinstance(plan, RankBatches) else None,
         }
-        if self._stats.skipped_count:
-            state["skipped"] = self._stats.skipped_count
+        if self._stats.counts["skipped"]:
+            state["skipped"] = self._stats.counts["skipped"]
             state["skipped_samples"] = list(self._stats.skipped)
         has_ended = self._state.end == at
         # after the last batch, or of an epoch whose length nobody knows before
@@ -465,7 +465,8 @@ class Loader(DataLoader[B]):
                 vars(self.sampler).update(vars(EpochSampler(self, self.dataset, plan)))
         self._states = states
         self._state.load(at, bool(state.get("ended", ends_at(plan, at.batches))))
-        self._stats.restore_skipped(state.get("skipped") or 0, state.get("skipped_samples") or [])
+        self._stats.counts["skipped"] = state.get("skipped") or 0
+        self._stats.skipped = list(state.get("skipped_samples") or [])
 
     # -- trainers
 

@@ -106,7 +106,7 @@ class LoadingStats:
         self.wait_time: float = 0.0
         self.transfer_time: float = 0.0
         self.skipped: list[dict[str, Any]] = []
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
         self._memory: list[int] = []
         self._limit = 0  # bytes that the machine, a cgroup or the process may use
@@ -118,7 +118,7 @@ class LoadingStats:
         """Adds what a worker counted while it made a batch."""
         for name, value in report.items():
             if name != "skipped_samples":
-                self._counts[name] += value
+                self.counts[name] += value
                 continue
             # each once, however many epochs it was left out of
             listed = {(entry["index"], entry["path"]) for entry in self.skipped}
@@ -136,16 +136,6 @@ class LoadingStats:
         self.wait_time += wait
         self.total_time += elapsed
         self._waits.append(wait)
-
-    def restore_skipped(self, count: int, listed: list[dict[str, Any]]) -> None:
-        """Takes over what a saved state says of skipped samples."""
-        self._counts["skipped"] = count
-        self.skipped = list(listed)
-
-    @property
-    def skipped_count(self) -> int:
-        """Samples left out of their batches."""
-        return int(self._counts["skipped"])
 
     def look(self, worker_pids: Iterable[int] | None) -> None:
         """Samples memory and CPU of this process and its workers (None: all its children), at most
@@ -179,7 +169,7 @@ class LoadingStats:
     def as_dict(self) -> dict[str, Any]:
         """The numbers of `Loader.get_stats()` that were counted."""
         stats = self.outside()
-        stats |= {name: self._counts[name] for name in (*_COUNTS, *TIMES)}
+        stats |= {name: self.counts[name] for name in (*_COUNTS, *TIMES)}
         if self.skipped:
             stats["skipped_samples"] = list(self.skipped)
         return stats
@@ -210,7 +200,7 @@ class LoadingStats:
             stats["peak_memory_bytes"] = max(self._memory)
             # The first look measures no CPU time; a job that ends before the second one has that
             # of the work on its batches.
-            looks = self._cpu[1:] or [100 * self._counts["work_cpu_seconds"] / total]
+            looks = self._cpu[1:] or [100 * self.counts["work_cpu_seconds"] / total]
             stats["avg_cpu_usage"] = sum(looks) / len(looks)
         return stats
 

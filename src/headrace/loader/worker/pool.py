@@ -37,23 +37,18 @@ class _Dispatch:
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.handed_out = 0
-        self._requests: Iterator[BatchRequest] = iter(())
-        self._last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
+        self.requests: Iterator[BatchRequest] = iter(())
+        self.last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
 
     def begin(self, requests: Iterator[BatchRequest]) -> None:
-        self._requests = requests
-        self._last.clear()
+        self.requests = requests
+        self.last.clear()
         self.handed_out = 0
 
-    def begin_again(self, ring: Ring) -> None:
-        """The requests go to other workers, which have another ring."""
-        self.ring = ring
-        self.begin(itertools.chain(list(self._last), self._requests))
-
     def __iter__(self) -> Iterator[BatchRequest]:
-        for request in self._requests:
+        for request in self.requests:
             request.slot = self.ring.take()
-            self._last.append(request)
+            self.last.append(request)
             self.handed_out += not request.is_idle
             yield request
 
@@ -137,8 +132,10 @@ class WorkerPool:
                 f"{how}. To avoid this, start such threads later, or pass "
                 "multiprocessing_context='forkserver'"
             )
-            self._fetch.ring = Ring(self.ring.planned)
-            self.dispatch.begin_again(self._fetch.ring)
+            # the requests go to other workers, which have another ring
+            dispatch = self.dispatch
+            dispatch.ring = self._fetch.ring = Ring(self.ring.planned)
+            dispatch.begin(itertools.chain(list(dispatch.last), dispatch.requests))
         raise WorkerError(
             f"workers hung {_BIRTHS} times as soon as they were forked: end other threads of this "
             "process first, or pass multiprocessing_context='forkserver'"
