@@ -7,14 +7,12 @@ import sys
 import threading
 import warnings
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 from tqdm import tqdm
 
 from headrace import display as display_module
-from headrace.display import Lines, progress_bar, short_call
+from headrace.display import Lines, progress_bar
 from tests.testing.test_contract import SquareDataset
 
 
@@ -34,16 +32,6 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
 
 
-def test_bars_without_a_terminal() -> None:
-    for progress, is_short, hidden in [
-        (True, True, False),
-        (False, False, True),
-        (None, False, True),
-    ]:
-        with progress_bar(progress, is_short=is_short, total=3, desc="x") as bar:
-            assert bar.disable == hidden, progress
-
-
 def test_bars_in_a_notebook(notebook: None) -> None:
     with progress_bar(None, total=3) as bar, progress_bar(None, is_short=True, total=3) as short:
         assert not bar.disable and short.disable
@@ -55,23 +43,6 @@ def test_no_warning_without_ipywidgets(notebook: None, monkeypatch: pytest.Monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         runpy.run_path(display_module.__file__)
-
-
-def test_short_calls() -> None:
-    def function(
-        tokenizer: Any = None, length: int = 3, mean: Any = 0, names: Any = ()
-    ) -> None: ...
-
-    for values, said in [
-        ({"tokenizer": None, "length": 3}, "f()"),
-        ({"length": 4, "tokenizer": len}, "f(tokenizer=len, length=4)"),
-        (
-            {"tokenizer": SquareDataset(), "mean": np.zeros(3)},
-            "f(tokenizer=<SquareDataset>, mean=<ndarray>)",
-        ),
-        ({"names": list(range(100))}, "f(names=[0, 1, 2, 3, 4, 5, ...])"),
-    ]:
-        assert short_call("f", function, values) == said
 
 
 def test_a_bar_starts_no_thread() -> None:

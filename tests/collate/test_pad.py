@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 
 from headrace import CollateError, ConfigError, pad_collate
 from headrace.collate import Padded
-from headrace.memory.ring import Arena, Ring
 
 
 class Row(NamedTuple):
@@ -124,16 +123,6 @@ def test_truncation_cuts_the_end(lengths: list[int], limit: int, padding: str) -
     assert padded.values.shape[1] == (limit if padding == "max_length" else max(kept))
     for row, end in zip(padded.values, kept, strict=True):
         assert row[:end].tolist() == list(range(end))
-
-
-def test_batch_lies_in_ring_slot_and_is_a_copy() -> None:
-    rows = [torch.tensor([1, 2]), torch.tensor([3])]
-    pad_collate()(rows).values.fill_(9)
-    assert rows[0].tolist() == [1, 2]
-    with Arena(Ring(1), 0) as arena:
-        arena.least = 0
-        for part in pad_collate()(rows):
-            assert arena.lies_at(part.numpy().data.cast("B")) is not None
 
 
 def test_sequences_of_all_kinds_keep_their_dtype() -> None:

@@ -117,29 +117,6 @@ def test_the_tokenizer_says_where_and_with_what_to_pad() -> None:
     assert batch["input_ids"].tolist() == [[5, 6], [7, 3]]
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 50), max_size=9), min_size=1, max_size=5),
-    st.sampled_from(["right", "left"]),
-    st.sampled_from([None, 4]),
-    st.sampled_from(["longest", "max_length"]),
-)
-def test_the_ids_come_back_by_their_mask(
-    ids: list[list[int]], side: str, multiple: int | None, padding: str
-) -> None:
-    options = {"padding_side": side, "pad_token_id": 7, "pad_to_multiple_of": multiple}
-    batch = TextCollator(padding=padding, max_length=12, **options)(ids)
-    length = max(map(len, ids))
-    if multiple:
-        length += -length % multiple
-    if padding == "max_length":
-        length = 12
-    assert batch["input_ids"].shape == batch["labels"].shape == (len(ids), length)
-    counts = batch["attention_mask"] == 1
-    assert [row[mask].tolist() for row, mask in zip(batch["input_ids"], counts, strict=True)] == ids
-    assert torch.equal(batch["labels"], batch["input_ids"].where(counts, -100))
-    assert bool((batch["input_ids"][~counts] == 7).all())
-
-
 def test_eighty_ten_ten() -> None:
     torch.manual_seed(5)
     ids = torch.arange(100_000) % 900 + 100

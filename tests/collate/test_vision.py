@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from headrace import CollateError, ConfigError, VisionCollator
 from headrace.collate.vision import STATISTICS
-from headrace.memory.ring import Arena, Ring
 from headrace.testing.contract import same
 
 MEAN, STD = STATISTICS["imagenet"]
@@ -77,14 +76,6 @@ def test_any_layout_gives_the_same(
     batch = collate([image.numpy() if array else image for image in laid])
     assert batch.shape == (count, colours, height, width)
     assert near(batch, *(exact(image, mean, std) for image in images))
-
-
-def test_halves_are_rounded_once() -> None:
-    images = [picture(3, 40, 50), picture(3, 40, 50)]
-    arrays = [image.permute(1, 2, 0).numpy() for image in images]
-    for half in (torch.float16, torch.bfloat16):
-        for form in (images, arrays, [image / 255 for image in images]):
-            assert same(VisionCollator(dtype=half)(form), VisionCollator()(form).to(half))
 
 
 def test_floats_from_0_to_1_are_normalised() -> None:
@@ -160,14 +151,6 @@ def test_targets_of_detection() -> None:
     # without boxes they are stacked
     alone = VisionCollator()([(picture(3, 4, 5), {"labels": torch.zeros(2)})] * 2)
     assert alone[1]["labels"].shape == (2, 2)
-
-
-def test_it_lies_in_the_ring_slot_where_there_is_one() -> None:
-    with Arena(Ring(1), 0) as arena:
-        arena.least = 0
-        batch = VisionCollator()([scene(1), scene(2)])
-        for part in (batch["image"], batch["mask"], *batch["boxes"], *batch["labels"]):
-            assert arena.lies_at(part.numpy().data.cast("B")) is not None
 
 
 def test_statistics_of_one_s_own() -> None:

@@ -52,14 +52,3 @@ def test_messages_are_listed_and_say_what_where_and_what_to_do(scripts: Any) -> 
 def test_each_kind_stands_in_the_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == sorted(set(KINDS) - {"HeadraceError"})
-
-
-@pytest.mark.slow
-def test_the_site_has_the_list_at_its_mark(scripts: Any) -> None:
-    tool, site = scripts("list_messages"), (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert "hooks: [tools/list_messages.py, tools/list_words.py]" in site
-    built = tool.on_page_markdown(PAGE)
-    assert PAGE.count(tool.MARK) == 1 and tool.MARK not in built
-    loader = built.partition("## Loader\n\n**BudgetError**\n\n* `")[2].partition("\n\n")[0]
-    assert "* `a batch of … samples takes …" in loader
-    assert tool.on_page_markdown("# Another page") == "# Another page"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from headrace import ConfigError, ImageDataset, create_dataloader
+from headrace import ImageDataset, create_dataloader
 from headrace.cli.main import main as headrace_main
 from tests.data.make import make_photos
-from tests.loader.test_agreement import loader, ranks
+from tests.loader.test_agreement import in_turn, ranks
 from tests.test_examples import TINY
 from tests.test_multinode import NEEDS_NETWORKS
 
@@ -154,19 +154,8 @@ def test_a_broken_sample(photos: Path) -> None:
 @pytest.mark.slow
 def test_ranks_with_another_seed() -> None:
     block = " ".join(shown("multinode", "ConfigError: the ranks").split()) + "\n"
-
-    def body(rank: int, barrier: Callable[[], None]) -> str:
-        built, said = None, ""
-        for turn in (0, 2, 3, 1):  # one after the other, so that all have been heard
-            if turn == rank:
-                try:
-                    built = loader(seed=8 if rank == 1 else 7)
-                except ConfigError as error:
-                    said = str(error)
-            barrier()
-        return said or str(len(list(built or ())))
-
-    for said in ranks(4, body):
+    # one after the other, so that all have been heard
+    for said in ranks(4, in_turn([7, 8, 7, 7], turns=(0, 2, 3, 1))):
         check(block, f"ConfigError: {said}\n")
 
 

@@ -1,18 +1,12 @@
 """A worker has its first batch prefetched before it is asked for it, and before it looks ahead."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from headrace.core import ahead
-from headrace.core.values import Coming
 from headrace.errors import HeadraceError
-from headrace.io.ranges import ByteRanges
 from tests.testing.test_contract import SquareDataset
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"}
@@ -71,46 +65,3 @@ def test_workers_begin_before_they_are_asked(make_loader: Any, tmp_path: Path) -
 def test_an_error_of_prefetching_comes_with_the_batch(make_loader: Any, tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="no prefetching"):
         list(make_loader(Noted(tmp_path / "notes", fails=True), **OPTIONS))
-
-
-class Asked:
-    """A source, and its files, that note which rows are prefetched."""
-
-    locating_needs_io = False
-
-    def __init__(self) -> None:
-        self.files, self.asked, self.bytes_prefetched = self, list[tuple[int, bool]](), 0
-
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        return ByteRanges.in_file("rows", indices * 8, indices * 8 + 8)
-
-    def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        self.asked.append((int(pieces[0].start[0]) // 8, urgent))
-        self.bytes_prefetched += 8
-
-
-def coming(start: int) -> Coming:
-    """Batches of a sample each, the number of its step."""
-    return Coming(0, range(start, 20, 2), lambda steps: [np.array([step]) for step in steps], None)
-
-
-@pytest.mark.parametrize(
-    ("is_worker", "first", "then"),
-    [
-        (True, [(1, True)], [(3, True), (5, False), (7, False)]),
-        (False, [(1, True), (3, False), (5, False)], [(7, False), (9, False), (11, False)]),
-    ],
-)
-def test_the_first_batch_is_fetched_alone(
-    monkeypatch: pytest.MonkeyPatch, is_worker: bool, first: Any, then: Any
-) -> None:
-    monkeypatch.setattr(ahead, "parent_process", lambda: object() if is_worker else None)
-    source: Any = Asked()
-    scan = ahead._Scan(coming(1), source)
-    for _ in range(2):  # by itself, and when it is asked for
-        scan.fetch(coming(1), 24)
-        assert source.asked == first
-    source.bytes_prefetched = 0
-    scan.fetch(coming(3), 24)
-    assert source.asked == [*first, *then]
-    assert scan.continues_with(coming(5)) and not scan.continues_with(coming(4))

@@ -27,7 +27,6 @@ from headrace.loader.worker import pool, processes as workers
 from headrace.memory.anonymous import Flags
 from headrace.testing.contract import same
 from tests.loader.datasets import Numbers
-from tests.loader.test_foreign import Count
 from tests.testing.test_contract import SquareDataset
 
 
@@ -177,23 +176,6 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
             assert batches_of(loader) == [[0, 1]]
     finally:
         del plant._count
-
-
-@pytest.mark.slow
-def test_streams_of_others(plant: Plant, make_loader: Make) -> None:
-    options = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork"}
-    expected = batches_of(make_loader(Count(24), **options))
-    plant.left = 1
-    with pytest.warns(HeadraceWarning):
-        assert batches_of(make_loader(Count(24), **options)) == expected
-
-
-@pytest.mark.slow
-def test_a_time_out_begins_anew_with_the_worker(plant: Plant, make_loader: Make) -> None:
-    loader = make_loader(Numbers(), batch_size=2, num_workers=1, timeout=20, **FORKED)
-    plant.left = 1
-    with pytest.warns(HeadraceWarning):
-        assert batches_of(loader) == numbers(12, 2)
 
 
 @pytest.mark.usefixtures("ctrl_c")
