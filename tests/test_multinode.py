@@ -215,10 +215,3 @@ def test_streaming_job_that_loses_a_node_is_exactly_once(tmp_path: Path) -> None
     assert "all epochs: missing 0, duplicated 0" in done.stdout
     sent = re.search(r"the server sent ([\d.]+) MB .* for 2 epochs of ([\d.]+) MB", done.stdout)
     assert sent and float(sent[1]) >= float(sent[2]) > 0  # through the server, and not around it
-
-
-def test_without_shards_it_says_what_it_wants() -> None:
-    done = subprocess.run(
-        [sys.executable, str(STREAMS)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 2 and "name the shards, or take --demo" in done.stderr

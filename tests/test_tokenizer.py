@@ -14,7 +14,6 @@ from headrace.tokenizer import (
     Vocabulary,
     encode_texts,
     identity_of,
-    shown_tokenizer,
     token_arrays,
     vocabulary_of,
 )
@@ -57,21 +56,6 @@ def test_what_tokenizers_say_of_their_ids() -> None:
     for wrong in (3, "bert-base", HuggingFace, []):
         with pytest.raises(ConfigError, match="callable from a text to a list of ids"):
             vocabulary_of(wrong)
-
-
-def test_are_shown_on_one_line() -> None:
-    class Long(HuggingFace):
-        def __repr__(self) -> str:
-            return "500 lines\n" * 500
-
-    assert shown_tokenizer(Long()).endswith(f"Long of {len(WORDS)} tokens>")
-    assert shown_tokenizer(encode) == repr(encode)
-    assert shown_tokenizer(None) == "None"
-    for said in ("CharTokenizer('abc')", "CharTokenizer()"):
-        assert repr(eval(said)) == said
-    many = CharTokenizer(map(chr, range(5000)))
-    assert shown_tokenizer(many) == "CharTokenizer(<5,000 characters>)"
-    assert eval(many.identity).characters == many.characters
 
 
 def test_ids() -> None:

@@ -24,7 +24,7 @@ from headrace.dtypes import ArraySpec
 from headrace.memory import MemoryBudget
 from headrace.memory.anonymous import SharedInt
 from headrace.memory.limits import Limit
-from headrace.memory.store import MISSING, SampleStore
+from headrace.memory.store import MISSING
 
 MB = 1_000_000
 
@@ -294,15 +294,6 @@ class TestCached:
             first.admit(i, bytes(1000))
         assert first.stats()["held"] == 100
         first.close()
-
-    def test_keep_admits_until_it_is_full_and_lru_what_came_last(self) -> None:
-        room = 10 * SampleStore.nbytes_of(np.zeros(100))
-        for policy, held in {"auto": range(10), "keep": range(10), "lru": range(90, 100)}.items():
-            mode = cached_of(100, budget_of(10 * MB), f"{room + 63} B", policy)
-            for i in range(100):
-                mode.admit(i, np.zeros(100))
-            assert [i for i in range(100) if mode.get([i])[0] is not MISSING] == list(held), policy
-            mode.close()
 
 
 class Blocking(Source):

@@ -77,21 +77,6 @@ def test_in_the_training_s_process_threads_copy_and_no_more(
         threads.copy(lambda number: 1 // (number - 7), 30, nbytes=10 << 20)
 
 
-def test_each_number_is_timed_by_itself(
-    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = threading.local()  # the seconds of each thread
-    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: getattr(clock, "now", 0.0))
-
-    def linger(one: int) -> int:
-        clock.now = getattr(clock, "now", 0.0) + one
-        return 2 * one
-
-    several(monkeypatch)
-    assert threads.timed_map(linger, 40) == ([2 * one for one in range(40)], [*range(40)])
-    assert threads.timed_map(linger, 0) == ([], [])
-
-
 def test_they_work_at_the_same_time_and_in_order(
     threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,26 +88,6 @@ def test_they_work_at_the_same_time_and_in_order(
         assert threads.map(lambda number: number * number, count) == squares
     for copied in (pickle.loads(pickle.dumps(threads)), copy.deepcopy(threads)):
         assert copied is not threads  # and begins without
-
-
-def test_the_first_error_is_raised_when_nothing_runs_any_more(
-    threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    several(monkeypatch)
-    running: list[int] = []
-
-    def work(number: int) -> None:
-        running.append(number)
-        try:
-            if number in (4, 40):
-                raise KeyError(number)
-        finally:
-            running.remove(number)
-
-    with pytest.raises(KeyError) as raised:
-        threads.map(work, 60)
-    assert raised.value.args == (4,)
-    assert not running
 
 
 NUMBERS = np.repeat(np.arange(40, dtype=np.uint8), 12).reshape(40, 3, 4)

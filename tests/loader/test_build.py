@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
-    DistributedSampler,
     Subset,
     TensorDataset,
 )
@@ -226,19 +225,6 @@ def test_the_default_order() -> None:
             assert [batch[:, 0].tolist() for batch in loader] == [[3, 1]]
 
 
-def test_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "3")):
-        monkeypatch.setenv(name, value)
-        monkeypatch.setenv(f"LOCAL_{name}", value)
-    loader = create_dataloader(SquareDataset(), num_workers=0)
-    assert (loader.config.rank, loader.config.world_size) == (1, 3)
-    assert "torchrun" in loader.explain()
-    assert isinstance(loader.sampler, DistributedSampler)
-    assert (loader.sampler.rank, loader.sampler.num_replicas) == (1, 3)
-    given = create_dataloader(SquareDataset(), num_workers=0, rank=0, world_size=1)
-    assert (given.config.rank, given.config.world_size) == (0, 1)
-
-
 # -- the budget
 
 
@@ -291,19 +277,6 @@ def test_a_batch_above_the_budget_is_refused_with_the_numbers(photos: Path) -> N
         create_dataloader(images(photos, max_memory_usage=BATCH), **options)
     small = images(photos, max_memory_usage=BATCH)
     assert len(create_dataloader(small, max_memory_usage=0.5, **options)) == 3
-
-
-def test_a_closed_loader_gives_its_bytes_back(photos: Path) -> None:
-    dataset = images(photos)
-    before = dataset.budget.reserved
-    making = BATCH // 2 + (16 << 20)
-    for workers, slots in ((1, 4), (0, 2)):
-        loader = create_dataloader(dataset, batch_size=8, num_workers=workers)
-        assert dataset.budget.reserved == before + slots * BATCH + making
-        if workers:
-            loader.close()
-        del loader
-        assert dataset.budget.reserved == before
 
 
 # -- what can't travel

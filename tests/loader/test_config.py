@@ -1,8 +1,6 @@
 """Options that a config refuses, and what it says then."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,30 +78,6 @@ def test_a_rank_outside_of_its_world_is_refused() -> None:
     for rank, world_size in ((0, None), (None, 2), (2, 2), (5, 3)):
         with pytest.raises(ConfigError, match="rank"):
             create_dataloader(INDICES, num_workers=0, rank=rank, world_size=world_size)
-
-
-MAKERS: tuple[Callable[..., Any], ...] = (
-    DataLoaderConfig,
-    DataLoaderConfig().with_,
-    DataLoaderConfig.train,
-    DataLoaderConfig.eval,
-)
-
-
-def test_another_library_s_word_gets_ours() -> None:
-    for word, instead in {
-        "is_train": "train()",
-        "memory_efficient": "loading_mode='cached'",
-        "num_replicas": "world_size",
-        "data_collator": "collate_fn",
-        "batchsize": "batch_size",
-    }.items():
-        for make in MAKERS:
-            with pytest.raises(ConfigError) as refused:
-                make(**{word: True})
-            assert word in str(refused.value) and instead in str(refused.value)
-    with pytest.raises(ConfigError, match=r"'xyz': it has balanced, batch_sampler, .*world_size"):
-        DataLoaderConfig(xyz=3)
 
 
 def test_integers_of_numpy_are_plain_ones() -> None:

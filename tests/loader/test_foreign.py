@@ -78,16 +78,6 @@ def as_saved(loader: Any) -> Any:
 # -- map-style
 
 
-def test_a_tensor_dataset(loader_of: Any) -> None:
-    x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
-    loader = loader_of(TensorDataset(x, y), num_workers=None, collate_fn=None)
-    assert loader.num_workers == 0
-    for batch in loader:
-        assert type(batch) is tuple and same(x[batch[1]], batch[0])
-    seen = torch.cat([batch[1] for batch in loader])
-    assert sorted(seen.tolist()) == list(range(10)) and seen.tolist() != list(range(10))
-
-
 class SampleBySample(TensorDataset):
     """A dataset of a user's, for all that anybody knows."""
 
@@ -110,15 +100,6 @@ def test_tensors_are_gathered_as_they_would_be_stacked(loader_of: Any, workers: 
         assert same(gathered, stacked) and type(gathered[0]) is tuple
     with pytest.raises(IndexError, match="21"):
         list(loader_of(TensorDataset(*tensors), sampler=[3, 21], **options))
-
-
-def test_data_that_can_not_draw_leaves_random_numbers_alone(loader_of: Any) -> None:
-    columns = [torch.rand(9, 2, requires_grad=True), torch.eye(9).to_sparse()]
-    for data in (TensorDataset(columns[0]), TensorDataset(columns[1]), [1, 2.5], columns[0]):
-        before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
-        batches = list(loader_of(data, collate_fn=list if data is not columns[0] else None))
-        after = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
-        assert before[:2] == after[:2] and torch.equal(before[2], after[2]) and batches
 
 
 @pytest.mark.parametrize(

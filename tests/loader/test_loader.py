@@ -492,22 +492,18 @@ def test_iterators_in_garbage_are_not_collected_by_a_new_worker(
     assert capfd.readouterr().err == ""
 
 
-def test_a_batch_that_failed_is_tried_again_on_resume(loader_of: Any) -> None:
-    loader = loader_of(SquareDataset(bad=[5]), shuffle=False)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(SampleError):
-        next(iterator)
-    mended = loader_of(SquareDataset(), shuffle=False)
-    mended.load_state_dict(loader.state_dict())
-    assert drawn(mended)[0] == [4, 5, 6, 7]
-
-
 class Unbuildable(Exception):
     """Its pickle can't be loaded."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
+
+
+class FormattedError(Exception):
+    """It formats its arguments, and pickle would pass it the result."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"can't read {path}")
 
 
 class OfWorker(Exception):
@@ -531,6 +527,7 @@ def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
     for error, kind, message in (
         (StopIteration("of an empty list"), RuntimeError, "StopIteration.*of an empty list"),
         (Unbuildable("one", "two"), Unbuildable, "one and two"),
+        (FormattedError("0.bin"), FormattedError, r"^can't read 0\.bin$"),
         (Nameless("not found by its name"), WorkerError if workers else Nameless, "by its name"),
         (OfWorker("a bad disk"), *((WorkerError, "'plugin'") if workers else (OfWorker, "disk"))),
     ):

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -215,27 +214,6 @@ def test_garbage_is_refused(loader_of: Any) -> None:
         loader.load_state_dict({**good, "version": 2})
 
 
-def test_the_tail_without_padding_depends_on_the_ranks(loader_of: Any) -> None:
-    """10 samples, 3 ranks, batches of 3: the first step hands its last positions over to the
-    second.
-    """
-    ten = squares().subset(range(10))
-    three = [loader_of(ten, batch_size=3, rank=r, world_size=3, pad=False) for r in range(3)]
-    state = state_after(three[0], 1)
-    assert state["samples"] == 6
-    alone = loader_of(ten, batch_size=9, pad=False)
-    with pytest.raises(StateError, match=r"6 samples.*after 9"):
-        alone.load_state_dict(state)
-    lengths = []
-    for loader in three:
-        loader.load_state_dict(state)
-        lengths += map(len, loader)
-    assert sorted(lengths) == [1, 1, 2]
-    alone.load_state_dict(loader.state_dict())  # a whole epoch is a whole epoch
-    alone.set_epoch(0)
-    assert list(alone) == []
-
-
 def test_drop_last_may_differ_before_the_last_batch_only(loader_of: Any) -> None:
     ten = squares().subset(range(10))
     cut = loader_of(ten, drop_last=True)
@@ -280,14 +258,6 @@ def test_each_skipped_sample_is_listed_once(loader_of: Any) -> None:
 
 
 # -- quiet
-
-
-def test_loading_warns_of_nothing(loader_of: Any) -> None:
-    state = state_after(loader_of(), 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loader_of().load_state_dict(state)
-        loader_of(seed=9).load_state_dict(state, strict=False)
 
 
 def test_files_are_no_blocks(photos: Path, loader_of: Any) -> None:

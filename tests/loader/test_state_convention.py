@@ -475,31 +475,14 @@ class Unloadable(Counting):
         raise OddError(7, "a state of long ago")
 
 
-class FormattedError(Exception):
-    """It formats its arguments, and pickle would pass it the result."""
-
-    def __init__(self, path: str, code: int = 7) -> None:
-        super().__init__(f"can't read {path} (code {code})")
-        self.path = path
-
-
-class Unreadable(Counting):
-    def __getitem__(self, index: int) -> Any:
-        raise FormattedError("/data/0.bin", 5)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_keep_their_types_and_messages(loader_of: Any, workers: int) -> None:
+def test_an_error_of_load_state_dict_keeps_its_type(loader_of: Any, workers: int) -> None:
     loader, other = (loader_of(Unloadable(), num_workers=workers) for _ in range(2))
     next(iter(loader))
     other.load_state_dict(loader.state_dict())
     with pytest.raises(OddError, match="7: a state of long ago") as unloadable:
         list(other)
     assert "batch 1" in unloadable.value.__notes__[-1]
-    with pytest.raises(FormattedError) as unreadable:
-        list(loader_of(Unreadable(), num_workers=workers))
-    assert str(unreadable.value) == "can't read /data/0.bin (code 5)"
-    assert unreadable.value.path == "/data/0.bin"
 
 
 def test_a_dataset_that_has_lost_its_methods_is_named(loader_of: Any) -> None:

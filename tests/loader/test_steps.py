@@ -91,14 +91,6 @@ def test_without_a_length_one_must_be_given() -> None:
         assert get_train_dataloader_steps(loader, 3, 2) == (8, 2, 2)
 
 
-def test_length_is_a_number_of_batches() -> None:
-    loader = loader_of(64, batch_size=32)
-    assert get_epoch_length(loader) == 2
-    for function in (get_epoch_length, get_val_dataloader_steps):
-        assert function(loader, length=1000) == 1000
-    assert get_train_dataloader_steps(loader, 1000, 4) == (128, 250, 4)
-
-
 def test_torch_dataloaders() -> None:
     data: Any = range(10)
     loader: Any = DataLoader(data, batch_size=4, drop_last=True)
@@ -109,14 +101,6 @@ def test_torch_dataloaders() -> None:
     torch_s: Any = DataLoader(data, batch_sampler=batches)
     for loader in (torch_s, loader_of(10, batch_sampler=batches)):
         assert get_train_dataloader_steps(loader) == (4, 2, 1)
-
-
-def test_the_environment_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    loader: Any = DataLoader(Stream(3), batch_size=2)
-    assert get_train_dataloader_steps(loader, 3) == (8, 3, 1)
-    assert get_train_dataloader_steps(loader_of(17, batch_size=2)) == (8, 3, 1)
 
 
 def test_batches_of_unknown_size() -> None:

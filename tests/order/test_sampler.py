@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import Any
 
@@ -70,25 +69,6 @@ def test_a_batch_is_handed_out_with_its_last_index() -> None:
         next(iterator)
         steps.append(sampler.state_dict()["step"])
     assert steps == [0, 0, 0, 1, 1, 1, 1, 2, 2, 3]
-
-
-def test_it_goes_on_where_it_was_saved() -> None:
-    for step in [0, 5, 12, 13]:
-        options = {"shuffle": "block", "blocks": [5] * 10, "interleave": 2, "turns": 3}
-        sampler = make(**options)
-        sampler.set_epoch(3)
-        everything = list(sampler)
-        list(islice(sampler, 4 * step))
-        if step == 13:
-            assert len(list(sampler)) == 50
-        state = json.loads(json.dumps(sampler.state_dict()))
-
-        other = make(**options)
-        other.load_state_dict(state)
-        assert (other.epoch, other.state_dict()) == (3, state)
-        other.set_epoch(3)  # as loops do at the beginning of each epoch
-        assert list(other) == everything[4 * step :]
-        assert list(other) == everything  # the epoch after the resumed one is whole
 
 
 def test_another_epoch_drops_the_position() -> None:

@@ -19,7 +19,6 @@ from headrace import (
     ImageDataset,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    VisionCollator,
     move_to_device,
 )
 from headrace.loader.device import CudaPrefetcher, transfer_to
@@ -282,21 +281,6 @@ def test_images_are_those_of_the_host(
             else:
                 found = images.cpu().double()
                 torch.testing.assert_close(found, expected.double(), rtol=near, atol=near)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_collator_s_images_are_those_of_the_host(make: Make, workers: int) -> None:
-    dataset = [
-        {"mask": torch.arange(9), "image": torch.full((3, 8, 9), 5 * i, dtype=torch.uint8)}
-        for i in range(40)
-    ]
-    collator = VisionCollator(mean=(0.1, 0.2, 0.9), std=(0.5, 0.01, 0.3))
-    options = {"batch_size": 8, "num_workers": workers, "collate_fn": collator}
-    host, device = (list(make(dataset, device=where, **options)) for where in (None, "cuda"))
-    for batch, expected in zip(device, host, strict=True):
-        assert same(batch["mask"].cpu(), expected["mask"])
-        images = batch["image"].cpu()
-        torch.testing.assert_close(images, expected["image"], rtol=2**-23, atol=2**-20)
 
 
 def test_images_are_normalised_beside_a_kernel(make: Make, tmp_path: Path) -> None:

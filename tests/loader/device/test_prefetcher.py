@@ -209,17 +209,6 @@ def test_the_source_is_held_until_the_copy_is_done(
     assert way.seconds() > 0
 
 
-def test_a_source_that_is_not_pinned_is_free_at_once(
-    late: LateAccelerator, way: CudaPrefetcher
-) -> None:
-    late.patience = 1
-    source = torch.ones(2)
-    alive = weakref.ref(source)
-    deliveries = Deliveries([source, torch.ones(2)], is_ready=False)
-    del source
-    assert same(received(way, deliveries), torch.ones(2)) and alive() is None
-
-
 def test_stream_is_the_current_one_at_hand_over(late: LateAccelerator, way: CudaPrefetcher) -> None:
     deliveries, found = Deliveries([pinned(row) for row in rows(4)]), list[torch.Tensor]()
     streams = [late.another_stream(), late.another_stream()]
@@ -330,15 +319,6 @@ def test_pixels_are_normalised_on_the_device(late: LateAccelerator, dtype: Any) 
             assert same(batches, expected) and not late.hazards
             for batch in batches:
                 assert batch["image"].is_contiguous(memory_format=memory_format)
-
-
-def test_a_batch_without_pixels_is_left_as_it_is(late: LateAccelerator) -> None:
-    plain = batches_of_images(1)[0]
-    for way in ways(*converting()):
-        batch = received(way, Deliveries([plain]))
-        late.main.run()
-        assert same(batch, plain)
-    assert not [entry for entry in late.log if entry[0] == "convert"]
 
 
 def test_only_images_get_the_memory_format(late: LateAccelerator) -> None:
