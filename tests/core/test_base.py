@@ -269,9 +269,8 @@ class TestViews:
             parts = [numbers(part) for part in dataset.split(fractions)]
             assert [len(part) for part in parts] == sizes
             assert sorted(number for part in parts for number in part) == list(range(100))
-            assert parts[0] == sorted(parts[0]) == numbers(dataset.split(fractions)[0])
             assert numbers(dataset.split(fractions, seed=1)[0]) != parts[0]
-        for wrong in (0, 1, 0.004, [1.0, 0.0], -0.1, 1.1, float("nan")):
+        for wrong in (0, 1, 0.004, -0.1, 1.1, float("nan")):
             with pytest.raises(ConfigError, match="fraction"):
                 dataset.split(wrong)
         parts = [*dataset.split(0.8, stratify=True), *dataset[:80].folds(5, stratify=True)[0]]

@@ -373,6 +373,3 @@ def test_a_store_that_fails_is_said_once_it_was_there_it_is_not(
             warnings.simplefilter("always")
             assert len(list(loader())) == 6
         assert re.findall("connection reset", str([one.message for one in caught])) == warned
-
-
-# -- a rank that there can't be

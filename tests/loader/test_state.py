@@ -257,7 +257,7 @@ def test_each_skipped_sample_is_listed_once(loader_of: Any) -> None:
         assert state["skipped"] == 41 * epochs and len(state["skipped_samples"]) == 41
 
 
-# -- quiet
+# -- blocks
 
 
 def test_files_are_no_blocks(photos: Path, loader_of: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from headrace import MultiDataLoader
 from headrace.memory.limits import memory_limits, tightest
 from headrace.monitor import stats as stats_module
 from headrace.monitor.stats import LoadingStats, pss_of
@@ -173,13 +172,6 @@ def test_foreign_datasets_and_streams(loader_of: Any) -> None:
         assert (stats["dataset_size"], stats["num_batches"]) == (size, batches)
         assert (stats["batches"], stats["samples"]) == (3, 10)
         assert "avg_memory_bytes" not in stats and len(str(stats).splitlines()) == len(stats)
-    numbers: Any = range(4)
-    loaders = {"a": (list(range(5)), 2), "b": numbers}
-    multi = MultiDataLoader(loaders, num_workers=0)
-    assert multi.get_stats()["a"] == {}
-    list(multi)
-    lines = str(multi.get_stats()).splitlines()
-    assert lines[0] == "a:" and lines[1].split() == ["dataset_size", "5"] and "b:" in lines
 
 
 def test_memory_of_a_dead_worker_is_none() -> None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
 from headrace.loader.device import (
     CudaPrefetcher,
+    TorchAccelerator,
     Transfer,
+    accelerator_of,
     transfer_to,
 )
 from headrace.memory.ring import Delivered
@@ -638,3 +641,17 @@ def test_devices_without_streams_go_straight(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # without asking the device for anything
     assert isinstance(transfer_to("cuda:1"), CudaPrefetcher)
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = mock.Mock()
+    module.current_device.return_value = 1
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    prefetcher._accelerator.cache_clear()
+    try:
+        first, second, third = map(accelerator_of, map(torch.device, ("cuda", "cuda:1", "cuda:0")))
+        assert first is second is not third, "one a device"
+        assert isinstance(first, TorchAccelerator) and first.device == torch.device("cuda", 1)
+        assert [call.args[0].index for call in module.Stream.call_args_list] == [1, 0]
+    finally:
+        prefetcher._accelerator.cache_clear()

@@ -25,7 +25,6 @@ import torch
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
 from headrace.loader.worker import pool, processes as workers
 from headrace.memory.anonymous import Flags
-from headrace.testing.contract import same
 from tests.loader.datasets import Numbers
 from tests.testing.test_contract import SquareDataset
 
@@ -146,16 +145,6 @@ def test_ctrl_c_ends_hung_newborns(
         iter(loader)
     assert time.monotonic() - began < workers._PATIENCE, "torch gives each worker that long"
     assert {child.pid for child in psutil.Process().children()} <= before
-
-
-@pytest.mark.slow
-def test_each_epoch_of_short_lived_workers(plant: Plant, make_loader: Make) -> None:
-    options = {"batch_size": 2, "multiprocessing_context": "fork"}
-    loader = make_loader(SquareDataset(), num_workers=2, persistent_workers=False, **options)
-    twin = make_loader(SquareDataset(), batch_size=2, num_workers=0)
-    for doomed in (1, 2, 0):
-        plant.left = doomed
-        assert same(list(loader), list(twin)), doomed
 
 
 @pytest.mark.slow
