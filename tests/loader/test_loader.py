@@ -527,7 +527,7 @@ def test_errors_that_are_hard_to_pass_on(loader_of: Any, workers: int) -> None:
     for error, kind, message in (
         (StopIteration("of an empty list"), RuntimeError, "StopIteration.*of an empty list"),
         (Unbuildable("one", "two"), Unbuildable, "one and two"),
-        (FormattedError("0.bin"), FormattedError, r"^can't read 0\.bin$"),
+        (FormattedError("0.bin"), FormattedError, r"^can't read 0\.bin"),
         (Nameless("not found by its name"), WorkerError if workers else Nameless, "by its name"),
         (OfWorker("a bad disk"), *((WorkerError, "'plugin'") if workers else (OfWorker, "disk"))),
     ):
