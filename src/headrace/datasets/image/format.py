@@ -198,8 +198,6 @@ class ImageDecoder(Decoder):
     def draw(self, value: Any) -> Drawn | None:
         if self.augment is None or not self.draws:
             return None
-        if self.image_size is not None:
-            return self.augment.draw(*self.image_size)
         if self.is_encoded:
             return self.augment.draw(*image_shape(value, self.left))
         return self.augment.draw(*(value.shape[1:] if self.channels_first else value.shape[:2]))

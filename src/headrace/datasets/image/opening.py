@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -145,8 +144,20 @@ def _open_packed(
     from headrace.formats.hdf5.rows import HDF5Source, open_files
 
     paths, hdf5 = open_files(data_path, reach)
-    source_of = functools.partial(HDF5Source, opened=hdf5)
-    opened = hdf5.hdf5.read_each(paths, lambda path: _opened(path, source_of, wanted))
+
+    def open_one(path: str) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
+        source = None
+        with contextlib.suppress(MissingNameError):
+            source = HDF5Source(path, opened=hdf5)
+        if source is None or source.info is None or source.info.kind != "image":
+            raise FormatError(
+                f"{redact(path)} holds no images that headrace packed: open it with "
+                "HDF5Dataset(path, dataset_name)"
+            )
+        has_targets = wanted.targets is not None and source.has_column(TARGETS)
+        return source, source.column(TARGETS) if has_targets else None
+
+    opened = hdf5.hdf5.read_each(paths, open_one)
     sources = [source for source, _ in opened]
     columns = [column for _, column in opened if column is not None]
     first = sources[0]
@@ -189,24 +200,6 @@ def _open_packed(
     dicts = ColumnTargets.of_rows(rows)
     named = {name: list(found) for name, found in info.target_columns if found}
     return whole, Labels(dicts, [], dicts.columns, named)
-
-
-def _opened(
-    path: str, source_of: Callable[[str], HDF5Source], wanted: Wanted
-) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
-    """A packed file, and its targets where they are wanted."""
-    foreign = FormatError(
-        f"{redact(path)} holds no images that headrace packed: open it with HDF5Dataset(path, "
-        "dataset_name)"
-    )
-    try:
-        source = source_of(path)
-    except MissingNameError:
-        raise foreign from None
-    if source.info is None or source.info.kind != "image":
-        raise foreign
-    has_targets = wanted.targets is not None and source.has_column(TARGETS)
-    return source, source.column(TARGETS) if has_targets else None
 
 
 def _common(source: HDF5Source) -> tuple[Any, ...]:

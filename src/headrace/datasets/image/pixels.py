@@ -332,7 +332,9 @@ def _decode_jpeg(
         space = "RGBX"  # faster to decode, resize and take apart than three bytes
         channels = 4
         if not exact:
-            factor = _factor(box or whole, size)
+            part = box or whole
+            least = min(part.height // size[0], part.width // size[1])
+            factor = next((factor for factor in (8, 4, 2) if least >= factor), 1)
         height = -(-shape[0] // factor)
         width = -(-shape[1] // factor)
         if factor > 1:
@@ -367,12 +369,6 @@ def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
         if any(damage in str(error) for damage in _DAMAGES):
             raise FormatError(f"broken image: {error}") from error
         return None
-
-
-def _factor(box: Box, size: tuple[int, int]) -> int:
-    """The fraction of its size at which a JPEG is decoded."""
-    least = min(box.height // size[0], box.width // size[1])
-    return next((factor for factor in (8, 4, 2) if least >= factor), 1)
 
 
 class _Scratch(threading.local):
