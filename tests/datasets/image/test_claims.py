@@ -105,7 +105,7 @@ def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         whole = dataset.budget.left()
         assert whole == dataset.budget.available
         worker = type("Info", (), {"num_workers": 4})
-        monkeypatch.setattr(budgeting, "get_worker_info", lambda: worker)
+        monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: worker)
         assert dataset.budget.left() == whole // 4
         monkeypatch.setattr(budgeting, "is_spawning", lambda: True)  # whose ledger is empty
         with dataset.budget.reserve(100_000_000, "batches"):
