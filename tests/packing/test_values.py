@@ -275,6 +275,14 @@ def test_views_casts_and_several_files(rows: Path, tmp_path: Path) -> None:
             check(source, tmp_path)
 
 
+def test_a_pack_is_packed_again_by_its_path(rows: Path, tmp_path: Path) -> None:
+    """From one file and from parts, with the targets."""
+    with HDF5Dataset(rows, "vlen", target_name="labels") as source:
+        one, parts = check(source, tmp_path)
+    for number, path in enumerate((one, parts, [one], str(parts / "*.h5"))):
+        assert pack(path, tmp_path / f"{number}.h5").read_bytes() == one.read_bytes()
+
+
 def test_what_is_no_array_of_hdf5(rows: Path, tmp_path: Path) -> None:
     fields = HDF5Dataset(rows, ["rows", "texts"])
     targets = HDF5Dataset(rows, "rows", target_name="texts")

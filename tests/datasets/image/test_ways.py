@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, pack
+from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, SampleError, pack
 from headrace.collate import DetectionCollator, stack_collate
 from headrace.core.batcher import Batcher, Collating
 from headrace.order.ranks import BatchRequest
@@ -130,3 +130,27 @@ class TestContract(DatasetContract):
         if not (folder / self.kind).exists():
             make_bad(folder, self.kind)
         return opened(folder, self.kind, **SIZED, **options), BAD[self.kind]
+
+
+def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
+    make_bad(tmp_path, kind)
+    for options in (SIZED, {"transform": CROP}):
+        with opened(tmp_path, kind, on_error="skip", **options) as dataset:
+            fast, slow = batches(dataset, kind, [1, 2, 0, 3])
+            assert same(fast, slow)
+            assert len(fast[0]) == 3
+            with pytest.raises(SampleError, match="none of the 1 samples"):
+                Batcher(dataset, collating(kind)).make(BatchRequest([2], 0, 0))
+            report = dataset.sample_reader.take_report()
+            assert report["skipped"] == report["errors"] == 3
+            assert "fallbacks" not in report
+        with opened(tmp_path, kind, **options) as dataset:
+            stand_in = dataset[1]
+            with pytest.raises(SampleError, match="sample 2 "):
+                Batcher(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
+        with opened(tmp_path, kind, on_error=lambda *_: stand_in, **options) as dataset:  # noqa: B023
+            request = BatchRequest([1, 2, 0], 0, 0)
+            made = Batcher(dataset, collating(kind)).make(request).batch
+            slow = Batcher(dataset, collating(kind)).of_samples(request).batch
+            assert same(made, slow)
+            assert len(made[0]) == 3
