@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import create_dataloader, open_dataset
+from headrace import ImageDataset, TextDataset, create_dataloader, open_dataset
 from headrace.datasets.columns import ColumnsDataset
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats import registry
@@ -124,6 +124,9 @@ def test_what_is_wrong_is_said(mill: Any, site: Path, tmp_path: Path) -> None:
     folder = write(mill, tmp_path / "data")
     with pytest.raises(MissingNameError, match=r"'z'.*'x', 'y'"):
         open_dataset(folder, columns="z")
+    for dataset_class in (ImageDataset, TextDataset):
+        with pytest.raises(MissingNameError, match=r"'z'.*'x', 'y'"):
+            dataset_class(folder, column="z")
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(FormatError, match="TextDataset"):
         ColumnsDataset(tmp_path / "a.txt")

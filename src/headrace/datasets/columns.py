@@ -12,7 +12,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.members import DECODERS, decoded
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import FormatError
 from headrace.formats.registry import format_of, open_columns
 from headrace.formats.resolve.expressions import DataPath, entries_of
 from headrace.io.paths import redact
@@ -50,19 +50,16 @@ class ColumnsDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         reach, common = split_options(options)
-        shown = redact(entries_of(data_path)[0])
         format_ = format_of(data_path, reach)
         if format_.open is None:
+            shown = redact(entries_of(data_path)[0])
             raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
-        opened = open_columns(data_path, format_, reach)
-        names = [columns] if isinstance(columns, str) else list(columns or opened.names)
-        for name in names:
-            if name not in opened.names:
-                raise MissingNameError(
-                    f"{shown} has no column {name!r}; it has {', '.join(map(repr, opened.names))}"
-                )
-        source = opened.column(names[0]) if isinstance(columns, str) else opened.rows(names)
         self._column = columns if isinstance(columns, str) else None
+        if isinstance(columns, str):
+            columns = [columns]
+        opened = open_columns(data_path, format_, reach, columns or ())
+        names = list(columns or opened.names)
+        source = opened.rows(names) if self._column is None else opened.column(self._column)
         self._decoders = {
             name: DECODERS[opened.decoders[name]] for name in names if name in opened.decoders
         }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.describe import Description
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.kinds import IMAGES, TEXTS
@@ -145,12 +145,27 @@ def format_of(data_path: DataPath, options: RemoteOptions) -> Format:
     )
 
 
-def open_columns(data_path: DataPath, format_: Format, options: RemoteOptions) -> Columns:
-    """The opened container of a path, of a format that has `open`."""
+def open_columns(
+    data_path: DataPath, format_: Format, options: RemoteOptions, names: Sequence[str]
+) -> Columns:
+    """The opened container of a path, of a format that has `open`.
+
+    Args:
+        names: of the columns that will be read.
+
+    Raises:
+        MissingNameError: there is no such column; the message lists those there are.
+    """
     assert format_.open is not None
     files = resolve(data_path, format_, options)
     paths = files.urls()
     if files.server is None:
         paths = [os.path.abspath(path) for path in paths]
     columns: Columns = format_.open(paths, files.server or LocalFiles())
+    for name in names:
+        if name not in columns.names:
+            raise MissingNameError(
+                f"{redact(entries_of(data_path)[0])} has no column {name!r}; it has "
+                f"{', '.join(map(repr, columns.names))}"
+            )
     return columns

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.datasets.image.labels import Labels, Wanted, encoded
-from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.errors import ConfigError, FormatError
 from headrace.formats.kinds import EXTENSIONS
 from headrace.formats.registry import format_of, open_columns
 from headrace.formats.resolve.expressions import DataPath, entries_of
@@ -135,9 +135,5 @@ def open_column(
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
     if wanted.is_outright and name is not None:
         raise ConfigError(f"targets can't be given for a column of {format_.name} yet")
-    columns = open_columns(data_path, format_, reach)
-    if column not in columns.names:
-        raise MissingNameError(
-            f"{shown} has no column {column!r}; it has {', '.join(map(repr, columns.names))}"
-        )
+    columns = open_columns(data_path, format_, reach, [column])
     return columns.column(column), Labels(None, [])

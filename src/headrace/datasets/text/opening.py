@@ -190,7 +190,7 @@ def open_column(
     elif format_ is TARS:
         source = TarSource(data_path, reach=reach, progress=options.progress)
     elif format_.open is not None:
-        source = open_columns(data_path, format_, reach).column(column)
+        source = open_columns(data_path, format_, reach, [column]).column(column)
     else:
         raise ConfigError(
             f"{redact(entries_of(data_path)[0])} holds {format_.name}, which have no columns: "
