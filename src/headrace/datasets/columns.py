@@ -73,7 +73,7 @@ class ColumnsDataset(BaseDataset):
     def _decoded(self, column: str, value: Any) -> Any:
         decode = self._decoders.get(column)
         if decode is not None:
-            return decoded(value, decode, f"column {column!r}")
+            return decoded(value, decode, f"column {column!r}", self.budget.left)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return torch.from_numpy(value)
         return value

@@ -48,9 +48,7 @@ reader runs.
 """
 
 
-def decoded(
-    data: Any, function: Callable[[bytes], Any], where: str, left: Left | None = None
-) -> Any:
+def decoded(data: Any, function: Callable[[bytes], Any], where: str, left: Left | None) -> Any:
     """What a function makes of encoded bytes.
 
     Raises:

@@ -9,10 +9,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset
+from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, TableDataset
 from headrace.datasets.image.claims import FREE, claimed, jpeg_nbytes, pillow_nbytes
 from headrace.datasets.image.pixels import decode_image, load_image
 from headrace.errors import FormatError
@@ -94,6 +96,12 @@ def test_every_way_to_pixels_asks(tmp_path: Path) -> None:
             crop[0]
         with pytest.raises(SampleError, match=r"member 'png': .* pixels takes"):
             list(StreamingDataset(str(tmp_path / "a.tar"), max_memory_usage=BUDGET))
+        pq.write_table(pa.table({"image": [data]}), tmp_path / "a.parquet")
+        table = TableDataset(
+            tmp_path / "a.parquet", decode={"image": "png"}, max_memory_usage=BUDGET
+        )
+        with pytest.raises(SampleError, match=r"column 'image': .* pixels takes"):
+            table[0]
         with pytest.raises(FormatError, match="pixels takes"):
             decode_image(data, left=lambda: FREE)
         with pytest.raises(FormatError, match="pixels takes"):

@@ -12,6 +12,7 @@ from headrace.casting import cast, cast_into
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.decoder import Decoder
 from headrace.datasets.arrays import as_input
+from headrace.datasets.image.claims import Left
 from headrace.datasets.members import decoded
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
@@ -28,6 +29,7 @@ class TableDecoder(Decoder):
         one: the name of the one column that samples are the values of; None: they are dicts.
         decoders: what decodes the bytes of columns, by their names.
         dtype: that numbers are cast to; None: they stay as they are.
+        left: says what the memory budget leaves for one image.
     """
 
     def __init__(
@@ -36,7 +38,8 @@ class TableDecoder(Decoder):
         lists: Sequence[str],
         one: str | None,
         decoders: Mapping[str, Callable[[bytes], Any]],
-        dtype: np.dtype[Any] | None = None,
+        dtype: np.dtype[Any] | None,
+        left: Left,
     ) -> None:
         self._stored = dict(specs)
         self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
@@ -44,6 +47,7 @@ class TableDecoder(Decoder):
         self._dtype = dtype
         self._one = one
         self._decoders = dict(decoders)
+        self._left = left
         self._spec = None if one is None else self._specs[one]
         self.stores_values: bool = dtype is None and not decoders
 
@@ -64,7 +68,7 @@ class TableDecoder(Decoder):
             data = value.get("bytes")
         if data is None:
             raise FormatError(f"column {name!r} has no bytes (null) there")
-        return decoded(data, self._decoders[name], f"column {name!r}")
+        return decoded(data, self._decoders[name], f"column {name!r}", self._left)
 
     def value_spec(self) -> ArraySpec | None:
         return self._spec

@@ -23,6 +23,8 @@ from headrace.formats.table.columns import holds_images, what_is
 from headrace.formats.table.files import TABLES, hold_arrays
 from headrace.formats.table.source import TableSource, open_tables
 from headrace.io.paths import redact
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
 
 
 class TableDataset(BaseDataset):
@@ -132,7 +134,10 @@ class TableDataset(BaseDataset):
             if target_name is not None:
                 targets, self.classes = source.targets(target_name)
             lists = [name for name in names if what_is(kinds[name]) in ("text", "bytes")]
-            rows = TableDecoder(source.specs, lists, one, decoders, cast_to)
+            budget = MemoryBudget(
+                options.get("max_memory_usage", 0.8), local_world_size=local_ranks
+            )
+            rows = TableDecoder(source.specs, lists, one, decoders, cast_to, budget.left)
         super().__init__(
             source,
             sample_decoder=rows,
