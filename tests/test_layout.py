@@ -56,16 +56,15 @@ INSIDE = {
     """,
     "loader/worker": "signals served start processes failures fetch pool",
     "datasets": """
-        cells image members arrays hdf5 episodes zarr sparse table text
-        shards columns indexing unnormalized open memory_efficient
+        cells image columns arrays hdf5 episodes zarr sparse table text
+        shards indexing unnormalized open memory_efficient
     """,
     "core": """
         modes decoder threads reader values held ahead options budgeting views splitting
         dataset batcher
     """,
     "datasets/image": """
-        claims pixels augment masks format matching coco joint
-        labels columns opening image
+        pixels augment labels coco decoder columns image
     """,
     "datasets/text": """
         options batches decoders tokenizing targets opening text
@@ -78,7 +77,7 @@ INSIDE = {
     """,
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",
-    "formats/resolve": "contents expressions folders file_set local remote packs resolver",
+    "formats/resolve": "file_set local remote resolver",
     "formats/arrays": """
         codecs compressors patches values chunks packed reader rows volumes
     """,
@@ -98,9 +97,9 @@ INSIDE = {
     "formats/tar": "index source",
     "formats/tokens": "source packed",
     "formats": """
-        resolve blocks parallel describe source concat files pairs class_folders kinds arrays tree
+        resolve blocks parallel describe source concat files arrays tree
         hdf5 zarr
-        trees sparse episodes dialects table tar text tokens image_formats read_rows registry
+        trees sparse episodes dialects table tar text tokens read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

@@ -108,8 +108,8 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
 def _unit_of(path: str) -> dict[str, str]:
     """Of large texts on a server whole files, since all bytes are read to count their lines."""
     from headrace.formats.files import FilesSource
-    from headrace.formats.kinds import TEXT_EXTENSIONS, TEXTS
     from headrace.formats.registry import format_of
+    from headrace.formats.resolve.file_set import TEXT_EXTENSIONS, TEXTS
     from headrace.io.remote.options import RemoteOptions
     from headrace.memory.budget import format_size
 

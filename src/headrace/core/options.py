@@ -23,8 +23,8 @@ from headrace.core.modes import LoadingMode
 from headrace.core.reader import OnError
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.formats.resolve.expressions import entries_of
 from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import entries_of
 from headrace.formats.source import Source
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions

@@ -33,7 +33,7 @@ from headrace.formats.arrays.values import as_value, long_doubles_in
 from headrace.formats.episodes.find import EpisodeOptions, open_episodes
 from headrace.formats.episodes.source import MASK, EpisodeSource
 from headrace.formats.episodes.windows import Windows, window_options
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.trees import tree_kind
 from headrace.io.nearest_names import listed_names
 from headrace.memory.store import MISSING

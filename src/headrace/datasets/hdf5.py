@@ -23,7 +23,7 @@ from headrace.formats.arrays.packed import DATA
 from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5, open_files
 from headrace.formats.hdf5.tree import HDF5Tree
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.frames import Column, column_of_group
 from headrace.io.paths import redact
 

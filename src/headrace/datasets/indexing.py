@@ -8,9 +8,8 @@ from typing import Unpack
 from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.formats.hdf5.rows import INDEX as HDF5
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import Format
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrow import INDEX as ARROW
 from headrace.formats.tar.index import INDEX as TAR
 from headrace.io.atomic import written_to

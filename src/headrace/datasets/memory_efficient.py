@@ -23,7 +23,7 @@ from headrace.datasets.open import known_keywords, open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import Source
 from headrace.memory.per_process import PerProcess
 from headrace.memory.tree import copied

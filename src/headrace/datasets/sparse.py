@@ -24,7 +24,7 @@ from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.opening import open_rows
 from headrace.formats.sparse.rows import CSRRows, Record
 from headrace.formats.sparse.source import JoinedRows, SparseSource

@@ -22,8 +22,7 @@ from headrace.datasets.arrays import (
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.concat import ConcatSource
-from headrace.formats.resolve.expressions import DataPath
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.sparse.frames import Column, column_of_group
 from headrace.formats.zarr.kind import ZARR
 from headrace.formats.zarr.ome import Scale

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from headrace.errors import DataNotFoundError
 from headrace.formats.arrays.packed import info_in
 from headrace.formats.episodes import find
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse import matrix
 from headrace.formats.tree import Tree
 from headrace.formats.trees import look_into

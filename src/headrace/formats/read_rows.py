@@ -35,8 +35,7 @@ from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import HDF5Source, open_files
 from headrace.formats.parallel import map_in
-from headrace.formats.resolve.expressions import DataPath, entries_of
-from headrace.formats.resolve.resolver import kind_of, resolve
+from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, resolve
 from headrace.formats.source import Source
 from headrace.formats.zarr.kind import ZARR
 from headrace.formats.zarr.rows import OpenZarr, ZarrSource

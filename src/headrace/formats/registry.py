@@ -14,10 +14,8 @@ from typing import Any
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.describe import Description
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.kinds import IMAGES, TEXTS
-from headrace.formats.resolve.expressions import DataPath, entries_of
-from headrace.formats.resolve.file_set import Format as Format
-from headrace.formats.resolve.resolver import kind_of, resolve
+from headrace.formats.resolve.file_set import IMAGES, TEXTS, Format as Format
+from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, resolve
 from headrace.formats.source import Source
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar.source import TARS

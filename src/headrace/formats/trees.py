@@ -9,9 +9,8 @@ from headrace.formats.arrays.reader import OpenArrays
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import open_files
 from headrace.formats.hdf5.tree import HDF5Tree
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import kind_of, resolve
+from headrace.formats.resolve.resolver import DataPath, kind_of, resolve
 from headrace.formats.tree import Tree
 from headrace.formats.zarr.kind import ZARR
 from headrace.formats.zarr.rows import OpenZarr

@@ -18,7 +18,7 @@ from headrace.arguments import (
     described,
 )
 from headrace.errors import ConfigError
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.memory.budget import MemoryBudget
 
 Shuffle = bool | Literal["block"]

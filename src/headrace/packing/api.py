@@ -14,8 +14,7 @@ from headrace.arguments import check_names
 from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError, warn
-from headrace.formats.resolve.expressions import DataPath
-from headrace.formats.resolve.packs import MANIFEST
+from headrace.formats.resolve.resolver import MANIFEST, DataPath
 from headrace.io.paths import redact
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, destination_of

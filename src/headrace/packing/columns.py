@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.joint import MaskDecoder
+from headrace.datasets.image.decoder import MaskDecoder
 from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.image.pixels import image_shape
 from headrace.dtypes import IntArray
@@ -31,9 +31,8 @@ from headrace.formats.arrays.packed import (
     target_named,
 )
 from headrace.formats.concat import ConcatSource
-from headrace.formats.files import FilesSource
+from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.pairs import PairedSource
 from headrace.io.packed_strings import PackedNames
 
 Column = npt.NDArray[Any]

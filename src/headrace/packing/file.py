@@ -26,7 +26,7 @@ from headrace.datasets.open import open_dataset
 from headrace.errors import ConfigError, SampleError, WriteError
 from headrace.formats.arrays.packed import MASK_STARTS, OFFSETS, TARGETS, crc_of
 from headrace.formats.hdf5.files import locked_by_caller
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import PackPart
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact

@@ -15,9 +15,14 @@ import numpy.typing as npt
 import simplejpeg
 
 from headrace.core.dataset import BaseDataset
+from headrace.datasets.image.decoder import (
+    decode_mask,
+    encode_mask,
+    mask_of,
+    mask_spec,
+    resize_nearest,
+)
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.joint import mask_of
-from headrace.datasets.image.masks import decode_mask, encode_mask, mask_spec, resize_nearest
 from headrace.datasets.image.pixels import decode_image, image_shape, load_image
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError

@@ -11,9 +11,8 @@ import h5py
 from torch.utils.data import Dataset
 
 from headrace.errors import ConfigError
-from headrace.formats.resolve.expressions import expand_braces
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.packs import MANIFEST, PLAN
+from headrace.formats.resolve.resolver import MANIFEST, PLAN, expand_braces
 from headrace.formats.source import Source
 from headrace.io.paths import chain_of, redact
 from headrace.packing.destination import local_path

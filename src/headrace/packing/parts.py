@@ -29,7 +29,7 @@ from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
 from headrace.formats.arrays.packed import PackedInfo
-from headrace.formats.resolve.packs import (
+from headrace.formats.resolve.resolver import (
     MANIFEST,
     PLAN,
     checked_json,

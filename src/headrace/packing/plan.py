@@ -30,10 +30,9 @@ from headrace.formats.arrays.packed import (
     PackedInfo,
     crc_of,
 )
-from headrace.formats.files import FilesSource
+from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.filters import filter_versions
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.pairs import PairedSource
 from headrace.memory.budget import format_size
 from headrace.packing.columns import (
     COLUMNS_LAYOUT,

@@ -18,7 +18,7 @@ from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSET
 from headrace.formats.hdf5.files import HDF5Files, packed_info
 from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.resolve.packs import MANIFEST
+from headrace.formats.resolve.resolver import MANIFEST
 from headrace.formats.tokens.packed import KIND, PackedFile
 from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact

@@ -15,8 +15,14 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, TableDataset
-from headrace.datasets.image.claims import FREE, claimed, jpeg_nbytes, pillow_nbytes
-from headrace.datasets.image.pixels import decode_image, load_image
+from headrace.datasets.image.pixels import (
+    FREE,
+    claimed,
+    decode_image,
+    jpeg_nbytes,
+    load_image,
+    pillow_nbytes,
+)
 from headrace.errors import FormatError
 from headrace.memory import budget as budgeting
 from tests.data.make import image_bytes, make_tar

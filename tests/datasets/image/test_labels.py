@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from headrace import ImageDataset, MemoryEfficientDataset
-from headrace.datasets.image import labels as labels_module
+from headrace.datasets.image.image import labels_of
 from headrace.datasets.image.labels import Labels, MultiHot, Wanted, checked_targets
 from headrace.errors import (
     ConfigError,
@@ -29,11 +29,12 @@ from headrace.errors import (
     HeadraceWarning,
     MissingNameError,
 )
-from headrace.formats.class_folders import folder_targets
+from headrace.formats.files import folder_targets
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.table import library
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
 from tests.formats.resolve.scanning import scan
 
 NAMES = ["bird/1.jpg", "bird/2.jpg", "cat/1.jpg", "cat/deep/er/3.jpg", "dog/9.jpg"]
@@ -53,7 +54,7 @@ def files_named(names: Any) -> FileSet:
 
 
 def given_targets(targets: Any, files: FileSet, **options: Any) -> Labels:
-    return labels_module.given_targets(Wanted(targets, **options), files)
+    return labels_of(Wanted(targets, **options), files, RemoteOptions())
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
+from headrace.datasets.columns import DECODERS
 from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image.pixels import (
     decode_image,
@@ -20,7 +21,6 @@ from headrace.datasets.image.pixels import (
     load_image,
     resize_image,
 )
-from headrace.datasets.members import DECODERS
 from headrace.errors import FormatError
 from tests.data.make import (
     READABLE,

@@ -29,7 +29,7 @@ from headrace import (
 from headrace.core import dataset as base
 from headrace.core.modes import LoadingMode
 from headrace.errors import DataNotFoundError, FormatError, StateError
-from headrace.formats.resolve.expressions import expand_braces
+from headrace.formats.resolve.resolver import expand_braces
 from headrace.order.lanes import interleave_for
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same

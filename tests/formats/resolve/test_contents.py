@@ -10,7 +10,7 @@ import pytest
 import headrace
 from headrace import ImageDataset, TextDataset
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.formats.resolve.contents import READERS
+from headrace.formats.resolve.file_set import READERS
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from tests.formats.resolve.scanning import names_of, scan, touch

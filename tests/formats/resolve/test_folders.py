@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.formats.resolve.folders import list_folder
+from headrace.formats.resolve.local import list_folder
 from tests.formats.resolve.scanning import touch
 
 ENDINGS = (b".jpg",)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.core.views import TargetSequence
-from headrace.datasets.image.matching import keys_for, named_few, spellings_of
+from headrace.datasets.image.labels import FlatTargets, keys_for, named_few, spellings_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.formats.arrays.packed import (
@@ -32,41 +29,6 @@ from headrace.io.paths import redact
 
 if TYPE_CHECKING:
     from headrace.formats.hdf5.rows import HDF5Source
-
-
-class FlatTargets(TargetSequence):
-    """Targets of which each is made of any number of items. These lie one behind the other in
-    arrays, which views share.
-
-    Args:
-        counts: [n] numbers of items.
-    """
-
-    def __init__(self, counts: Iterable[int]) -> None:
-        self._ends = np.cumsum([0, *counts], dtype=np.int64)
-        self._chosen: IntArray = np.arange(len(self._ends) - 1)
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        return self._target(index)
-
-    def take(self, indices: IntArray) -> Self:
-        taken = copy.copy(self)
-        taken._chosen = self._chosen[indices]
-        return taken
-
-    def _items(self, index: int) -> slice:
-        """Where the items of a target lie."""
-        number = self._chosen[index]
-        return slice(self._ends[number], self._ends[number + 1])
-
-    @abstractmethod
-    def _target(self, index: int) -> Any:
-        """The target of a sample."""
 
 
 ARRAYS: dict[str, tuple[type, tuple[int, ...]]] = {
@@ -211,11 +173,6 @@ class CocoTargets(FlatTargets):
             where,
             is_packed=True,
         )
-
-
-def is_coco(found: Mapping[str, Any]) -> bool:
-    """True if a JSON object holds annotations of images."""
-    return isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list)
 
 
 def read_coco(

@@ -8,10 +8,9 @@ from typing import Any
 
 from headrace.datasets.image.labels import Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.kinds import EXTENSIONS
 from headrace.formats.registry import format_of, open_columns
-from headrace.formats.resolve.expressions import DataPath, entries_of
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.file_set import EXTENSIONS
+from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
 from headrace.formats.source import Source
 from headrace.formats.table.columns import holds_images
 from headrace.formats.table.files import TABLES

@@ -1,18 +1,20 @@
 """Targets of files by their names: from mappings, callables, arrays and tables (CSV, JSON, Parquet,
-DataFrames).
-"""
+DataFrames)."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import glob
 import io
 import json
 import os
+import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,7 @@ from headrace.arguments import described
 from headrace.core.options import array_in
 from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
-from headrace.datasets.image.coco import FlatTargets, is_coco, read_coco
-from headrace.datasets.image.matching import keys_for, spellings_of
+from headrace.dtypes import IntArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -32,14 +33,200 @@ from headrace.errors import (
     MissingNameError,
     warn,
 )
-from headrace.formats.kinds import EXTENSIONS
-from headrace.formats.resolve.expressions import DataPath, entries_of
-from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
+from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.table.library import pyarrow
 from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
-from headrace.io.paths import check_regular, composed, is_url, named_part, redact
+from headrace.io.paths import check_regular, composed, in_ascii, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
+
+_SHOWN = 3
+_WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
+
+
+def spellings_of(name: str) -> list[str]:
+    """What labels may call a file: its relative name, its file name, and these without their
+    ending.
+    """
+    base = os.path.basename(name)
+    return [name, base, os.path.splitext(name)[0], os.path.splitext(base)[0]]
+
+
+def keys_for(
+    keys: Collection[str], files: FileSet, where: str = "targets", skips_unused: bool = False
+) -> list[str]:
+    """The key of each file, which is one of its `spellings_of`. Where none is the same to the byte,
+    one that looks the same counts (`composed`).
+
+    Args:
+        keys: names that labels have.
+        files: of the data.
+        where: the labels are from, for messages.
+        skips_unused: leave out keys that no file has, with a warning.
+
+    Raises:
+        ConfigError: a file has no key; or a key fits several files, or several fit one.
+        DataNotFoundError: a key has no file, and may not be left out.
+    """
+    names = [os.fsdecode(name) for name in files.names]
+    found = _matched(names, keys, spellings_of)
+    return _checked(found, names, keys, where, False, skips_unused)
+
+
+def _matched(
+    names: Iterable[str], keys: Collection[str], spellings: Callable[[str], list[str]]
+) -> list[str | None]:
+    """The key of each name; None: it has none."""
+    alike = dict[str, list[str]]()
+    for one in keys:
+        if isinstance(one, str) and not one.isascii():
+            alike.setdefault(composed(one), []).append(one)
+    owners = dict[str, str]()
+    found = list[str | None]()
+    for name in names:
+        own = spellings(name)
+        key = next((one for one in own if one in keys), None)
+        if key is None and alike:
+            fitting = next((alike[one] for one in map(composed, own) if one in alike), [])
+            if len(fitting) > 1:
+                first, second = map(in_ascii, fitting[:2])
+                raise ConfigError(
+                    f"targets: {first} and {second} look the same, and none is {in_ascii(name)} to "
+                    "the byte: keep the one that is meant"
+                )
+            if fitting:
+                key = fitting[0]
+        if key is not None:
+            owner = owners.setdefault(key, name)
+            if owner != name:
+                show = in_ascii if composed(owner) == composed(name) else redact
+                raise ConfigError(
+                    f"targets: the name {show(key)} fits {show(owner)} and {show(name)}: give "
+                    "relative paths, or rename one of the files"
+                )
+        found.append(key)
+    return found
+
+
+def _checked(
+    found: Sequence[str | None],
+    names: Sequence[str],
+    keys: Collection[str],
+    where: str,
+    are_files: bool,
+    skips_unused: bool,
+) -> list[str]:
+    """The keys that were found, none of which is missing. `are_files`: the targets are."""
+    missing = [name for name, key in zip(names, found, strict=True) if key is None]
+    used = set(found)
+    unused = [key for key in keys if key not in used]
+    surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
+    if missing:
+        lack = f"{named_few(missing)} of {len(names):,} files have no target by their name"
+        if unused:
+            lack += f", and {surplus}"
+        remedy = "add the targets, or open only the files that have one"
+        if are_files:
+            raise DataNotFoundError(f"{where}: {lack}: {remedy}")
+        raise ConfigError(f"{where}: {lack}: {remedy}")
+    if unused and not skips_unused:
+        raise DataNotFoundError(
+            f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
+            "Add the files, remove these targets, or pass unused_targets='skip'"
+        )
+    if unused:
+        warn(f"{where}: {surplus} of the data: left out")
+    return [key for key in found if key is not None]
+
+
+def named_few(names: Sequence[Any]) -> str:
+    """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
+    shown = ", ".join(map(redact, names[:_SHOWN]))
+    return f"{len(names):,} ({shown}{', ...' if len(names) > _SHOWN else ''})"
+
+
+# -- masks
+
+
+def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
+    """For each image the number of its mask: that of the same relative name, whatever the endings
+    ([n] int64). Where no image has one, names count without the words that all images, and all
+    masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
+
+    Args:
+        images, masks: their files.
+        skips_unused: leave out masks that have no image, with a warning.
+
+    Raises:
+        DataNotFoundError: an image has no mask; or a mask no image.
+        ConfigError: two images or two masks have one name; the masks are among the images.
+    """
+    _check_apart(images, masks)
+    numbers: Mapping[str, int] = _by_stem(masks)
+    names = [os.fsdecode(name) for name in images.names]
+    found = _matched(names, numbers, lambda name: [_stem(name)])
+    if not any(found):
+        own = _common_end(map(_stem, names))
+        other = _common_end(numbers)
+        shorter = {stem.removesuffix(other): number for stem, number in numbers.items()}
+        again = _matched(names, shorter, lambda name: [_stem(name).removesuffix(own)])
+        if all(again) and (skips_unused or len(set(again)) == len(shorter)):
+            found = again
+            numbers = shorter
+    where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
+    keys = _checked(found, names, numbers, where, True, skips_unused)
+    jpeg = next((name for name in masks.names if name.lower().endswith((b".jpg", b".jpeg"))), None)
+    if jpeg is not None:
+        warn(
+            f"targets: masks such as {redact(jpeg)} are JPEGs, whose compression changes class "
+            "numbers near edges: save masks as PNG, or round them in target_transform"
+        )
+    return np.fromiter((numbers[key] for key in keys), np.int64, len(images))
+
+
+def _check_apart(images: FileSet, masks: FileSet) -> None:
+    if images.is_remote != masks.is_remote:
+        return
+    for root in masks.roots:
+        for other in images.searched:
+            folder = os.path.normpath(other).rstrip("/") + "/"
+            if (os.path.normpath(root).rstrip("/") + "/").startswith(folder):
+                raise ConfigError(
+                    f"targets: the masks lie in {redact(root)}, which is in the folder of the "
+                    f"images ({redact(other)}), so that they would be images too: pass the images' "
+                    "own folder as data_path"
+                )
+
+
+def _by_stem(masks: FileSet) -> dict[str, int]:
+    numbers = dict[str, int]()
+    for number, name in enumerate(masks.names):
+        other = numbers.setdefault(_stem(os.fsdecode(name)), number)
+        if other != number:
+            raise ConfigError(
+                f"targets: the masks {redact(masks.path(other))} and {redact(masks.path(number))} "
+                "have the same name but for their endings, and masks are matched with images by "
+                "that: rename or remove one of them"
+            )
+    return numbers
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0]
+
+
+def _common_end(names: Iterable[str]) -> str:
+    """The words that all names end with: what follows the first separator in their common end."""
+    ends = {name[::-1] for name in names}
+    if len(ends) < 2:  # of one name nobody knows what its last word is
+        return ""
+    common = os.path.commonprefix(list(ends))[::-1]  # noqa: RUF071 (of characters)
+    words = _WORDS.search(common.rpartition("/")[2])
+    if words is None:
+        return ""
+    return words[0]
+
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
 TargetsArgument = (
@@ -277,7 +464,7 @@ def names_masks(targets: Any) -> bool:
     )
 
 
-def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = None) -> Labels:
+def given_targets(wanted: Wanted, files: FileSet) -> Labels:
     """Targets that the user gave: a mapping by relative path or file name, a table of such or the
     path of one, or a callable of the path.
 
@@ -287,23 +474,12 @@ def given_targets(wanted: Wanted, files: FileSet, reach: RemoteOptions | None = 
     Args:
         wanted: the targets and their options: see `ImageDataset`.
         files: that they belong to.
-        reach: how URLs are read.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target, or a target without its file; there
-            is no such file of labels, or it is a folder.
-        AccessError, FormatError: the file of labels can't be read.
+        ConfigError, DataNotFoundError: a file without a target, or a target without its file.
         MissingNameError: a table has no column of that name.
     """
     targets = wanted.targets
-    if isinstance(targets, (str, os.PathLike)):
-        path = os.fspath(targets)
-        targets = read_labels(path, files, reach or RemoteOptions(), wanted.delimiter)
-        if isinstance(targets, dict) and is_coco(targets):
-            wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
-            boxes = read_coco(targets, redact(path), files, wanted.masks, wanted.skips_unused)
-            return Labels(boxes, list(boxes.class_to_idx), class_to_idx=boxes.class_to_idx)
-        wanted = wanted._replace(delimiter=None)
     if isinstance(targets, Table):
         wanted.refuse_options("a table", "target_name", "label_separator", "unused_targets")
         return _of_table(targets, files, wanted)
@@ -390,6 +566,41 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+class FlatTargets(TargetSequence):
+    """Targets of which each is made of any number of items. These lie one behind the other in
+    arrays, which views share.
+
+    Args:
+        counts: [n] numbers of items.
+    """
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self._ends = np.cumsum([0, *counts], dtype=np.int64)
+        self._chosen: IntArray = np.arange(len(self._ends) - 1)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        return self._target(index)
+
+    def take(self, indices: IntArray) -> Self:
+        taken = copy.copy(self)
+        taken._chosen = self._chosen[indices]
+        return taken
+
+    def _items(self, index: int) -> slice:
+        """Where the items of a target lie."""
+        number = self._chosen[index]
+        return slice(self._ends[number], self._ends[number + 1])
+
+    @abstractmethod
+    def _target(self, index: int) -> Any:
+        """The target of a sample."""
+
+
 class MultiHot(FlatTargets):
     """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the
     others.
@@ -436,6 +647,11 @@ def _check(targets: Any, classes: list[str], where: str, files: FileSet) -> None
 
 
 # -- tables
+
+
+def is_coco(found: Mapping[str, Any]) -> bool:
+    """True if a JSON object holds annotations of images."""
+    return isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list)
 
 
 def read_labels(

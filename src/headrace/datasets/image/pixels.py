@@ -7,17 +7,18 @@ interpolation.
 A JPEG in colours that is resized is decoded to four bytes a pixel instead of three, into memory
 that is used again: the same pixels, faster. If it is at least twice, 4 or 8 times as large as what
 is wanted of it, it is decoded at a half, a quarter or an eighth of its size: by an inverse DCT of
-fewer coefficients (libjpeg-turbo), so that its pixels differ a little.
-"""
+fewer coefficients (libjpeg-turbo), so that its pixels differ a little."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import io
 import math
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -28,23 +29,205 @@ from PIL import Image, UnidentifiedImageError
 
 from headrace.casting import as_tensor, cast_into
 from headrace.collate.normalization import STATISTICS, Normalization
-from headrace.datasets.image.claims import (
-    SIXTEEN_BIT,
-    Left,
-    claimed,
-    jpeg_nbytes,
-    pillow_nbytes,
-)
 from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
-from headrace.formats.image_formats import (
-    BY_PLUGIN,
-    JPEG_XL,
-    format_by_content,
-    is_readable,
-    remedy,
-)
 from headrace.io.library_errors import is_of_machine
+from headrace.memory.budget import format_size
+from headrace.memory.per_process import renew_after_fork
+
+_HEIF_BRANDS = (
+    b"heic",
+    b"heix",
+    b"heim",
+    b"heis",
+    b"hevc",
+    b"hevx",
+    b"hevm",
+    b"hevs",
+    b"mif1",
+    b"msf1",
+)
+_JXL = b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a"
+_LONGEST_HEAD = 128  # bytes of a file's first box, which names its brands
+
+
+class ImageDecoder(NamedTuple):
+    """One of these formats.
+
+    Attributes:
+        name: as Pillow has it.
+        endings: of its files.
+        module: a plugin of Pillow's that reads it.
+        package: which holds the plugin.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    module: str
+    package: str
+
+
+AVIF = ImageDecoder("AVIF", (".avif",), "pillow_avif", "pillow-avif-plugin")
+HEIC = ImageDecoder("HEIF", (".heic", ".heif"), "pillow_heif", "pillow-heif")
+JPEG_XL = ImageDecoder("JXL", (".jxl",), "pillow_jxl", "pillow-jxl-plugin")
+BY_PLUGIN = (AVIF, HEIC, JPEG_XL)
+
+
+def format_by_content(data: bytes | memoryview) -> ImageDecoder | None:
+    """The one of these formats that a file's first bytes are of."""
+    head = bytes(data[:_LONGEST_HEAD])
+    if head.startswith((b"\xff\x0a", _JXL)):
+        return JPEG_XL
+    if head[4:8] != b"ftyp":
+        return None
+    brands = head[8 : int.from_bytes(head[:4], "big")]
+    if b"avif" in brands or b"avis" in brands:
+        return AVIF
+    return HEIC if brands[:4] in _HEIF_BRANDS else None
+
+
+@functools.cache
+def is_readable(wanted: ImageDecoder) -> bool:
+    """True if Pillow reads a format in this process, where need be by its plugin, which is
+    loaded.
+    """
+    Image.init()
+    if wanted.name in Image.OPEN and wanted is not AVIF:
+        return True
+    if wanted is AVIF and _pillow_reads_avif():
+        return True
+    try:
+        plugin = importlib.import_module(wanted.module)
+    except ImportError:
+        return False
+    if wanted is HEIC:
+        plugin.register_heif_opener()
+    return wanted.name in Image.OPEN
+
+
+def _pillow_reads_avif() -> bool:
+    try:
+        from PIL import AvifImagePlugin
+    except ImportError:  # before Pillow 11.3
+        return False
+    return bool(AvifImagePlugin.SUPPORTED)
+
+
+def remedy(wanted: ImageDecoder) -> str:
+    """What to install."""
+    return f"{wanted.name}, which needs the package {wanted.package}: pip install {wanted.package}"
+
+
+FREE = 64 << 20
+"""Bytes that an image may take without the budget being asked: a photograph of 16 million
+pixels.
+"""
+_WEIGHTS = 16  # bytes that torch takes for each row and column of what it resizes
+_PROGRESSIVE = 6  # libjpeg holds the coefficients of a progressive JPEG until the last scan
+SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+
+Left = Callable[[], int]
+"""Bytes that the budget leaves to this process."""
+
+
+class _Claimed:
+    """Bytes that this process's threads have claimed by now. A child begins with none: the
+    parent's threads don't decode there.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.changed = threading.Condition()
+        self.nbytes = 0
+
+
+_claimed = _Claimed()
+
+
+@contextlib.contextmanager
+def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator[None]:
+    """Claims what an image takes, and waits while other threads take too many bytes.
+
+    Args:
+        left: bytes that the budget leaves to this process; None: any number.
+        height, width: of the image, for the message.
+        nbytes: what it takes.
+
+    Raises:
+        FormatError: it takes more than the budget leaves.
+    """
+    if nbytes <= FREE or left is None:
+        yield
+        return
+    remaining = left()
+    if nbytes > remaining:
+        raise FormatError(
+            f"an image of {width:,} x {height:,} pixels takes {format_size(nbytes)} to be decoded "
+            f"and resized, and the memory budget leaves {format_size(remaining)}: make the image "
+            "smaller, use fewer workers or a smaller batch_size, or raise max_memory_usage"
+        )
+    with _claimed.changed:
+        _claimed.changed.wait_for(
+            lambda: not _claimed.nbytes or _claimed.nbytes + nbytes <= remaining
+        )
+        _claimed.nbytes += nbytes
+    try:
+        yield
+    finally:
+        with _claimed.changed:
+            _claimed.nbytes -= nbytes
+            _claimed.changed.notify_all()
+
+
+def jpeg_nbytes(
+    shape: tuple[int, int],
+    channels: int,
+    factor: int,
+    size: tuple[int, int] | None,
+    turns: bool,
+    is_progressive: bool,
+) -> int:
+    """What simplejpeg takes of a JPEG of that shape, decoded at a fraction of it, and resizing
+    it then.
+    """
+    height = -(-shape[0] // factor)
+    width = -(-shape[1] // factor)
+    decoded = height * width * channels * (1 + turns)
+    coefficients = shape[0] * shape[1] * _PROGRESSIVE * is_progressive
+    return decoded + max(_resizing_nbytes(height, width, size), coefficients)
+
+
+def pillow_nbytes(image: Image.Image, color: str, size: tuple[int, int] | None) -> int:
+    """What Pillow takes of an image that it has opened, and its copy as an array, and resizing
+    that then.
+    """
+    shown = 1 if color == "L" else 3
+    if image.mode == "I":
+        each = 24  # scaled as floats
+    elif image.mode in (*SIXTEEN_BIT, "F"):
+        each = 16
+    else:
+        stored = 1 if image.mode in ("1", "L", "P") else 4
+        each = stored + 2 * shown  # an array is joined from its parts
+        if image.mode != color:
+            each += 1 if color == "L" else 4
+        if image.mode == "LAB":
+            each += 4
+    if image.format in ("WEBP", "AVIF", "HEIF", "JXL"):
+        each += 8
+    pixels = image.height * image.width
+    return max(pixels * each, pixels * shown + _resizing_nbytes(image.height, image.width, size))
+
+
+def _resizing_nbytes(height: int, width: int, size: tuple[int, int] | None) -> int:
+    """What resizing takes: torch makes rows of the new width first."""
+    if size is None:
+        return 0
+    return height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS
+
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")

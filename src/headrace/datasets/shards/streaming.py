@@ -10,18 +10,17 @@ from headrace.arguments import check_integer
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.datasets.columns import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.members import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.text.text import TextDataset
 from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.class_folders import warn_of_splits
 from headrace.formats.dialects import PACK, dialect_of
+from headrace.formats.files import warn_of_splits
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.tar.source import TARS, TarSource
 from headrace.formats.text.plain import COMPRESSED, Room
 from headrace.formats.text.records import JSON_LINES

@@ -12,8 +12,8 @@ from headrace.casting import cast, cast_into
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.decoder import Decoder
 from headrace.datasets.arrays import as_input
-from headrace.datasets.image.claims import Left
-from headrace.datasets.members import decoded
+from headrace.datasets.columns import decoded
+from headrace.datasets.image.pixels import Left
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 from headrace.formats.table.source import TableSource

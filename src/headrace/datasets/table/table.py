@@ -12,12 +12,11 @@ from headrace.core.decoder import Decoder
 from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import joined_rows, joined_targets
-from headrace.datasets.members import DECODERS
+from headrace.datasets.columns import DECODERS
 from headrace.datasets.table.format import TableDecoder
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.class_folders import warn_of_splits
-from headrace.formats.resolve.expressions import DataPath
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.files import warn_of_splits
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrays import open_arrays
 from headrace.formats.table.columns import holds_images, what_is
 from headrace.formats.table.files import TABLES, hold_arrays

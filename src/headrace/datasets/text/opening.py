@@ -21,11 +21,9 @@ from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import open_files
-from headrace.formats.kinds import TEXTS
 from headrace.formats.registry import format_of, open_columns
-from headrace.formats.resolve.expressions import DataPath, entries_of
-from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import kind_of
+from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
+from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar.source import TARS, TarSource

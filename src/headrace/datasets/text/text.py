@@ -30,9 +30,9 @@ from headrace.datasets.text.targets import read_targets, targets_of
 from headrace.datasets.text.tokenizing import tokens_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.class_folders import folder_targets, warn_of_splits
 from headrace.formats.describe import Description
-from headrace.formats.resolve.expressions import DataPath
+from headrace.formats.files import folder_targets, warn_of_splits
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.text.plain import Room, check_encoding
 from headrace.formats.text.records import TEXT_FIELD
 from headrace.formats.text.source import LinesSource

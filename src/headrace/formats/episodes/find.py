@@ -21,8 +21,8 @@ from headrace.errors import BudgetError, ConfigError, FormatError, MissingNameEr
 from headrace.formats.arrays.reader import OpenArrays
 from headrace.formats.episodes.source import MASK, EpisodeArrays, EpisodeSource
 from headrace.formats.episodes.windows import WindowOptions, Windows
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
 from headrace.io.nearest_names import listed_names

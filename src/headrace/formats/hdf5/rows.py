@@ -57,9 +57,8 @@ from headrace.formats.hdf5.files import (
 from headrace.formats.hdf5.kind import HDF5, is_hdf5
 from headrace.formats.hdf5.links import Versions
 from headrace.formats.hdf5.remote import RemoteHDF5
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import PackPart, Rows
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind

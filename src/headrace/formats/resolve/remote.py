@@ -16,8 +16,15 @@ from headrace.errors import (
     HeadraceError,
     RemoteError,
 )
-from headrace.formats.resolve.contents import MOST, are_bookkeeping, is_hidden, is_hidden_part
-from headrace.formats.resolve.file_set import Format, Found, in_order
+from headrace.formats.resolve.file_set import (
+    MOST,
+    Format,
+    Found,
+    are_bookkeeping,
+    in_order,
+    is_hidden,
+    is_hidden_part,
+)
 from headrace.formats.resolve.local import before_magic
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import chain_of, named_part, redact

@@ -1,36 +1,33 @@
-"""Resolves what a user passes as `data_path` to files.
-
-* A file: that file, whatever its ending.
-* A folder, or its URL (a prefix): all files below it that end as files of the kind do, without
-  hidden ones; of Zarr stores those in it.
-* A glob: the matches that end so; where none does, those whose content is of the kind. Matching
-  nothing is an error.
-* A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the
-  parts.
-* ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of
-  that very name.
-* A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
-  before it is read.
-* ``zip://a.jpg::s3://...``: a path in an archive, or through a cache of fsspec's.
-* A list: the files of all its entries: paths of this machine, or URLs of one server.
-"""
+"""Resolves what a user passes as `data_path` to files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import glob
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+import posixpath
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from headrace.arguments import described
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.formats.resolve import contents
-from headrace.formats.resolve.contents import are_bookkeeping, has_tables, summary_of
-from headrace.formats.resolve.expressions import DataPath, entries_of, urls_among
-from headrace.formats.resolve.file_set import FileSet, Format, Found, as_set, merged
+from headrace.formats.resolve import local
+from headrace.formats.resolve.file_set import (
+    FileSet,
+    Format,
+    Found,
+    are_bookkeeping,
+    as_set,
+    has_tables,
+    merged,
+    summary_of,
+)
 from headrace.formats.resolve.local import LocalWalk
-from headrace.formats.resolve.packs import names_pack, parts_among, refuse_sidecars
 from headrace.formats.resolve.remote import (
     RemoteWalk,
     are_folders,
@@ -38,9 +35,364 @@ from headrace.formats.resolve.remote import (
     has_magic,
     names_below,
 )
-from headrace.io.paths import check_regular, is_url, redact
+from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote_files import RemoteFiles, read_whole
+
+DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
+_MOST = 1_000_000  # names that one pattern in braces may stand for
+_BRACES = re.compile(r"\{(\d+\.\.\d+(?:\.\.\d+)?|[^{}]*,[^{}]*)\}")
+
+
+def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
+    """The paths that `data_path` names, patterns in braces expanded; globs stay as they are.
+
+    Args:
+        data_path: as the user gave it.
+        name: the argument's, for messages.
+
+    Raises:
+        ConfigError: it is no path and no list of paths; or a pattern stands for too many names.
+        DataNotFoundError: it is an empty one.
+    """
+    wanted = f"{name} must be a path, a glob, a URL or a list of these"
+    if isinstance(data_path, (str, bytes, os.PathLike)):
+        entries: list[Any] = [data_path]
+    elif hasattr(data_path, "filename") or hasattr(data_path, "read"):
+        raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
+    elif isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
+        raise ConfigError(f"{wanted}, not {described(data_path)}")
+    elif isinstance(data_path, Iterator):
+        raise ConfigError(
+            f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of "
+            "it"
+        )
+    else:
+        entries = list(data_path)
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (str, bytes, os.PathLike)):
+            raise ConfigError(
+                f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}"
+            )
+    if not entries or not all(map(os.fspath, entries)):
+        empty = next((number for number, entry in enumerate(entries) if not os.fspath(entry)), 0)
+        what = (
+            f"{name} is empty ({data_path!r})"
+            if len(entries) < 2
+            else f"{name}: entry {empty} of the {len(entries):,} given is empty"
+        )
+        raise DataNotFoundError(f"{what}: name at least one folder or file")
+    # in a list of millions, at once
+    if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):
+        return entries
+    return [path for entry in entries for path in expand_braces(entry)]
+
+
+def urls_among(entries: Sequence[Any], name: str = "data_path") -> list[str]:
+    """The entries, if they are URLs; none, if they are paths of this machine.
+
+    Raises:
+        ConfigError: some are, and some are not.
+    """
+    urls = [entry for entry in entries if is_url(entry)]
+    if urls and len(urls) < len(entries):
+        raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
+    return urls
+
+
+def expand_braces(entry: Any) -> list[Any]:
+    """``a-{000..003}.tar`` and ``{train,val}.tar`` as shells, and WebDataset, write them: all
+    names. What is there as it stands, and what has no such braces, stays as it is.
+
+    Raises:
+        ConfigError: they stand for too many names.
+    """
+    text = os.fspath(entry)
+    if (
+        not isinstance(text, str)
+        or "{" not in text
+        or (not is_url(text) and os.path.exists(os.path.expanduser(text)))
+    ):
+        return [entry]
+    expanded = [text]
+    while True:
+        matches = [_BRACES.search(name) for name in expanded]
+        if not any(matches):
+            return list(dict.fromkeys(expanded))  # braces in braces give some twice
+        of = {
+            inside: _parts(inside)
+            for inside in {match[1] for match in matches if match is not None}
+        }
+        parts = [[""] if match is None else of[match[1]] for match in matches]
+        if sum(map(len, parts)) > _MOST:
+            raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
+        made = []
+        for name, match, some in zip(expanded, matches, parts, strict=True):
+            made += (
+                [name]
+                if match is None
+                else [name[: match.start()] + part + name[match.end() :] for part in some]
+            )
+        expanded = made
+
+
+def _parts(inside: str) -> Sequence[str]:
+    if ".." not in inside or "," in inside:
+        return inside.split(",")
+    first, last, *by = inside.split("..")
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = 0
+    if is_padded:
+        width = max(len(first), len(last))
+    step = 1
+    if by:
+        step = max(1, int(by[0]))
+    if abs(int(last) - int(first)) // step > _MOST:
+        raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
+    sign = -1
+    if int(first) <= int(last):
+        sign = 1
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + sign, sign * step)]
+
+
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+_KEYS = {"plan", "parts", "kind", "store", "check"}
+_PART = r"part-\d{5,}-of-\d{5,}\."
+_BESIDE = re.compile(rf"{_PART}(?:h5|json)")
+"""What lies beside the plan and the manifest of a pack."""
+_SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
+
+
+def checked_text(said: dict[str, Any]) -> bytes:
+    """JSON with its own checksum: a manifest, a plan, or the sidecar of a part."""
+    text = json.dumps({**said, "check": _crc_of(said)}, sort_keys=True, indent=1)
+    return text.encode("ascii") + b"\n"
+
+
+def checked_json(data: bytes) -> dict[str, Any]:
+    """What `checked_text` was made of; raises a ValueError for anything else."""
+    try:
+        said = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(said, dict) or said.pop("check", None) != _crc_of(said):
+        raise ValueError("wrong checksum")
+    return said
+
+
+def _crc_of(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
+
+
+def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
+    """What the manifest of a pack says.
+
+    Raises:
+        FormatError: it is damaged, or none.
+    """
+    try:
+        said = checked_json(data)
+        _check_manifest(said)
+    except ValueError as error:
+        raise FormatError(
+            f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
+        ) from error
+    return said
+
+
+def _check_manifest(said: dict[str, Any]) -> None:
+    """Raises a ValueError for a value that no pack writes, such as the name of a part that leads
+    out of the folder.
+    """
+    parts = said.get("parts")
+    classes = said.get("classes")
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"'parts' is {parts!r:.40}")
+    if classes is not None and not are_texts(classes):
+        raise ValueError(f"'classes' is {classes!r:.40}")
+    for name in ("plan", "kind", "store", "fingerprint"):
+        if not isinstance(said.get(name), str):
+            raise ValueError(f"{name!r} is {said.get(name)!r:.40}")
+    if not are_counts([said.get("samples"), said.get("left_out")]) or not are_texts(
+        said.get("left_out_first")
+    ):
+        raise ValueError("'samples' or 'left_out' is wrong")
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict) or not are_counts(
+            [part.get(name) for name in ("samples", "nbytes", "crc32")]
+        ):
+            raise ValueError(f"part {number} is {part!r:.40}")
+        if part.get("name") != f"part-{number:05d}-of-{len(parts):05d}.h5":
+            raise ValueError(f"part {number} is called {part.get('name')!r:.60}")
+    if sum(part["samples"] for part in parts) != said["samples"]:
+        raise ValueError("the samples of the parts are other ones than 'samples'")
+
+
+def are_counts(values: Any) -> bool:
+    """True of a list of integers from 0 on, as JSON has them."""
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def are_texts(values: Any) -> bool:
+    """True of a list of texts."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def is_pack(folder: str) -> bool:
+    """True if a local folder holds files named as those that `headrace.pack` writes, whatever is
+    in them.
+    """
+    if not any(os.path.exists(os.path.join(folder, name)) for name in (PLAN, MANIFEST)):
+        return False
+    try:
+        with os.scandir(folder) as listing:
+            return any(_BESIDE.fullmatch(entry.name) for entry in listing)
+    except OSError:
+        return False
+
+
+def names_pack(entry: Any) -> bool:
+    """True if a path is that of a pack's folder or manifest; of a URL its name decides."""
+    path = os.path.expanduser(os.fsdecode(entry))
+    return _is_manifest(path) if is_url(path) else _folder_of(path) is not None
+
+
+def _is_manifest(path: str) -> bool:
+    return posixpath.basename(named_part(path)) == MANIFEST
+
+
+def _folder_of(path: str) -> str | None:
+    """The folder of the pack that a local path names; None: it names no pack."""
+    folder = os.path.dirname(path) or "." if _is_manifest(path) else path
+    return folder if is_pack(folder) else None
+
+
+def parts_among(
+    entries: Sequence[Any],
+    endings: tuple[str, ...],
+    options: RemoteOptions | None,
+    wanted: tuple[str, ...] | None = None,
+) -> list[Any]:
+    """The entries, with the files of its parts in place of each pack: a folder of this machine, or
+    the path or URL of a manifest.
+
+    Args:
+        entries: paths, globs and URLs.
+        endings: of files that count themselves, and are not looked at.
+        options: how URLs are read.
+        wanted: endings that the files of packs must have; None: any.
+
+    Raises:
+        DataNotFoundError: a pack is not complete; a manifest is missing.
+        FormatError: a manifest is damaged; a pack has files of another kind.
+        AccessError, RemoteError: a server does not give it.
+    """
+    return [
+        path
+        for entry in entries
+        for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options, wanted))
+    ]
+
+
+def _parts_of(
+    entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...] | None
+) -> Iterator[Any]:
+    path = os.path.expanduser(os.fsdecode(entry))
+    if is_url(path):
+        manifest = (
+            _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
+        )
+        if manifest is not None:
+            start, _, end = path.rpartition(MANIFEST)
+            yield from (start + name + end for name in _part_names(manifest, path, wanted))
+            return
+    elif (folder := _folder_of(path)) is not None:
+        yield from (
+            os.path.join(folder, name)
+            for name in _part_names(_local_manifest(folder), path, wanted)
+        )
+        return
+    yield entry
+
+
+def refuse_sidecars(files: FileSet) -> None:
+    """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among
+    texts.
+    """
+    data, _ = files.names.arrays
+    if re.search(rb"-of-\d", data.data) is None:
+        return
+    names = set(files.names)
+    for index, name in enumerate(files.names):
+        if _SIDECARS.search(name) is None:
+            continue
+        folder = name[: name.rfind(b"/") + 1]
+        part = files.url(index).removesuffix("json") + "h5"
+        if (
+            folder + PLAN.encode() in names
+            or folder + MANIFEST.encode() in names
+            or os.path.exists(part)
+        ):
+            pack = posixpath.dirname(files.url(index))
+            raise FormatError(
+                f"{redact(pack)} is a pack, and its .json files are no texts: pass its {MANIFEST} "
+                "as a path of its own, or a glob of the "
+                "texts"
+            )
+
+
+def _part_names(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | None) -> list[str]:
+    """The files of the parts."""
+    names = [part["name"] for part in manifest["parts"]]
+    if wanted is not None and not names[0].endswith(wanted):
+        raise FormatError(
+            f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
+            "headrace.open_dataset"
+        )
+    return names
+
+
+def _local_manifest(folder: str) -> dict[str, Any]:
+    path = os.path.join(folder, MANIFEST)
+    try:
+        with open(path, "rb") as file:
+            manifest = parse_manifest(file.read(), path)
+    except FileNotFoundError:
+        raise DataNotFoundError(
+            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
+            "rest by the same command; "
+            "headrace.packing.pack_status says what is missing"
+        ) from None
+    try:
+        with open(os.path.join(folder, PLAN), "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+    except FileNotFoundError:
+        raise FormatError(
+            f"{redact(folder)} is a pack without its {PLAN}: copy that too, or pack again"
+        ) from None
+    if digest != manifest["plan"]:
+        raise FormatError(
+            f"{redact(folder)}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or "
+            "pack again"
+        )
+    return manifest
+
+
+def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
+    """The manifest at a URL; None: it is a JSON file of something else."""
+    data = read_whole(url, options)
+    if data is None:
+        raise DataNotFoundError(
+            f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?"
+        )
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        return parse_manifest(data, url)  # says what is wrong
+    # a damaged one lacks one or two
+    is_of_pack = isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2
+    return parse_manifest(data, url) if is_of_pack else None
 
 
 def resolve(
@@ -257,7 +609,7 @@ def _names_in(
                 and _kind_by_content(start, kinds) is None
             )
             yield from (
-                ((name, False) for name in contents.names_below(start))
+                ((name, False) for name in local.names_below(start))
                 if is_folder
                 else [(start, True)]
             )

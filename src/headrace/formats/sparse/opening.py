@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FileChangedError, FormatError
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.frames import (
     Column,
     column_names,

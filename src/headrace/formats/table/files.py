@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
-from headrace.formats.resolve.contents import BOOKKEEPING, READERS
-from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.file_set import BOOKKEEPING, READERS, FileSet, Format
 from headrace.formats.table.columns import Column, column_of, refused, spec_of
 from headrace.io.library_errors import asking
 from headrace.io.nearest_names import listed_names

@@ -18,9 +18,8 @@ from headrace.arguments import checks_keywords
 from headrace.errors import warn
 from headrace.formats.describe import Column, Description
 from headrace.formats.files import fingerprint_names
-from headrace.formats.resolve.expressions import DataPath
 from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Locatable
 from headrace.formats.tar.index import TarIndex, compressed, tar_indices
 from headrace.io.local.files import LocalFiles

@@ -11,9 +11,8 @@ from typing import Any
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.files import FilesSource
-from headrace.formats.kinds import TEXT_EXTENSIONS
-from headrace.formats.resolve.expressions import DataPath
-from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.file_set import TEXT_EXTENSIONS, FileSet
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.text.plain import Room, decompressed, pieces_of, undecodable
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles, version_of

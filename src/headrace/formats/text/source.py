@@ -21,10 +21,8 @@ from headrace.dtypes import IntArray
 from headrace.formats.blocks import block_length
 from headrace.formats.describe import Column, Description
 from headrace.formats.files import fingerprint_names
-from headrace.formats.kinds import TEXTS
-from headrace.formats.resolve.expressions import DataPath
-from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.file_set import TEXTS, FileSet
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Locatable
 from headrace.formats.text import records
 from headrace.formats.text.files import files_of

@@ -11,15 +11,16 @@ import pytest
 from PIL import Image
 
 from headrace import ConfigError, ImageDataset, SampleError
-from headrace.datasets.image import opening, pixels
-from headrace.datasets.image.pixels import decode_image, image_shape
-from headrace.formats.image_formats import (
+from headrace.datasets.image import image as images, pixels
+from headrace.datasets.image.pixels import (
     AVIF,
     BY_PLUGIN,
     HEIC,
     JPEG_XL,
     ImageDecoder,
+    decode_image,
     format_by_content,
+    image_shape,
     is_readable,
 )
 
@@ -51,7 +52,7 @@ def test_images_are_read_upright(wanted: ImageDecoder, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (opening, pixels):
+    for module in (images, pixels):
         monkeypatch.setattr(module, "is_readable", lambda one: False)
     Image.new("RGB", (4, 3)).save(tmp_path / "1.png")
     for wanted, head in HEADS.items():

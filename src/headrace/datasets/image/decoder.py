@@ -1,0 +1,657 @@
+"""What the samples of an `ImageDataset` are: images, alone or with a mask, a class number or boxes,
+decoded, cropped, resized and normalised by one draw.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from headrace.casting import FLOAT32, DTypeArgument, known_dtype, normalized_dtype
+from headrace.collate import DetectionCollator
+from headrace.collate.normalization import check_normalize
+from headrace.core.batcher import Collating
+from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import Decoder, Unnormalized
+from headrace.datasets.image.augment import Augment, Drawn, split_augment
+from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
+from headrace.datasets.image.pixels import (
+    IMAGENET,
+    SIXTEEN_BIT,
+    Left,
+    Pixels,
+    claimed,
+    decode_image,
+    decoding,
+    image_shape,
+    load_image,
+    normalize,
+    normalize_into,
+    open_image,
+    resize_image,
+    to_channels_first,
+    to_channels_last,
+    writable,
+)
+from headrace.dtypes import ArraySpec
+from headrace.errors import ConfigError, FormatError
+
+Mask = npt.NDArray[Any]
+"""[H, W] uint8, uint16 or int32."""
+_WIDEST = 8  # bytes a pixel: Pillow's image and the array
+
+
+@decoding
+def decode_mask(data: Any, left: Left | None = None) -> Mask:
+    """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32
+    bits, or 0 and 1 for one bit.
+
+    EXIF is ignored. (A TIFF's own orientation tag is part of its format and is applied by Pillow.)
+    Greyscale PNGs of 2 and 4 bits are scaled to 0..255, as the format defines. GIF and TIFF files
+    yield their first frame.
+
+    Args:
+        data: bytes of the file (bytes-like).
+        left: returns the remaining memory budget; see
+            `headrace.datasets.image.pixels.decode_image`.
+
+    Returns:
+        [H, W] uint8, uint16 or int32, in memory of its own.
+
+    Raises:
+        FormatError: the file is not an image, is broken or too large, or has colours, floats or
+            alpha.
+    """
+    with (
+        open_image(data) as image,
+        claimed(left, image.height, image.width, image.height * image.width * _WIDEST),
+    ):
+        image.load()
+        dtype = _dtype_of(image.mode)
+        if image.mode == "1":
+            return np.array(image.convert("L"), np.uint8) // 255
+        return np.array(image).astype(dtype)
+
+
+def _dtype_of(mode: str) -> np.dtype[Any]:
+    """The dtype of masks that are images of a mode of Pillow's.
+
+    Raises:
+        FormatError: no mask is.
+    """
+    if mode in ("1", "L", "P"):
+        return np.dtype(np.uint8)
+    if mode in SIXTEEN_BIT:
+        return np.dtype(np.uint16)
+    if mode == "I":
+        return np.dtype(np.int32)
+    raise FormatError(
+        "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of "
+        f"mode {mode!r}: convert it once, "
+        "and save it as PNG"
+    )
+
+
+@decoding
+def mask_spec(data: Any, left: Left | None = None) -> ArraySpec:
+    """Shape and dtype that `decode_mask` would give, by the header alone. (A TIFF is decoded: its
+    reader turns it as it loads it.)
+
+    Raises:
+        FormatError: as `decode_mask`; damage behind the header is not seen.
+    """
+    with open_image(data) as image:
+        if image.format != "TIFF":
+            return ArraySpec((image.height, image.width), _dtype_of(image.mode))
+    mask = decode_mask(data, left)
+    return ArraySpec(mask.shape, mask.dtype)
+
+
+def encode_mask(mask: Mask) -> bytes:
+    """A file that `decode_mask` makes the same mask of: a PNG, and of int32 a TIFF."""
+    stream = io.BytesIO()
+    if mask.dtype == np.int32:
+        mask_image(mask).save(stream, "TIFF", compression="tiff_adobe_deflate")
+    else:
+        mask_image(mask).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def resize_nearest(mask: Mask, size: tuple[int, int] | None) -> Mask:
+    """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not
+    kept. None: as it is.
+    """
+    if size is None or mask.shape == size:
+        return mask
+    rows, columns = (
+        (2 * np.arange(wanted) + 1) * stored // (2 * wanted)
+        for wanted, stored in zip(size, mask.shape, strict=True)
+    )
+    # two passes over rows are faster than a gather of pixels
+    picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)
+    return picked
+
+
+def mask_image(mask: Mask) -> Image.Image:
+    """A mask as a PIL image of mode "L", "I;16" or "I"."""
+    return Image.fromarray(np.ascontiguousarray(mask))
+
+
+DEFAULT_SIZE = (224, 224)
+UNSET: Any = "default"
+"""An `image_size` that was not given."""
+
+
+def check_image_options(color: str, transform_input: str, decode: str, normalize: object) -> None:
+    """Raises a ConfigError for options of images that make no sense."""
+    check_normalize(normalize)
+    if color not in ("RGB", "L"):
+        raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
+    if transform_input not in ("pil", "tensor", "numpy"):
+        raise ConfigError(
+            f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}"
+        )
+    if decode not in ("fast", "exact"):
+        raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
+
+
+def image_dtype(
+    dtype: DTypeArgument | None, normalize: bool | Literal["host"], transformed: bool
+) -> np.dtype[Any]:
+    """The dtype of normalised images that a user asks for.
+
+    Raises:
+        ConfigError: it is another one than these may have, or images are not normalised.
+    """
+    named = normalized_dtype(dtype)
+    if dtype is not None and (transformed or not normalize):
+        raise ConfigError(
+            f"dtype={dtype!r} is for images that are normalised, and here a transform or "
+            "normalize=False gives them their dtype: leave one of both out"
+        )
+    return named
+
+
+@dataclass(kw_only=True, eq=False)
+class ImageDecoder(Decoder):
+    """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of
+    PIL images or arrays come next; or as the encoded records themselves, where an image is decoded
+    only when it is known which part of it is wanted.
+
+    Args:
+        color: "RGB" or "L".
+        image_size: (height, width) of values; None: an image's own.
+        is_size_given: True if the user said so.
+        exact: decode large JPEGs whole.
+        normalize: scale and normalise inputs that nobody transforms; "host": never on a device.
+        dtype: of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
+        transform_input: "pil", "tensor" or "numpy".
+        augment: the built-in crop and flip, if there are any.
+        transformed: True if a transform gets the inputs.
+        is_stored_decoded: True if records are pixels [H, W, C].
+        hold: as the user gave it.
+        left: says what the memory budget leaves for one image.
+        is_joint: True if a transform gets input and target.
+        channels_first: the layout of values; None: as inputs have it. The views of a dataset keep
+            it, whatever their transform gets.
+    """
+
+    stores_values = False
+    always_pairs = True
+
+    color: str
+    image_size: tuple[int, int] | None
+    is_size_given: bool
+    exact: bool
+    normalize: bool | Literal["host"]
+    transform_input: str
+    augment: Augment | None
+    transformed: bool
+    is_stored_decoded: bool
+    hold: str | None
+    left: Left | None = None
+    is_joint: bool = False
+    dtype: np.dtype[Any] = FLOAT32
+    channels_first: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._shows_channels_first = not self.transformed or self.transform_input == "tensor"
+        if self.channels_first is None:
+            self.channels_first = self.augment is None and self._shows_channels_first
+        self.crop_size: tuple[int, int] | None = None if self.augment is None else self.augment.size
+        """The size of inputs, where they are cropped or resized once more."""
+        is_cropped_first = self.crop_size is not None and self.image_size is None
+        self.is_encoded: bool = (
+            is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
+        )
+        """True if values are encoded images."""
+        self.draws = any(self.random_steps())
+        self.decodes_late = self.is_encoded
+        self.copies: bool = (
+            self.augment is None
+            and self.channels_first
+            and not self.normalize
+            and not self.transformed
+        )
+
+    def with_transform(self, transform: Any) -> tuple[ImageDecoder, Callable[[Any], Any] | None]:
+        """What is held stays as it is, so it may be held in another layout than the one that the
+        transform gets.
+        """
+        augment, rest = split_augment(transform)
+        if rest is None and augment is None and self.image_size is None and not self.is_size_given:
+            augment = Augment(None, None, self.crop_size or DEFAULT_SIZE)
+        return replace(self, augment=augment, transformed=rest is not None), rest
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return 3 if self.color == "RGB" else 1
+
+    @property
+    def input_dtype(self) -> np.dtype[Any]:
+        """Of inputs that nobody transforms."""
+        if self.normalize:
+            return self.dtype
+        return np.dtype(np.uint8)
+
+    @property
+    def held_as(self) -> str:
+        """What decides the value of a record."""
+        return (
+            f"ImageDataset {self.color} {self.image_size} {self.channels_first} "
+            f"{self.is_stored_decoded}{' exact' if self.exact else ''}"
+        )
+
+    def decode(self, record: Any) -> Any:
+        if self.is_encoded:
+            # no array: those are taken for pixels
+            if isinstance(record, np.ndarray):
+                return record.tobytes()
+            return record
+        if self.image_size is not None and not self.is_stored_decoded:
+            first = bool(self.channels_first)
+            return load_image(
+                record, self.color, self.image_size, first, exact=self.exact, left=self.left
+            )
+        pixels = record
+        if not self.is_stored_decoded:
+            pixels = decode_image(record, self.color, self.left)
+        pixels = resize_image(pixels, self.image_size)
+        if self.channels_first:
+            pixels = to_channels_first(pixels)
+        return pixels
+
+    def value_spec(self) -> ArraySpec | None:
+        size = self.crop_size if self.is_encoded else self.image_size
+        if size is None:
+            return None
+        shape = (*size, self.channels)
+        if self.channels_first:
+            shape = (self.channels, *size)
+        return ArraySpec(shape, np.dtype(np.uint8))
+
+    def pixels(self, value: Any) -> Pixels:
+        """The decoded image, uint8 [H, W, C]."""
+        if self.is_encoded:
+            return decode_image(value, self.color, self.left)
+        if self.channels_first:
+            value = to_channels_last(value)
+        return value  # type: ignore[no-any-return]
+
+    def draw(self, value: Any) -> Drawn | None:
+        if self.augment is None or not self.draws:
+            return None
+        if self.is_encoded:
+            return self.augment.draw(*image_shape(value, self.left))
+        return self.augment.draw(*(value.shape[1:] if self.channels_first else value.shape[:2]))
+
+    def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> Pixels:
+        """What a value becomes by its draws: uint8 in the layout of inputs."""
+        if self.augment is None and self.channels_first == self._shows_channels_first:
+            return value  # type: ignore[no-any-return]
+        box, flip = drawn or (None, False)
+        size = self.crop_size
+        if self.is_encoded and size is not None:
+            first = self._shows_channels_first
+            return load_image(value, self.color, size, first, box, flip, self.exact, self.left)
+        pixels = value
+        if self.channels_first:
+            pixels = value.transpose(1, 2, 0)
+        if box is not None:
+            pixels = box.of(pixels)
+        if size is not None:
+            pixels = resize_image(np.ascontiguousarray(pixels), size)
+        if flip:
+            pixels = pixels[:, ::-1]
+        if self._shows_channels_first:
+            return to_channels_first(pixels)
+        return np.ascontiguousarray(pixels)
+
+    def to_input(self, value: Any) -> Any:
+        return self.shown(value, self.draw(value))
+
+    def shown(self, value: Any, drawn: Drawn | None) -> Any:
+        """The input that a value becomes by its draws."""
+        pixels = self._drawn_pixels(value, drawn)
+        if not self.transformed:
+            if self.normalize:
+                return normalize(pixels, self.dtype)
+            return _tensor(pixels)
+        if self.transform_input == "pil":
+            return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+        if self.transform_input == "tensor":
+            return _tensor(pixels)
+        return writable(pixels)
+
+    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
+        if self.transformed:
+            return None
+        size = self.crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
+        return ArraySpec((self.channels, *size), self.input_dtype)
+
+    def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
+        pixels = self._drawn_pixels(value, drawn)
+        if self.normalize:
+            normalize_into(pixels, out)
+        else:
+            np.copyto(out, pixels)
+
+    def sample_nbytes(self) -> int | None:
+        size = self.crop_size or self.image_size
+        if self.transformed or size is None:
+            return None
+        return size[0] * size[1] * self.channels * self.input_dtype.itemsize + 8
+
+    def unnormalized(self) -> Unnormalized | str | None:
+        if self.transformed:
+            return "a transform makes them"
+        if self.normalize is True:
+            return Unnormalized(
+                replace(self, normalize=False),
+                replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32),
+            )
+        return "normalize='host'" if self.normalize else None
+
+    def random_steps(self) -> list[Any]:
+        if self.augment is None:
+            return []
+        return [step for step in (self.augment.crop, self.augment.flip) if step is not None]
+
+
+def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(writable(value))
+
+
+_LEAST = 1.0  # pixels, of what a crop leaves of a box
+
+
+@dataclass(kw_only=True, eq=False)
+class JointDecoder(ImageDecoder):
+    """Images and something that lies in them: values are the pixels and that, or the encoded record
+    where an image is cropped first.
+    """
+
+    splits_targets = True
+    decodes_late = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.copies = False
+        self.decodes_late = True
+
+    @property
+    def held_as(self) -> str:
+        return f"{super().held_as} {type(self).__name__}"
+
+    def value_spec(self) -> None:
+        return None
+
+    def pixels(self, value: Any) -> Pixels:
+        return super().pixels(value[0] if isinstance(value, tuple) else value)
+
+    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
+        drawn = self.draw(value)
+        return self.shown(value, drawn), self.shown_target(self.placed(target, drawn))
+
+    def placed(self, target: Any, drawn: Drawn | None) -> Any:
+        """What becomes of a target by the draws for its image."""
+        return target
+
+    def shown_target(self, placed: Any) -> Any:
+        """The target that a user gets."""
+        return placed
+
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
+        size = self.crop_size or self.image_size
+        is_of_one_size = self.is_encoded or self.image_size is not None
+        if size is None or not is_of_one_size or not self._joins(collating):
+            return None
+        row = ArraySpec((self.channels, *size), self.input_dtype)
+        return row, self._target_row(size)
+
+    def _joins(self, collating: Collating) -> bool:
+        """True if a batch is rows of images, beside what becomes of the targets."""
+        return collating.stacks
+
+    def _target_row(self, size: tuple[int, int]) -> ArraySpec | None:
+        """Shape and dtype of the target of an image of that size; None: it has none."""
+        return ArraySpec((), np.dtype(np.int64))
+
+
+@dataclass(kw_only=True, eq=False)
+class MaskDecoder(JointDecoder):
+    """Pairs of an image and a mask of its size, which is resized to the nearest pixel. Records hold
+    the bytes of both.
+
+    A target is an int64 tensor [H, W]; a joint transform gets it as it gets the image: as a PIL
+    image, an array or a tensor.
+    """
+
+    def decode(self, record: Any) -> Any:
+        image, mask = record
+        if self.is_encoded:
+            # no arrays: those are taken for pixels
+            if isinstance(image, bytes):
+                return record
+            return (image.tobytes(), mask.tobytes())
+        if not self.is_stored_decoded:
+            mask = mask_of(image, mask, self.left)
+        return super().decode(image), resize_nearest(mask, self.image_size)
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        image, mask = value
+        if self.is_encoded:
+            mask = mask_of(image, mask, self.left)
+        return image, mask
+
+    def _target_row(self, size: tuple[int, int]) -> ArraySpec:
+        return ArraySpec(size, np.dtype(np.int64))
+
+    def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
+        return cut_mask(target, drawn, self.crop_size)
+
+    def shown_target(self, placed: Mask) -> Any:
+        if self.is_joint and self.transformed:
+            if self.transform_input == "pil":
+                return mask_image(placed)
+            if self.transform_input == "numpy":
+                return np.array(placed)
+        return torch.from_numpy(placed.astype(np.int64))
+
+    def sample_nbytes(self) -> int | None:
+        nbytes = super().sample_nbytes()
+        size = self.crop_size or self.image_size
+        if nbytes is None or size is None:
+            return None
+        return nbytes + 8 * size[0] * size[1]
+
+
+@dataclass(kw_only=True, eq=False)
+class LabelDecoder(JointDecoder):
+    """Pairs of an image and its class number. Records hold the bytes of both."""
+
+    def decode(self, record: Any) -> Any:
+        image, label = record
+        if not self.is_encoded:
+            return super().decode(image), np.array(_integer(label), np.int64)
+        return image, label
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        return value[0], _integer(value[1])
+
+
+def _integer(label: Any) -> int:
+    try:
+        return int(label)
+    except ValueError as error:
+        raise FormatError(f"the class number is none: {label!r:.60}") from error
+
+
+def mask_of(
+    image: Any, data: Any, left: Left | None = None, read: Callable[..., Any] = decode_mask
+) -> Any:
+    """The mask of an encoded image, as large as that.
+
+    Args:
+        image: the bytes of the image.
+        data: those of the mask.
+        left: as for `decode_mask`.
+        read: `decode_mask`, or `mask_spec` of which the shape and dtype are enough.
+
+    Raises:
+        FormatError: it is of another size, or can't be decoded.
+    """
+    height, width = image_shape(image, left)
+    try:
+        mask = read(data, left)
+    except FormatError as error:
+        raise FormatError(f"the mask: {error}") from error
+    if mask.shape != (height, width):
+        raise FormatError(
+            f"the image is {width:,} x {height:,} pixels (as its EXIF orientation turns it), and "
+            f"its mask {mask.shape[1]:,} x {mask.shape[0]:,}"
+        )
+    return mask
+
+
+def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
+    """What becomes of a mask [H, W] where its image is cropped, resized to `size`, and mirrored."""
+    part, flip = drawn or (None, False)
+    if part is not None:
+        mask = part.of(mask)
+    mask = resize_nearest(mask, size)
+    if flip:
+        mask = mask[:, ::-1]
+    return mask
+
+
+@dataclass(kw_only=True, eq=False)
+class BoxDecoder(JointDecoder):
+    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored
+    image.
+
+    A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels`
+    (int64 [N]), `area` (float32 [N]), `iscrowd` (int64 [N]), `image_id` (int) and, on request,
+    `masks` (uint8 [N, H, W]).
+    """
+
+    def decode(self, record: Any) -> Any:
+        value = super().decode(record)
+        if self.is_encoded:
+            return value
+        shape = record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left)
+        return value, np.array(shape, np.int64)
+
+    def _joins(self, collating: Collating) -> bool:
+        function = collating.function
+        return type(function) is DetectionCollator and function.stack and collating.calls(function)
+
+    def _target_row(self, size: tuple[int, int]) -> None:
+        return None
+
+    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
+        """The target: the objects, height and width that they are in pixels of, and those of the
+        image as it is stored, upright.
+        """
+        if self.is_encoded:
+            shape = image_shape(value, self.left)
+        else:
+            value, sides = value
+            shape = (int(sides[0]), int(sides[1]))
+        targets = dataset.targets
+        assert isinstance(targets, CocoTargets)
+        return value, (targets.objects(index), targets.size_of(index, shape), shape)
+
+    def placed(
+        self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
+    ) -> dict[str, Any]:
+        """The objects where they are in the input."""
+        objects, size, shape = target
+        frame = self.image_size or shape
+        before = objects.arrays["boxes"]
+        boxes, kept = place_boxes(before, size, frame, drawn, self.crop_size)
+        arrays = {name: values[kept] for name, values in objects.arrays.items()}
+        scales = _areas(boxes) / _areas(before[kept])
+        arrays["area"] = (arrays["area"] * scales).astype(np.float32)
+        arrays["boxes"] = boxes
+        made: dict[str, Any] = {name: torch.from_numpy(one) for name, one in arrays.items()}
+        made["image_id"] = objects.image_id
+        if objects.segmentations is not None:
+            wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
+            masks = np.zeros((len(wanted), *(self.crop_size or frame)), np.uint8)
+            for number, mask in enumerate(instance_masks(wanted, *size)):
+                masks[number] = cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
+            made["masks"] = torch.from_numpy(masks)
+        return made
+
+    def sample_nbytes(self) -> None:
+        return None
+
+
+def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    areas: npt.NDArray[np.float64]
+    areas = np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
+    return areas
+
+
+def place_boxes(
+    boxes: npt.NDArray[np.float32],
+    size: tuple[int, int],
+    frame: tuple[int, int],
+    drawn: Drawn | None,
+    crop_size: tuple[int, int] | None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Boxes of an image where they are in what becomes of it.
+
+    Args:
+        boxes: [N, 4]: left, top, right, bottom, in pixels of the image.
+        size: (height, width) of the image.
+        frame: its size where it is cropped and mirrored.
+        drawn: the part that is cropped, and whether it is mirrored.
+        crop_size: to which the part is resized; None: it is not.
+
+    Returns:
+        [M, 4] float32 boxes, clipped to what is shown; and which are kept ([N] bool): those of
+        which a pixel each way is left, or all that there was.
+    """
+    part, flip = drawn or (None, False)
+    top, left, height, width = part or (0, 0, *frame)
+    rows, columns = crop_size or (height, width)
+    moved = boxes * np.array([frame[1] / size[1], frame[0] / size[0]] * 2)
+    moved -= [left, top] * 2
+    moved *= [columns / width, rows / height] * 2
+    least = np.minimum(moved[:, 2:] - moved[:, :2], _LEAST)  # of what was smaller before, all
+    moved = moved.clip(0, [columns, rows] * 2)
+    sides = moved[:, 2:] - moved[:, :2]
+    kept = np.asarray(((sides >= least * (1 - 1e-6)) & (sides > 0)).all(axis=1))
+    if flip:
+        moved[:, [0, 2]] = columns - moved[:, [2, 0]]
+    return moved[kept].astype(np.float32), kept
