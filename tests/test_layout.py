@@ -51,10 +51,10 @@ INSIDE = {
     "monitor": "stats hooks memory",
     "collate": "normalization fields stack vision pad text registry",
     "loader": """
-        config data state plan budget device worker build agreement sampler explain epoch
+        config data state plan budget worker device build ranks explain epoch
         loader multi module steps
     """,
-    "loader/worker": "signals served start processes failures fetch pool",
+    "loader/worker": "signals served start fetch processes",
     "datasets": """
         cells image columns arrays hdf5 episodes zarr sparse table text
         shards indexing unnormalized open memory_efficient

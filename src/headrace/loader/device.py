@@ -38,13 +38,14 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from headrace.collate.normalization import Normalization
+from headrace.loader.worker.processes import WorkerIterator
 from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
 
@@ -54,20 +55,6 @@ _QUEUED = 2  # batches whose kernels may wait in the device's queue while anothe
 # seconds between two looks at an event; other than the driver's own wait it takes no core, and
 # Ctrl-C ends it
 _NAP = 1e-4
-
-
-class Deliveries(Protocol):
-    """The deliveries of an epoch, in their order. `workers` are the processes that make them."""
-
-    @property
-    def workers(self) -> Sequence[Any]: ...
-
-    def __next__(self) -> Delivered: ...
-    def is_ready(self) -> bool:
-        """True if the next one is here, and pinned, so that `next` does not wait for it."""
-
-    def close(self) -> None:
-        """No further ones are asked for."""
 
 
 def move_to_device(batch: Any, device: torch.device | str | int) -> Any:
@@ -131,7 +118,7 @@ class Transfer:
     def await_device(self) -> None:
         """Waits while the device has too much in its queue."""
 
-    def receive(self, deliveries: Deliveries) -> Delivered:
+    def receive(self, deliveries: Iterator[Delivered]) -> Delivered:
         """The next delivery; raises what `next` raises."""
         return next(deliveries)
 
@@ -149,7 +136,7 @@ class Transfer:
         self._seconds += time.perf_counter() - began
         return batch
 
-    def prefetch(self, deliveries: Deliveries) -> None:
+    def prefetch(self, deliveries: WorkerIterator) -> None:
         """Does for the next batch what can be done already; neither waits nor raises."""
 
     def seconds(self) -> float:
@@ -271,7 +258,7 @@ class CudaPrefetcher(Transfer):
             else:
                 time.sleep(_NAP)
 
-    def receive(self, deliveries: Deliveries) -> Delivered:
+    def receive(self, deliveries: Iterator[Delivered]) -> Delivered:
         early = self._early
         self._early = None
         if early is None:
@@ -299,7 +286,7 @@ class CudaPrefetcher(Transfer):
         self._settle()
         return batch if copy.is_whole else move_to_device(batch, accelerator.device)
 
-    def prefetch(self, deliveries: Deliveries) -> None:
+    def prefetch(self, deliveries: WorkerIterator) -> None:
         if self._early is not None or not deliveries.is_ready():
             return
         try:

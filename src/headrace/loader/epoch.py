@@ -1,132 +1,25 @@
-"""Epochs: which one is next, where it begins and ends, and the batches of one.
-
-NOTE [ epochs and positions ]
-
-* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after
-  the last one.
-* The position is the number of batches of the current epoch that the user received. `state_dict()`
-  contains both. Between `set_epoch` and the next iterator it contains the new epoch and 0.
-* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded
-  epoch keeps the position (also at the end of the epoch: nothing is left then); with another epoch
-  it drops the position. A state saved at the end of an epoch, without `set_epoch`, continues with
-  the next epoch.
-* If an iterator can't be made, the next attempt begins at the same position.
-* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the
-  next epoch.
-* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but
-  before that continues with what is left, which is nothing: a loop over the rest of the epoch ends
-  at once. torchdata behaves the same.
-"""
+"""The batches of one epoch."""
 
 from __future__ import annotations
 
 import logging
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from headrace.arguments import check_integer
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.device import Deliveries, Transfer, transfer_to
+from headrace.loader.device import Transfer, transfer_to
 from headrace.loader.plan import StreamPlan
-from headrace.loader.state import States
-from headrace.loader.worker.failures import death_of, failure_of, is_of_workers
-from headrace.loader.worker.pool import WorkerPool
+from headrace.loader.state import Position, States
+from headrace.loader.worker.fetch import failure_of
+from headrace.loader.worker.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:
     from headrace.loader.loader import Loader
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
-
-
-class Position(NamedTuple):
-    """The position of one loader."""
-
-    epoch: int
-    batches: int
-
-
-P = TypeVar("P", bound=Any)  # a position, which has an epoch
-
-
-class LoaderState(Generic[P]):
-    """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions
-    ].
-
-    Args:
-        begin: makes the position at the beginning of an epoch.
-
-    Attributes:
-        at: the position of the current iterator, or of the last one.
-        next_epoch: the epoch of the next iterator.
-        loaded: the position that the next iterator goes on at, if a state was loaded.
-        end: where an epoch has ended.
-    """
-
-    def __init__(self, begin: Callable[[int], P]) -> None:
-        self._begin = begin
-        self.at: P = begin(0)
-        self.next_epoch: int = 0
-        self.loaded: P | None = None
-        self.end: P | None = None
-        self._is_named = False
-        self._running: weakref.ref[Any] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator."""
-        self.next_epoch = check_integer("epoch", epoch)
-        self._is_named = True
-        if self.loaded is not None and self.loaded.epoch != self.next_epoch:
-            self.loaded = None
-
-    @property
-    def goes_on(self) -> bool:
-        """True if the next iterator goes on where a state was loaded."""
-        return self.loaded is not None and self.loaded.epoch == self.next_epoch
-
-    def start(self) -> P:
-        """Moves to the position of an iterator that begins now, which it returns."""
-        loaded = self.loaded if self.goes_on else None
-        self.at = self._begin(self.next_epoch) if loaded is None else loaded
-        self.loaded = None
-        self.next_epoch = self.at.epoch + 1
-        self._is_named = False
-        return self.at
-
-    def load(self, position: P, has_ended: bool) -> None:
-        """Goes on at a saved position; with the next epoch where that one has ended."""
-        self.loaded = self.at = position
-        self.end = position if has_ended else None
-        self.next_epoch = position.epoch + has_ended
-        self._is_named = False
-
-    @property
-    def is_at_next(self) -> bool:
-        """True if the state is that of the next epoch, which was named, and no longer that of
-        the last one.
-        """
-        if self.loaded is not None or not self._is_named:
-            return False
-        return self.next_epoch != self.at.epoch or self.running is None
-
-    @property
-    def position(self) -> P:
-        """The position that a state saved now holds."""
-        if self.loaded is not None:
-            return self.loaded
-        return self._begin(self.next_epoch) if self.is_at_next else self.at
-
-    @property
-    def running(self) -> Any:
-        """The iterator that is under way; None without one."""
-        running = None if self._running is None else self._running()
-        return None if running is None or running.is_done else running
-
-    @running.setter
-    def running(self, iterator: Any) -> None:
-        self._running = None if iterator is None else weakref.ref(iterator)
 
 
 class EpochIterator:
@@ -161,7 +54,7 @@ class EpochIterator:
             normalization = None if pixels is None else pixels.normalization
             self._transfer = transfer_to(config.device, normalization, config.memory_format)
         self._is_closed = False
-        self._deliveries: Deliveries | None = None
+        self._deliveries: Iterator[Delivered] | None = None
 
     def start(self, pool: WorkerPool) -> None:
         """Takes the batches of a pool from now on."""
@@ -206,25 +99,21 @@ class EpochIterator:
         return max(0, len(self._loader) - self.at.batches)
 
     def __next__(self) -> Any:
+        loader = self._loader
+        stats = loader._stats
         transfer = self._transfer
         if transfer is not None:
             transfer.await_device()
         asked = time.perf_counter()
-        self._loader._stats.is_begun = True
+        stats.is_begun = True
         delivered = self._receive()
+        report = delivered.report
         batch = delivered.batch
         if transfer is not None:
             batch = transfer.move(delivered)
-            if self._deliveries is not None:
+            if isinstance(self._deliveries, WorkerIterator):
                 transfer.prefetch(self._deliveries)
-        self._count(delivered, asked)
-        return batch
-
-    def _count(self, delivered: Delivered, asked: float) -> None:
-        """Counts a batch that the user is about to get, and asked for at that time."""
-        loader = self._loader
-        stats = loader._stats
-        report = delivered.report
+            stats.transfer_time += transfer.seconds()
         now = time.perf_counter()
         step = report["step"] if self._stream is None else self.at.batches
         self.at = Position(self.at.epoch, step + 1)
@@ -235,12 +124,11 @@ class EpochIterator:
         loader._received(self, report["pid"])
         stats.add_report(report["counts"])
         stats.add_batch(report["samples"], now - asked, now - self._clock)
-        if self._transfer is not None:
-            stats.transfer_time += self._transfer.seconds()
         last = self._clock
         self._clock = now
         if loader._hooks is not None:
             loader._hooks.tell(report, now - asked, asked - last, now)
+        return batch
 
     def _receive(self) -> Delivered:
         """The next batch; raises what a worker raised, where it raised it."""
@@ -259,7 +147,7 @@ class EpochIterator:
                 if isinstance(error, HeadraceError) or not is_of_workers(error):
                     raise  # of the dataset, in this process
                 assert self.pool is not None
-                workers = self._deliveries.workers
+                workers = getattr(self._deliveries, "workers", ())
                 self._deliveries = None
                 self._loader._broke(self.pool)
                 timeout = self._loader.config.timeout
@@ -290,15 +178,15 @@ class EpochIterator:
 
     def _end(self) -> None:
         loader = self._loader
-        if self._deliveries is not None:
+        if isinstance(self._deliveries, WorkerIterator):
             self._deliveries.close()
-            self._deliveries = None
+        self._deliveries = None
         if self._transfer is not None:
             self._transfer.finish()
             loader._stats.transfer_time += self._transfer.seconds()
         loader._state.end = self.at
         if loader._agreement is not None:
-            loader._agreement.ended()
+            loader._agreement.batches = max(2, loader._agreement.batches)
         if loader.config.log_loading_stats and self.received:
             seconds = max(self._clock - self._began, 1e-9)
             logger.info(

@@ -18,7 +18,6 @@ from headrace.core.held import Held
 from headrace.datasets.unnormalized import DevicePixels, look_at_images
 from headrace.display import short_call
 from headrace.errors import StateError, warn
-from headrace.loader.agreement import Agreement
 from headrace.loader.budget import LoaderMemory
 from headrace.loader.build import resolve, start_of
 from headrace.loader.config import (
@@ -37,20 +36,21 @@ from headrace.loader.data import (
     length_of,
     source_of,
 )
-from headrace.loader.epoch import EpochIterator, LoaderState, Position
+from headrace.loader.epoch import EpochIterator
 from headrace.loader.explain import explain_loader
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
-from headrace.loader.sampler import EpochSampler, check_world, counts_as_prepared
+from headrace.loader.ranks import Agreement, EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import (
     VERSION,
+    LoaderState,
+    Position,
     States,
     check_data,
     check_order,
     is_stateful,
 )
-from headrace.loader.worker.failures import is_of_workers
 from headrace.loader.worker.fetch import Fetch, FetchIterable
-from headrace.loader.worker.pool import WorkerPool
+from headrace.loader.worker.processes import WorkerPool, is_of_workers
 from headrace.loader.worker.start import check_picklable
 from headrace.memory.ring import Ring
 from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
@@ -151,8 +151,13 @@ class Loader(DataLoader[B]):
         super().__init__(dataset, **self._torch_arguments())  # type: ignore[arg-type]  # torch takes sequences too
         self._agreement: Agreement | None = None
         if self.given.rank is None and world.world_size > 1 and self._is_ordered:
-            self._agreement = Agreement(self._facts(), world)
-            self._agreement.look()
+            # what the batches of all ranks together depend on
+            facts = {"length": self._length, "fingerprint": self.fingerprint}
+            facts |= self._plan.parameters()
+            del facts["global_batch"]  # batch_size says it in the user's words
+            for name in ("batch_size", "drop_last", "pad"):
+                facts[name] = getattr(config, name)
+            self._agreement = Agreement(facts, world)
 
     # -- set-up
 
@@ -181,15 +186,6 @@ class Loader(DataLoader[B]):
                     arguments["sampler"] = EpochSampler(self, self.dataset, self._plan)
         return arguments
 
-    def _facts(self) -> dict[str, Any]:
-        """What the batches of all ranks together depend on."""
-        facts = {"length": self._length, "fingerprint": self.fingerprint}
-        facts |= self._plan.parameters()
-        del facts["global_batch"]  # batch_size says it in the user's words
-        for name in ("batch_size", "drop_last", "pad"):
-            facts[name] = getattr(self.config, name)
-        return facts
-
     # -- epochs
 
     def __len__(self) -> int:
@@ -217,7 +213,7 @@ class Loader(DataLoader[B]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in
-        `loader/epoch.py`.
+        `loader/state.py`.
         """
         self._state.set_epoch(epoch)
 
@@ -327,7 +323,7 @@ class Loader(DataLoader[B]):
     def _received(self, iterator: EpochIterator, pid: int) -> None:
         """The user gets a batch, made by a process: the position moves on."""
         if self._agreement is not None:
-            self._agreement.received()
+            self._agreement.batches += 1
         state = self._state
         state.at = iterator.at
         if state.loaded is None:  # else another state was loaded since
@@ -616,7 +612,7 @@ def create_dataloader(
 
     Raises:
         ConfigError: an option is invalid, and the message names it; or other ranks create a
-            different loader (`loader/agreement.py`).
+            different loader (`loader/ranks.py`).
         BudgetError: not even one batch fits the memory budget.
     """
     options: dict[str, Any] = {**overrides}

@@ -8,7 +8,7 @@ NOTE [ passes ]
 * Each loader keeps its position in its own state. This module only keeps the integers of the
   schedule and the number of each loader's pass.
 * Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs
-  and positions ] in `epoch.py`). At the start of an epoch, the epoch of every loader is set, so
+  and positions ] in `state.py`). At the start of an epoch, the epoch of every loader is set, so
   that their states belong together at any moment.
 """
 
@@ -30,10 +30,9 @@ from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
 from headrace.loader.data import check_dataset, is_path, length_of
-from headrace.loader.epoch import LoaderState
 from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader, open_path
-from headrace.loader.state import check_version
+from headrace.loader.state import LoaderState, check_version
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
-from headrace.loader.worker import pool, processes as workers
+from headrace.loader.worker import processes as workers
 from headrace.memory.anonymous import Flags
 from tests.loader.datasets import Numbers
 from tests.testing.test_contract import SquareDataset
@@ -121,7 +121,7 @@ def test_what_can_not_be_pickled_is_forked_again(
         assert batches_of(loader) == numbers(12, 2)
     assert ours(caught) == 2
     loader.close()
-    monkeypatch.setattr(pool, "_BIRTHS", 2)
+    monkeypatch.setattr(workers, "_BIRTHS", 2)
     plant.left = 99
     with pytest.warns(HeadraceWarning), pytest.raises(WorkerError, match="hung 2 times"):
         batches_of(loader)
@@ -336,7 +336,7 @@ def test_iterator_that_cannot_begin_leaves_nothing(
     if begun == "nothing":
         monkeypatch.setattr(workers.TorchIterator.__mro__[1], "__init__", fail)
     elif begun == "no_flags":
-        monkeypatch.setattr(pool, "Flags", fail)
+        monkeypatch.setattr(workers, "Flags", fail)
     else:
         monkeypatch.setattr(workers._Forked, "start", start)
     loader = make_loader(Numbers(), num_workers=2, persistent_workers=False, **FORKED)

@@ -1,6 +1,7 @@
 """Turns batch requests into batches in their ring slots, in a worker or in this process.
 
-Counters travel with the batch. An error travels in place of a batch, and the parent raises it.
+Counters travel with the batch. An error travels in place of a batch, with its traceback, and the
+parent raises it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import gc
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -24,10 +26,9 @@ from headrace.core.batcher import Batcher, Collating, MadeBatch, named
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import DevicePixels
-from headrace.errors import EmptyBatchError
+from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader.data import inner_datasets, length_of
-from headrace.loader.state import asked, give_back, is_stateful, iterator_of
-from headrace.loader.worker.failures import pickled, worker_number
+from headrace.loader.state import asked, is_stateful, iterator_of, load_state
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
 from headrace.memory.per_process import end_with_parent
@@ -84,6 +85,10 @@ class Fetch(Dataset[Any]):
         self._answers_batches = answers_batches(dataset)
         self._is_plain = type(dataset) in _PLAIN
         self._is_stateful = is_stateful(dataset)
+        self._is_stream = False
+        self._items: Any = None  # of a stream: its iterator
+        # a stream's epoch is through; what belongs to the next one's iterator
+        self._given: dict[str, Any] | None = None
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
         self._slowest_sample: tuple[float, int] | None = None  # of a foreign dataset
@@ -107,10 +112,15 @@ class Fetch(Dataset[Any]):
             "began": time.perf_counter(),
         }
         try:
-            with working_on(request):
-                made = self._made(arena, request, report)
+            with working_on(request), arena or contextlib.nullcontext():
+                made = self._made(request, report)
             report["samples"] = made.samples
-            self._report_state(report)
+            if self._is_stream or self._is_stateful:
+                report["worker"] = worker_number()
+            # a stream that is through has no state of this epoch any more
+            if self._is_stateful and not request.is_idle and self._given is None:
+                at_end = report.get("is_through", False)
+                report["state"] = asked(self.dataset, self._items, at_end=at_end)
             self._count(report, request, cpu)
             return _delivery(arena, made.batch, report)
         # it must stay in no local variable: its traceback holds this frame, and in that circle a
@@ -122,34 +132,38 @@ class Fetch(Dataset[Any]):
                 raise
             if "counts" not in report:
                 self._count(report, request, cpu)
-            return _failed(arena, error, report)
+            return _delivery(arena, None, {**report, "failure": self._failure(error, request)})
 
-    def _made(
-        self, arena: Arena | None, request: BatchRequest, report: dict[str, Any]
-    ) -> MadeBatch:
-        try:
-            with arena or contextlib.nullcontext():
-                if self.init_error is not None:
-                    raise self.init_error
-                self._begin(request)
-                if request.is_idle:
-                    report["idle"] = True
-                    return MadeBatch(None, 0)
-                self.look_ahead(request.epoch, request.step)
-                make = functools.partial(self._make, report=report)
-                if self._pixels is None:
-                    return make(request)
-                made, report["pixels"] = self._pixels.make(request, make)
-                return made
-        except IndexError as error:
+    def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
+        if self.init_error is not None:
+            raise self.init_error
+        if self._is_stream or request.given is not None:
+            self._begin(request)
+        if request.is_idle:
+            report["idle"] = True
+            return MadeBatch(None, 0)
+        if self._batches is not None:
+            self.look_ahead(self._batches, request.epoch, request.step)
+        if self._pixels is None:
+            return self._make(request, report)
+        make = functools.partial(self._make, report=report)
+        made, report["pixels"] = self._pixels.make(request, make)
+        return made
+
+    def _failure(self, error: Exception, request: BatchRequest) -> Any:
+        """An error as it is delivered. That of an index names where the index came from."""
+        if isinstance(error, IndexError):
             n = length_of(self.dataset)
             for index in request:
                 if n is not None and isinstance(index, int) and not -n <= index < n:
-                    raise IndexError(
+                    wrong = IndexError(
                         f"{self._origin} gave index {index}, and {type(self.dataset).__name__} has "
                         f"{n} samples: indices must lie in [0, {n}), or in [{-n}, 0) from the end"
-                    ) from error
-            raise
+                    )
+                    wrong.__cause__ = error
+                    error = wrong
+                    break
+        return error if get_worker_info() is None else pickled(error)
 
     def _count(self, report: dict[str, Any], request: BatchRequest, cpu: float) -> None:
         """Reports the work on a batch, which began at that moment of the CPU."""
@@ -163,10 +177,9 @@ class Fetch(Dataset[Any]):
                 counts[name] = counts[name] + value if name in counts else value
         if self._slowest_sample is not None:
             slowest["sample"] = self._slowest_sample
-        report["slowest"] = {
-            stage: (seconds, request[at] if at < len(request) else None)
-            for stage, (seconds, at) in slowest.items()
-        }
+        report["slowest"] = {}
+        for stage, (seconds, at) in slowest.items():
+            report["slowest"][stage] = (seconds, request[at] if at < len(request) else None)
         counts["work_seconds"] = time.perf_counter() - report["began"]
         counts["work_cpu_seconds"] = time.process_time() - cpu
         if self._batcher is None:
@@ -176,27 +189,24 @@ class Fetch(Dataset[Any]):
         self._slowest_sample = None
         report["counts"] = counts
 
-    def look_ahead(self, epoch: int, step: int) -> None:
+    def look_ahead(self, batches: RankBatches, epoch: int, step: int) -> None:
         """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
-        if self._batches is not None:
-            self._batches = self._batches.with_epoch(epoch)
-            steps = range(step, self._batches.steps, self._stride)
-            self.dataset.prefetch(epoch, steps, self._batches)
+        self._batches = batches = batches.with_epoch(epoch)
+        steps = range(step, batches.steps, self._stride)
+        self.dataset.prefetch(epoch, steps, batches)
 
     def begin(self, epoch: int, step: int, worker: int) -> None:
         """The same for the first batch of a worker, when the workers begin at a step."""
-        if not self._is_stateful:  # else its first request may bring no batch, but a state
+        # else its first request may bring no batch, but a state
+        if self._batches is not None and not self._is_stateful:
             with contextlib.suppress(Exception):  # raised again where the batch is made
-                self.look_ahead(epoch, step + worker)
+                self.look_ahead(self._batches, epoch, step + worker)
 
     def _begin(self, request: BatchRequest) -> None:
-        if request.given is not None:
-            give_back(request.given, self.dataset)
-
-    def _report_state(self, report: dict[str, Any]) -> None:
-        if self._is_stateful:
-            report["worker"] = worker_number()
-            report["state"] = asked(self.dataset)
+        """The dataset gets its state."""
+        parts = pickle.loads(request.given or b"")
+        if "dataset" in parts:
+            load_state(self.dataset, parts["dataset"], self.dataset)
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self._batcher is not None:
@@ -207,18 +217,9 @@ class Fetch(Dataset[Any]):
                 return MadeBatch(batch, len(request))
         with outside_slot():
             samples = self._samples(request)
-        return self._collated(samples, request, list(request))
-
-    def _collated(
-        self, samples: Any, request: BatchRequest, indices: list[Any] | None
-    ) -> MadeBatch:
-        """The batch of the samples of a foreign dataset, and the index of each, where that is
-        known.
-        """
-        count = len(samples) if isinstance(samples, list) else len(request)
-        if indices is not None and len(indices) != count:
-            indices = None
-        name_of = functools.partial(named, self.dataset, indices)
+        indices = list(request)
+        count = len(samples) if isinstance(samples, list) else len(indices)
+        name_of = functools.partial(named, self.dataset, indices if len(indices) == count else None)
         return MadeBatch(self._collating(samples, request, name_of), count)
 
     def _samples(self, request: BatchRequest) -> Any:
@@ -230,9 +231,20 @@ class Fetch(Dataset[Any]):
         if get_worker_info() is None:
             warn_off_main_thread()
         with preserved_rng(self._seeder):
-            if self._answers_batches:
-                return self._answered(request)
-            return self._one_by_one(request)
+            if not self._answers_batches:
+                return self._one_by_one(request)
+            # with one seed for the whole batch
+            if request:
+                self._seed(request, 0)
+            try:
+                return self.dataset.__getitems__(list(request))
+            except Exception as error:
+                name = type(self.dataset).__name__
+                first = f"from {request[0]!r} on" if request else ""
+                error.add_note(
+                    f"headrace: in {name}.__getitems__ of {len(request)} indices {first}"
+                )
+                raise
 
     def _seed(self, request: BatchRequest, number: int) -> None:
         """Seeds what the dataset draws from, for a sample of the batch."""
@@ -241,18 +253,6 @@ class Fetch(Dataset[Any]):
         index = request[number] if isinstance(request[number], int) else 0
         draw = request.draws[number] if request.draws else 0
         self._seeder(request.seed, request.epoch, index, draw)
-
-    def _answered(self, request: BatchRequest) -> Any:
-        """Samples that the dataset makes together, with one seed for the whole batch."""
-        if request:
-            self._seed(request, 0)
-        try:
-            return self.dataset.__getitems__(list(request))
-        except Exception as error:
-            indices = f"{len(request)} indices from {request[0]!r} on" if request else "no index"
-            name = type(self.dataset).__name__
-            error.add_note(f"headrace: in {name}.__getitems__ of {indices}")
-            raise
 
     def _one_by_one(self, request: BatchRequest) -> list[Any]:
         samples = []
@@ -293,13 +293,12 @@ class FetchIterable(Fetch):
         pixels: DevicePixels | None = None,
     ) -> None:
         super().__init__(dataset, ring, collating, pixels=pixels)
+        self._is_stream = True
         self._size = batch_size
         self._drop_last = drop_last
         self._run = -1
-        self._items: Iterator[Any] = iter(())
+        self._items = iter(())
         self._draws: Draws | None = None
-        # this epoch is through; what belongs to the next one's iterator
-        self._given: dict[str, Any] | None = None
         self._may_be_at_end = False
 
     def _make(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
@@ -321,7 +320,8 @@ class FetchIterable(Fetch):
         report["exhausted"] = not items
         if not items:
             return MadeBatch(None, 0)
-        return self._collated(items, request, None)
+        name_of = functools.partial(named, self.dataset, None)
+        return MadeBatch(self._collating(items, request, name_of), len(items))
 
     def _next_items(self) -> list[Any]:
         """One by one: `islice` would call `iter` again, where a dataset that is its own iterator
@@ -358,12 +358,6 @@ class FetchIterable(Fetch):
             self._may_be_at_end = "at_end" in parts
         self._is_stateful = is_stateful(self.dataset) or is_stateful(self._items)
 
-    def _report_state(self, report: dict[str, Any]) -> None:
-        report["worker"] = worker_number()
-        if self._is_stateful and not report.get("idle") and self._given is None:
-            at_end = report.get("is_through", False)
-            report["state"] = asked(self.dataset, self._items, at_end=at_end)
-
 
 def _gathered(dataset: Any, indices: BatchRequest) -> Any:
     """The batch of a TensorDataset, by one gather a tensor; None, where it is made sample by
@@ -388,10 +382,78 @@ def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delive
         return arena.pack(batch, report)
 
 
-def _failed(arena: Arena | None, error: Exception, report: dict[str, Any]) -> Delivery | Delivered:
-    """The delivery of an error in place of a batch."""
-    failure = error if get_worker_info() is None else pickled(error)
-    return _delivery(arena, None, {**report, "failure": failure})
+class RemoteTraceback(Exception):
+    """The traceback of a worker, as the cause of the error that is raised in the parent."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f'\n"""\n{text}"""')
+
+
+def worker_number() -> int:
+    """The number of this worker; 0 in the main process."""
+    info = get_worker_info()
+    return 0 if info is None else info.id
+
+
+def pickled(error: Exception) -> tuple[bytes, str, int]:
+    """An exception as it travels: pickled, its traceback as text, and the worker's number."""
+    text = "".join(traceback.format_exception(error))
+    for travelling in (error, _Rebuilt(error)):
+        try:
+            data = pickle.dumps(travelling)
+            # its class is called with `args`, and may format them again
+            if str(pickle.loads(data)) == str(error):
+                return data, text, worker_number()
+        except Exception:  # whatever its class raises: its text at least
+            continue
+    lost = WorkerError(f"{type(error).__name__}: {error} (its own class can't be pickled)")
+    return pickle.dumps(lost), text, worker_number()
+
+
+class _Rebuilt:
+    """An exception whose class pickle can't call with its `args`: it is made without its
+    ``__init__``.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _rebuild(cls: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def failure_of(delivered: Delivered) -> Exception:
+    """The error that was delivered instead of a batch, with its place and, out of a worker, its
+    traceback, ready to be raised.
+    """
+    failure = delivered.report.pop("failure")
+    where = f"epoch {delivered.report['epoch']}, batch {delivered.report['step']}"
+    if isinstance(failure, Exception):
+        error = failure
+    else:
+        data, text, worker = failure
+        where = f"worker {worker}, {where}"
+        try:
+            error = pickle.loads(data)
+        except Exception as trouble:  # as where the worker alone finds the module of its class
+            error = WorkerError(
+                f"an error of a worker can't be unpickled here ({type(trouble).__name__}: "
+                f"{trouble}); the traceback above names it"
+            )
+        error.__cause__ = RemoteTraceback(text)
+    if isinstance(error, StopIteration):  # which would end the user's loop
+        cause = error
+        error = RuntimeError(f"a sample's code raised StopIteration: {cause}")
+        error.__cause__ = cause
+    error.add_note(f"headrace: in {where}")
+    return error
 
 
 def as_delivered(delivery: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Torch's worker processes of one loader, and what torch's own iterator over them lacks.
+"""The worker processes of one loader, and the batches that they deliver.
+
+A `WorkerPool` is a ring and a plain torch DataLoader whose dataset, batch sampler and collate
+function exchange requests; without workers, a loop that does the same in this process. A `Loader`
+has one at a time, and a second one only while two of its iterators are in use.
 
 NOTE [ torch's iterator ]
 
@@ -32,20 +36,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import itertools
 import os
 import signal
 import threading
 import time
-from collections import Counter
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection, util
 from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, dataloader
 
+from headrace.errors import WorkerError, warn
+from headrace.loader.config import DataLoaderConfig
+from headrace.loader.worker.fetch import Fetch, WorkerInit, as_delivered
 from headrace.loader.worker.signals import OF_THE_JOB
+from headrace.loader.worker.start import choose_context
 from headrace.memory.anonymous import Flags
+from headrace.memory.ring import Delivered, Ring
+from headrace.order import BatchRequest
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as TorchIterator
@@ -61,6 +75,19 @@ _PATIENCE = 5.0  # seconds that torch waits for a batch before it looks at the w
 _LONGEST_BIRTH = 60.0  # seconds; after that nobody looks any more
 _SOON = 0.3  # seconds after which Ctrl-C comes once more: enough for `__del__` to return
 _BEFORE_QUEUES = 20  # multiprocessing closes its queues at 10
+_BIRTHS = 5  # times that workers are started for one that never begins
+_LATE = "DataLoader timed out"  # torch's words where no worker answered in time
+_FATE = 0.5  # seconds until the system tells how a worker ended
+_EXITED = (
+    "Its own code ended the process (sys.exit, os._exit), or the error that stands above. Workers "
+    "that are not forked import the program again: begin it with `if __name__ == '__main__':`, and "
+    "keep what workers need in a module or outside of that block; num_workers=0 shows where"
+)
+_CRASHED = (
+    "A library that it calls has crashed: `python -X faulthandler` shows where, and so does "
+    "num_workers=0"
+)
+_KILLED = "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
 
 
 def context_of(context: Any, flags: Flags) -> Any:
@@ -238,3 +265,171 @@ class WorkerIterator(TorchIterator):
             again = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
             again.daemon = True
             again.start()
+
+
+def is_of_workers(error: RuntimeError) -> bool:
+    """True if torch reports that a worker is gone, or that none answered in time."""
+    return WORKER in str(error) or _LATE in str(error)
+
+
+def death_of(
+    error: RuntimeError, workers: Sequence[Any], epoch: int, step: int, timeout: float
+) -> WorkerError:
+    """What to raise where torch says that one of the workers is gone, or that none answered in
+    time.
+    """
+    if _LATE in str(error):
+        return WorkerError(
+            f"no batch within timeout={timeout:g} s in epoch {epoch}, waiting for batch {step}: a "
+            "read hangs or is slow; inspect the workers with `py-spy dump --pid`, or raise timeout"
+        )
+    fates = []
+    remedy = _KILLED
+    for number, worker in enumerate(workers):
+        if not has_ended(worker):
+            continue
+        worker.join(_FATE)  # its sentinel says so a moment before the system does
+        code = worker.exitcode  # None: somebody else has asked the system, which tells it once
+        if code is None:
+            how = "is gone"
+        elif code >= 0:
+            how = f"exited with status {code}"
+            remedy = _EXITED
+        else:
+            how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
+            if -code not in (signal.SIGKILL, signal.SIGTERM):
+                remedy = _CRASHED
+        fates.append(f"worker {number} (pid {worker.pid}) {how}")
+    return WorkerError(
+        f"a worker died in epoch {epoch}, while batch {step} was waited for: "
+        f"{'; '.join(fates) or error}. {remedy}; the loader starts new workers with its next "
+        "iterator"
+    )
+
+
+class _Dispatch:
+    """The batch sampler that torch sees: the requests of an epoch, each with a slot of the ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.handed_out = 0
+        self.requests: Iterator[BatchRequest] = iter(())
+        self.last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
+
+    def begin(self, requests: Iterator[BatchRequest]) -> None:
+        self.requests = requests
+        self.last.clear()
+        self.handed_out = 0
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        for request in self.requests:
+            request.slot = self.ring.take()
+            self.last.append(request)
+            self.handed_out += not request.is_idle
+            yield request
+
+
+class WorkerPool:
+    """Workers, their ring, and the torch iterator that drives them."""
+
+    def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
+        self.dispatch = _Dispatch(fetch.ring)
+        self.is_lasting: bool = not config.num_workers or bool(config.persistent_workers)
+        self._fetch = fetch
+        self._config = config
+        self._loader: DataLoader[Any] | None = None
+        self._iterator: WorkerIterator | None = None
+        # the iterator that takes this pool's batches
+        self.user: weakref.ref[Any] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def ring(self) -> Ring:
+        """Where the batches are."""
+        return self.dispatch.ring
+
+    @property
+    def is_free(self) -> bool:
+        """True if no running iterator uses this pool."""
+        user = None if self.user is None else self.user()
+        return user is None or user.is_done
+
+    @property
+    def is_sound(self) -> bool:
+        """True if all its workers are alive, and it is this process's own: a forked one would
+        share ring and workers with its parent.
+        """
+        workers = [] if self._iterator is None else self._iterator.workers
+        return self._pid == os.getpid() and not any(map(has_ended, workers))
+
+    def close(self) -> None:
+        """Ends the workers, as soon as nobody asks for their batches any more."""
+        self._loader = self._iterator = None
+
+    def start(self, epoch: int, step: int, requests: Iterator[BatchRequest]) -> Iterator[Delivered]:
+        """The deliveries of an epoch from a step on, by its requests: a `WorkerIterator`, or
+        without workers a `map`. What a lasting pool had still on its way is dropped.
+        """
+        self.dispatch.begin(requests)
+        if not self._config.num_workers:
+            # not a generator, which an error would end
+            made: Any = map(self._fetch.__getitems__, self.dispatch)
+            return map(Delivered.pin_memory, made) if self._config.pin_memory else made
+        if self._loader is None or self._iterator is None:
+            return self._start_workers(epoch, step)
+        with torch.device("cpu"):
+            self._iterator._reset(self._loader)
+        return self._iterator
+
+    def _start_workers(self, epoch: int, step: int) -> WorkerIterator:
+        config = self._config
+        context: Any = config.multiprocessing_context
+        for _ in range(_BIRTHS):
+            flags = Flags(config.num_workers or 0)
+            self._loader = DataLoader(
+                self._fetch,
+                batch_sampler=self.dispatch,
+                collate_fn=as_delivered,
+                num_workers=config.num_workers or 0,
+                pin_memory=bool(config.pin_memory),
+                # torch draws the workers' seeds from it, and neither from the global generator nor
+                # from the user's
+                generator=torch.Generator().manual_seed(config.seed & ((1 << 63) - 1)),
+                prefetch_factor=config.prefetch_factor,
+                persistent_workers=self.is_lasting,
+                multiprocessing_context=context_of(context, flags),
+                worker_init_fn=WorkerInit(config.worker_init_fn, flags, (epoch, step)),
+                timeout=config.timeout,
+            )
+            # no garbage collection, here or in a new worker before it is theirs to do; and torch
+            # draws their seeds on the CPU, whatever its default device
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                with torch.device("cpu"):
+                    iterator = WorkerIterator(self._loader)
+            finally:
+                if collects:
+                    gc.enable()
+            hung = None
+            if context.get_start_method() == "fork":
+                hung = iterator.hung_newborn()
+            if hung is None:
+                self._iterator = iterator
+                return iterator
+            del iterator
+            context, how = choose_context(None, self._fetch, [config.worker_init_fn])
+            warn(
+                f"a worker (pid {hung.pid}) hung as soon as it was forked: most likely another "
+                "thread held a lock at that moment. All workers are killed and started again by "
+                f"{how}. To avoid this, start such threads later, or pass "
+                "multiprocessing_context='forkserver'"
+            )
+            # the requests go to other workers, which have another ring
+            dispatch = self.dispatch
+            dispatch.ring = self._fetch.ring = Ring(self.ring.planned)
+            dispatch.begin(itertools.chain(list(dispatch.last), dispatch.requests))
+        raise WorkerError(
+            f"workers hung {_BIRTHS} times as soon as they were forked: end other threads of this "
+            "process first, or pass multiprocessing_context='forkserver'"
+        )
