@@ -101,7 +101,7 @@ class Agreement:
                 )
             return
         other, theirs = json.loads(answers[0])
-        differing = []
+        differing: list[str] = []
         for name in dict.fromkeys([*theirs, *own]):
             # other orders mostly follow from what differs
             if own.get(name) != theirs.get(name) and not (differing and name == "order"):
