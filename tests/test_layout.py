@@ -87,8 +87,7 @@ INSIDE = {
         kind filters probe files remote links conventions chunks rows tree
     """,
     "formats/zarr": """
-        layout store kind zips stores library_store library ome shards rows volumes
-        tree
+        stores zips shards library rows ome
     """,
     "formats/text": "lines plain records chats line_index scan files source",
     "formats/table": """

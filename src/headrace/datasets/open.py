@@ -21,7 +21,7 @@ from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.registry import format_of
 from headrace.formats.resolve.resolver import DataPath, entries_of
-from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 

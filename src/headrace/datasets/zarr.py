@@ -24,18 +24,16 @@ from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.concat import ConcatSource
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.sparse.frames import Column, column_of_group
-from headrace.formats.zarr.kind import ZARR
-from headrace.formats.zarr.ome import Scale
-from headrace.formats.zarr.rows import OpenZarr, ZarrSource
-from headrace.formats.zarr.store import Store
-from headrace.formats.zarr.tree import ZarrTree
-from headrace.formats.zarr.volumes import (
+from headrace.formats.zarr.ome import (
     Extents,
+    Scale,
     ZarrArray,
     array_or_level,
     check_row_targets,
     patch_source,
 )
+from headrace.formats.zarr.rows import OpenZarr, ZarrSource, ZarrTree
+from headrace.formats.zarr.stores import ZARR, Store
 
 
 class LabelledPatches(ArrayDecoder):

@@ -37,8 +37,8 @@ from headrace.formats.hdf5.rows import HDF5Source, open_files
 from headrace.formats.parallel import map_in
 from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, resolve
 from headrace.formats.source import Source
-from headrace.formats.zarr.kind import ZARR
 from headrace.formats.zarr.rows import OpenZarr, ZarrSource
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 from headrace.memory.budget import format_size

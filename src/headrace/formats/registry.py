@@ -19,7 +19,7 @@ from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, res
 from headrace.formats.source import Source
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar.source import TARS
-from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions

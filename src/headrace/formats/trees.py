@@ -12,9 +12,8 @@ from headrace.formats.hdf5.tree import HDF5Tree
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, kind_of, resolve
 from headrace.formats.tree import Tree
-from headrace.formats.zarr.kind import ZARR
-from headrace.formats.zarr.rows import OpenZarr
-from headrace.formats.zarr.tree import ZarrTree
+from headrace.formats.zarr.rows import OpenZarr, ZarrTree
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.remote.options import RemoteOptions
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from headrace.formats.tar.source import TARS, TarSource
 from headrace.formats.text.plain import COMPRESSED, Room
 from headrace.formats.text.records import JSON_LINES
 from headrace.formats.text.source import LinesSource
-from headrace.formats.zarr.kind import ZARR, is_zarr
+from headrace.formats.zarr.stores import ZARR, is_zarr
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget

@@ -34,7 +34,7 @@ from headrace.formats.text.plain import Room
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens.packed import PackedFile, PackedTokens
 from headrace.formats.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
-from headrace.formats.zarr.kind import ZARR
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.tokenizer import CharTokenizer

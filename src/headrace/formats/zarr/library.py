@@ -1,200 +1,238 @@
-"""Arrays that zarr-python reads: of layouts that are not known here, and of strings."""
+"""What zarr-python says of arrays, and how it reads those that are not read directly.
+
+Imported where it is needed, since zarr-python takes its time.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import zarr
+from zarr.abc.buffer import Buffer, BufferPrototype
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store as LibraryStore,
+    SuffixByteRequest,
+)
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from headrace.errors import FormatError, HeadraceError
-from headrace.formats.arrays.chunks import COUNTABLE, Grid, LibraryChunks, shown_array
-from headrace.formats.arrays.rows import LibraryRows
-from headrace.formats.zarr.store import Store, key_of
-from headrace.io.handles import WorkerFiles
-from headrace.io.library_errors import asking
+from headrace.formats.arrays.chunks import COUNTABLE, shown_array
+from headrace.formats.arrays.codecs import (
+    GZIP,
+    ZLIB,
+    Blosc,
+    Codec,
+    Crc32c,
+    Inflate,
+    Pipeline,
+    Unshuffle,
+    Zstd,
+)
+from headrace.formats.zarr.shards import Layout
+from headrace.formats.zarr.stores import Store
+
+_CODECS: dict[str, Codec] = {
+    "zlib": Inflate(ZLIB),
+    "gzip": Inflate(GZIP),
+    "zstd": Zstd(),
+    "blosc": Blosc(),
+    "crc32c": Crc32c(),
+}
 
 
-class LibraryArrays:
-    """Opens arrays with zarr-python, each process for itself, and each array alone: what else is in
-    a store may be anything. Picklable.
-
-    Attributes:
-        stores: those that zarr-python reads by our requests, by their path or URL.
-    """
-
-    def __init__(self) -> None:
-        self.stores: dict[str, Store] = {}
-
-    def __call__(self, key: str) -> Any:
-        """The array that a key names: path of the store, a zero, and path of the array in it.
-
-        Raises:
-            FormatError: it can't be opened.
-            HeadraceError: what reading a remote store raises.
-        """
-        import zarr
-
-        path, _, name = key.partition("\0")
-        store: Any = path
-        if path in self.stores:
-            from headrace.formats.zarr.library_store import LibraryStore
-
-            store = LibraryStore(self.stores[path])
-        try:
-            return zarr.open_array(store, path=name, mode="r")
-        except HeadraceError:
-            raise
-        except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-            cause = " ".join(str(error).split())
-            raise FormatError(
-                f"{shown_array(path, name)} can't be opened by zarr-python: {cause}: install and "
-                "import the package that registers its codec or data type with zarr, such as "
-                "numcodecs[pcodec]"
-            ) from error
+class UnknownLayout(Exception):
+    """Why an array can't be read directly."""
 
 
-def close_array(array: Any) -> None:
-    """Closes the store of an array."""
-    array.store.close()
-
-
-class LibraryArray:
-    """An array that zarr-python reads.
-
-    Args:
-        opened: what each process has open, see `LibraryArrays`.
-        store, name: of the array.
-    """
-
-    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str) -> None:
-        self._opened, self._store, self._name = opened, store, name
-
-    @contextlib.contextmanager
-    def reading(self, why: str = "") -> Iterator[Any]:
-        """The array, inside of the context; what it raises there names it, and why zarr-python
-        reads it.
-
-        Raises:
-            FileChangedError: it was changed after the store was opened.
-        """
-        self._store.check_version(self._name)
-        key = f"{self._store.path}\0{self._name}"
-        with (
-            asking("zarr-python", f"{shown_array(self._store.path, self._name)}{why}"),
-            self._opened.reading(key) as array,
-        ):
-            yield array
-
-    def check(self, part: tuple[slice, ...]) -> None:
-        """As `check_part`."""
-        with self.reading() as array:
-            self.check_part(array, part)
-
-    def check_part(self, array: Any, part: tuple[slice, ...]) -> None:
-        """Compares the files that a part lies in with the time when the store was opened.
-
-        Raises:
-            FileChangedError: one was changed since.
-        """
-        if self._store.files.is_remote or not all(array.shape):
-            return
-        extents = array.shards or array.chunks
-        files = [
-            range(cut.start // extent, -(-cut.stop // extent))
-            for cut, extent in zip(part, extents, strict=True)
-        ]
-        keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
-        self._store.ranges([key_of(self._name, key) for key in keys])
-
-    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self.reading() as array:
-            found = np.asarray(array[part])
-            self.check_part(array, part)
-            return found
-
-
-def library_chunks(load: LibraryArray, where: str, why: str) -> LibraryChunks:
-    """The chunks of an array of numbers.
-
-    Args:
-        load: reads it.
-        where: names it in messages.
-        why: zarr-python is needed.
+def layout_of(metadata: dict[str, Any]) -> Layout:
+    """The layout that metadata describe.
 
     Raises:
-        FormatError: it can't be opened, or its elements are no numbers.
+        UnknownLayout: there is something in them that is not known here, or to zarr-python.
     """
-    with load.reading(f" ({why})") as array:
-        shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), array.dtype
-        if 0 not in shape and (
-            min(chunks, default=1) < 1 or math.prod(chunks) * dtype.itemsize > COUNTABLE
-        ):
-            raise FormatError(
-                f"{where} has chunks of {list(chunks)} elements: its metadata are damaged"
-            )
-        fill = 0 if array.fill_value is None else array.fill_value
-    if dtype.hasobject or dtype.kind not in "biufcSUV":
-        raise FormatError(
-            f"{where} holds {dtype}, of which samples can't be made: numbers can, and strings as "
-            "rows"
+    try:
+        layout = _layout_2(metadata) if metadata["zarr_format"] == 2 else _layout_3(metadata)
+    except UnknownLayout:
+        raise
+    except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
+        cause = " ".join(str(error).split())
+        raise UnknownLayout(
+            f"its metadata are unusual ({type(error).__name__}: {cause})"
+        ) from error
+    extents = [*layout.shape, *layout.files, *layout.chunks]
+    largest = max(math.prod(layout.files), math.prod(layout.chunks))
+    is_countable = max(extents, default=0) <= COUNTABLE and largest * 16 <= COUNTABLE
+    _check(is_countable and largest > 0, f"chunks of {list(layout.files)} elements")
+    _check(len(layout.files) == len(layout.shape), f"chunks of {len(layout.files)} axes")
+    _check(layout.separator in (".", "/"), f"separator {layout.separator!r}")
+    _check(layout.dtype.kind in "biufc", f"data type {layout.dtype}")
+    try:
+        Pipeline(layout.codecs)
+    except ValueError as error:
+        raise UnknownLayout(str(error)) from error
+    return layout
+
+
+def _check(is_known: bool, what: str) -> None:
+    """Raises an UnknownLayout where something is not known."""
+    if not is_known:
+        raise UnknownLayout(what)
+
+
+def _layout_3(metadata: dict[str, Any]) -> Layout:
+    array: Any = ArrayV3Metadata.from_dict(metadata)
+    grid = metadata["chunk_grid"]
+    _check(grid["name"] == "regular", f"chunk grid {grid['name']!r}")
+    files = tuple(grid["configuration"]["chunk_shape"])
+    keys = array.chunk_key_encoding
+    _check(keys.name in ("default", "v2"), f"chunk keys {keys.name!r}")
+    codecs = list(array.codecs)
+    chunks = files
+    index_at = None
+    if isinstance(codecs[0], ShardingCodec) and len(codecs) == 1:
+        shards = codecs[0]
+        codecs = list(shards.codecs)
+        chunks = shards.chunk_shape
+        index_at = shards.index_location.value
+        _check(
+            shards.index_codecs == (BytesCodec(endian="little"), Crc32cCodec()),
+            "a shard index with other codecs than [bytes, crc32c]",
         )
-    return LibraryChunks(Grid(shape, chunks), dtype, load, f"zarr-python: {why}", fill)
-
-
-def holds_strings(metadata: dict[str, Any]) -> bool:
-    """True if metadata describe an array of variable-length strings: of version 2 by the codec
-    vlen-utf8, of version 3 by their type.
-    """
-    if metadata.get("zarr_format") == 3:
-        return metadata.get("data_type") == "string"
-    filters = metadata.get("filters")
-    first = filters[0] if isinstance(filters, list) and filters else None
-    return (
-        metadata.get("dtype") == "|O" and isinstance(first, dict) and first.get("id") == "vlen-utf8"
+        is_whole = not any(f % c for f, c in zip(files, chunks, strict=True))
+        _check(is_whole, "shards that are not made of whole chunks")
+    order = "C"
+    if isinstance(codecs[0], TransposeCodec):
+        axis_order = codecs.pop(0).order
+        as_stored = tuple(range(len(files)))
+        if axis_order != as_stored:
+            order = "F"
+            _check(axis_order == as_stored[::-1], f"transposed to {axis_order!r}")
+    dtype = array.data_type.to_native_dtype()
+    serializer = codecs.pop(0)
+    _check(isinstance(serializer, BytesCodec), f"codec {type(serializer).__name__}")
+    if serializer.endian is not None:
+        dtype = dtype.newbyteorder({"little": "<", "big": ">"}[serializer.endian.value])
+    return Layout(
+        array.shape,
+        files,
+        chunks,
+        dtype,
+        array.fill_value,
+        order,
+        tuple(_codec(codec.to_dict()["name"]) for codec in codecs),
+        "c" if keys.name == "default" else "",
+        keys.separator,
+        index_at,
     )
 
 
-class StringRows(LibraryRows):
-    """Rows of strings. What a batch needs is read by one call, so that each chunk is decoded once a
-    batch.
+def _layout_2(metadata: dict[str, Any]) -> Layout:
+    array: Any = ArrayV2Metadata.from_dict(metadata)
+    dtype = array.dtype.to_native_dtype()
+    steps: list[Codec] = []
+    for codec in array.filters or ():
+        _check(codec.codec_id == "shuffle", f"filter {codec.codec_id!r}")
+        itemsize = codec.elementsize
+        is_whole = itemsize >= 1 and not math.prod(array.chunks) * dtype.itemsize % itemsize
+        _check(is_whole, f"shuffled by {itemsize} bytes")
+        steps.append(Unshuffle(itemsize))
+    if array.compressor is not None:
+        steps.append(_codec(array.compressor.codec_id))
+    fill = array.fill_value
+    if fill is None:
+        fill = np.zeros((), dtype)[()]
+    return Layout(
+        array.shape,
+        array.chunks,
+        array.chunks,
+        dtype,
+        fill,
+        array.order,
+        tuple(steps),
+        "",
+        array.dimension_separator,
+        None,
+    )
+
+
+def _codec(name: Any) -> Codec:
+    _check(name in _CODECS, f"codec {name!r}")
+    return _CODECS[name]
+
+
+def open_array(path: str, name: str, store: Store | None) -> Any:
+    """An array as zarr-python opens it, alone: what else is in a store may be anything.
 
     Args:
-        array: reads them.
+        path: of the store.
+        name: of the array.
+        store: whose requests it is read by; None: zarr-python opens the path.
+
+    Raises:
+        FormatError: it can't be opened.
+        HeadraceError: what reading a remote store raises.
+    """
+    try:
+        return zarr.open_array(path if store is None else _Requests(store), path=name, mode="r")
+    except HeadraceError:
+        raise
+    except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
+        cause = " ".join(str(error).split())
+        raise FormatError(
+            f"{shown_array(path, name)} can't be opened by zarr-python: {cause}: install and "
+            "import the package that registers its codec or data type with zarr, such as "
+            "numcodecs[pcodec]"
+        ) from error
+
+
+class _Requests(LibraryStore):
+    """A store as zarr-python sees it, so that its bytes come by the same requests, with the same
+    retries, as all others. For reading alone.
     """
 
-    def __init__(self, array: LibraryArray) -> None:
-        self._array, self.dtype = array, np.dtype(object)
-        with array.reading() as opened:
-            self.shape: tuple[int, ...] = tuple(opened.shape)
-        self.how = "zarr-python: strings of any length"
+    def __init__(self, store: Store) -> None:
+        super().__init__(read_only=True)
+        self._store = store
 
-    def read(self, rows: Sequence[int]) -> list[Any]:
-        """The rows: str, or arrays of such.
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        start = 0
+        stop = None
+        if isinstance(byte_range, RangeByteRequest):
+            start = byte_range.start
+            stop = byte_range.end
+        elif isinstance(byte_range, OffsetByteRequest):
+            start = byte_range.offset
+        elif isinstance(byte_range, SuffixByteRequest):
+            start = -byte_range.suffix
+        data = await asyncio.to_thread(self._store.content, key, start, stop)
+        if data is None:
+            return None
+        return prototype.buffer.from_bytes(data)
 
-        Raises:
-            FormatError: they are damaged.
-            FileChangedError: they were changed after the store was opened.
-        """
-        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-        if not len(wanted):
-            return []
-        with self._array.reading() as array:
-            found = _as_objects(array.get_orthogonal_selection((wanted,)))
-            inner = tuple(slice(0, extent) for extent in self.shape[1:])
-            for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
-                self._array.check_part(array, (slice(row, row + 1), *inner))
-        return [found[place] for place in places.tolist()]
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        return [*await asyncio.gather(*(self.get(key, prototype, one) for key, one in key_ranges))]
 
-    def whole(self) -> npt.NDArray[Any]:
-        """All rows."""
-        with self._array.reading() as array:
-            return _as_objects(array[...])
+    async def exists(self, key: str) -> bool:
+        return await asyncio.to_thread(self._store.content, key) is not None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Requests) and other._store is self._store
 
-def _as_objects(found: Any) -> npt.NDArray[Any]:
-    return np.asarray(found).astype(object)
+    supports_writes = supports_deletes = supports_listing = False
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    set = delete = list = list_prefix = list_dir = _refuse  # type: ignore[assignment]

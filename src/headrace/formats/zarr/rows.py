@@ -11,39 +11,199 @@ fetched.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+import math
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import (
+    COUNTABLE,
     ChunkIndex,
     ChunkNames,
-    Chunks,
     DirectChunks,
     Grid,
+    LibraryChunks,
     shown_array,
 )
 from headrace.formats.arrays.codecs import Pipeline
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.zarr.layout import UnknownLayout, layout_of
-from headrace.formats.zarr.library import (
-    LibraryArray,
-    LibraryArrays,
-    StringRows,
-    close_array,
-    holds_strings,
-    library_chunks,
-)
+from headrace.formats.arrays.rows import ArraysSource, LibraryRows
+from headrace.formats.source import one_after_the_other
+from headrace.formats.tree import NodeKind, Tree
 from headrace.formats.zarr.shards import ArrayFiles, Shards
-from headrace.formats.zarr.store import Store
-from headrace.formats.zarr.stores import ZarrFolder, open_store
+from headrace.formats.zarr.stores import Store, key_of, open_folder, open_url
+from headrace.formats.zarr.zips import ZarrZip
 from headrace.io.files import Files
+from headrace.io.handles import WorkerFiles
+from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles
-from headrace.io.paths import redact
+from headrace.io.paths import chain_of, redact
+from headrace.io.remote_files import RemoteFiles
+
+# -- through zarr-python
+
+
+class _Opener:
+    """Opens arrays with zarr-python, each process for itself. Picklable.
+
+    Attributes:
+        stores: those that zarr-python reads by our requests, by their path or URL.
+    """
+
+    def __init__(self) -> None:
+        self.stores: dict[str, Store] = {}
+
+    def __call__(self, key: str) -> Any:
+        """The array that a key names: path of the store, a zero, and path of the array in it."""
+        from headrace.formats.zarr.library import open_array
+
+        path, _, name = key.partition("\0")
+        return open_array(path, name, self.stores.get(path))
+
+
+def _close_array(array: Any) -> None:
+    array.store.close()
+
+
+class LibraryArray:
+    """An array that zarr-python reads.
+
+    Args:
+        opened: what each process has open.
+        store, name: of the array.
+    """
+
+    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str) -> None:
+        self._opened = opened
+        self._store = store
+        self._name = name
+        self.where = shown_array(store.path, name)
+
+    @contextlib.contextmanager
+    def reading(self, why: str = "") -> Iterator[Any]:
+        """The array, inside of the context; what it raises there names it, and why zarr-python
+        reads it.
+
+        Raises:
+            FileChangedError: it was changed after the store was opened.
+        """
+        self._store.check_version(self._name)
+        with (
+            asking("zarr-python", f"{self.where}{why}"),
+            self._opened.reading(f"{self._store.path}\0{self._name}") as array,
+        ):
+            yield array
+
+    def check(self, part: tuple[slice, ...]) -> None:
+        """As `check_part`."""
+        with self.reading() as array:
+            self.check_part(array, part)
+
+    def check_part(self, array: Any, part: tuple[slice, ...]) -> None:
+        """Compares the files that a part lies in with the time when the store was opened.
+
+        Raises:
+            FileChangedError: one was changed since.
+        """
+        if self._store.files.is_remote or not all(array.shape):
+            return
+        extents = array.shards or array.chunks
+        files = [
+            range(cut.start // extent, -(-cut.stop // extent))
+            for cut, extent in zip(part, extents, strict=True)
+        ]
+        keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
+        self._store.ranges([key_of(self._name, key) for key in keys])
+
+    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+        with self.reading() as array:
+            found = np.asarray(array[part])
+            self.check_part(array, part)
+            return found
+
+    def chunks(self, why: str) -> LibraryChunks:
+        """The chunks of an array of numbers, which zarr-python reads for a reason.
+
+        Raises:
+            FormatError: it can't be opened, or its elements are no numbers.
+        """
+        with self.reading(f" ({why})") as array:
+            dtype = array.dtype
+            grid = Grid(tuple(array.shape), tuple(array.chunks))
+            fill = 0 if array.fill_value is None else array.fill_value
+        nbytes = math.prod(grid.chunks) * dtype.itemsize
+        if 0 not in grid.shape and (min(grid.chunks, default=1) < 1 or nbytes > COUNTABLE):
+            raise FormatError(
+                f"{self.where} has chunks of {list(grid.chunks)} elements: its metadata are damaged"
+            )
+        if dtype.hasobject or dtype.kind not in "biufcSUV":
+            raise FormatError(
+                f"{self.where} holds {dtype}, of which samples can't be made: numbers can, and "
+                "strings as rows"
+            )
+        return LibraryChunks(grid, dtype, self, f"zarr-python: {why}", fill)
+
+
+def _holds_strings(metadata: dict[str, Any]) -> bool:
+    """True if metadata describe an array of variable-length strings: of version 2 by the codec
+    vlen-utf8, of version 3 by their type.
+    """
+    if metadata.get("zarr_format") == 3:
+        return metadata.get("data_type") == "string"
+    filters = metadata.get("filters")
+    first = filters[0] if isinstance(filters, list) and filters else None
+    return (
+        metadata.get("dtype") == "|O" and isinstance(first, dict) and first.get("id") == "vlen-utf8"
+    )
+
+
+class StringRows(LibraryRows):
+    """Rows of strings. What a batch needs is read by one call, so that each chunk is decoded once a
+    batch.
+
+    Args:
+        array: reads them.
+    """
+
+    def __init__(self, array: LibraryArray) -> None:
+        self._array = array
+        self.dtype = np.dtype(object)
+        with array.reading() as opened:
+            self.shape: tuple[int, ...] = tuple(opened.shape)
+        self.how = "zarr-python: strings of any length"
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The rows: str, or arrays of such.
+
+        Raises:
+            FormatError: they are damaged.
+            FileChangedError: they were changed after the store was opened.
+        """
+        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        if not len(wanted):
+            return []
+        with self._array.reading() as array:
+            found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
+            inner = tuple(slice(0, extent) for extent in self.shape[1:])
+            for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
+                self._array.check_part(array, (slice(row, row + 1), *inner))
+        return [found[place] for place in places.tolist()]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """All rows."""
+        with self._array.reading() as array:
+            return np.asarray(array[...]).astype(object)
+
+
+# -- what is open
 
 
 class OpenZarr(OpenArrays[Any]):
@@ -61,27 +221,40 @@ class OpenZarr(OpenArrays[Any]):
     ) -> None:
         self._direct = direct
         self._missing = missing
-        self._arrays = LibraryArrays()
-        super().__init__(files or LocalFiles(), self._arrays, close_array)
+        self._opener = _Opener()
+        super().__init__(files or LocalFiles(), self._opener, _close_array)
 
     def store(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> Store:
-        """The store at a path or URL.
+        """The store at a path or URL. A URL that ends in .zip is a zip file's, any other one that
+        of a folder.
 
         Args:
             path: of the store.
             names: of nodes whose metadata will be read.
 
         Raises:
-            DataNotFoundError, AccessError, FormatError, RemoteError: see `open_store`.
+            DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is
+                no Zarr store.
+            RemoteError: the server does not answer.
         """
+        place = os.fspath(path)
         nodes = [name.strip("/") for name in names if name]
-        known = self._arrays.stores.get(os.fspath(path))
+        known = self._opener.stores.get(place)
         if known is not None:
             known.fetch_metadata(nodes)
             return known
-        store = open_store(path, self.files, nodes)
-        if not isinstance(store, ZarrFolder):
-            self._arrays.stores[store.path] = store
+        store: Store
+        if isinstance(self.files, LocalFiles):
+            place = os.path.abspath(os.path.expanduser(place))
+            if not zipfile.is_zipfile(place):
+                return open_folder(place, self.files)
+            store = ZarrZip(place, self.files)
+        elif redact(chain_of(place)[0]).lower().endswith(".zip"):
+            store = ZarrZip(place, self.files)
+        else:
+            assert isinstance(self.files, RemoteFiles)
+            store = open_url(place, self.files, nodes)
+        self._opener.stores[place] = store
         return store
 
     def reader(
@@ -92,13 +265,13 @@ class OpenZarr(OpenArrays[Any]):
         *,
         by_row: bool = True,
         is_column: bool = False,
-    ) -> ArrayReader:
-        """A reader of an array of numbers, of its rows or of boxes.
+    ) -> ArrayReader | StringRows:
+        """A reader of an array.
 
         Args:
             store, name: of the array.
             metadata: of it.
-            by_row: True if rows will be read, and not boxes.
+            by_row: True if rows will be read, and not boxes, which must be of numbers.
             is_column: True for targets, which are read directly where they can be, with fill
                 values.
 
@@ -107,42 +280,33 @@ class OpenZarr(OpenArrays[Any]):
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
         required = self._missing == "error" and not is_column
-        chunks: Chunks | str = "direct=False"
-        if self._direct or is_column:
+        chunks: DirectChunks | str = "direct=False"
+        holds_strings = by_row and _holds_strings(metadata)
+        if holds_strings:
+            chunks = "strings"
+        elif self._direct or is_column:
             chunks = self._direct_chunks(store, name, metadata, required, by_row)
-        if isinstance(chunks, str):
-            array = self._library_array(store, name, required, chunks)
-            chunks = library_chunks(array, shown_array(store.path, name), chunks)
-            self.library.close()
-        return ArrayReader(chunks, self.chunks, f"{store.path}\0{name}")
-
-    def rows(
-        self, store: Store, name: str, metadata: dict[str, Any], is_column: bool = False
-    ) -> ArrayReader | StringRows:
-        """A reader of the rows of an array.
-
-        Raises:
-            FormatError, ConfigError: see `reader`.
-        """
-        if not holds_strings(metadata):
-            return self.reader(store, name, metadata, is_column=is_column)
-        required = self._missing == "error" and not is_column
-        rows = StringRows(self._library_array(store, name, required, "strings"))
-        self.library.close()
-        return rows
-
-    def _library_array(self, store: Store, name: str, required: bool, why: str) -> LibraryArray:
+        key = f"{store.path}\0{name}"
+        if isinstance(chunks, DirectChunks):
+            return ArrayReader(chunks, self.chunks, key)
+        array = LibraryArray(self.library, store, name)
         if required:
             raise ConfigError(
-                f"missing='error' can't be had for {shown_array(store.path, name)}, which "
-                f"zarr-python reads: {why}"
+                f"missing='error' can't be had for {array.where}, which zarr-python reads: {chunks}"
             )
-        return LibraryArray(self.library, store, name)
+        try:
+            if holds_strings:
+                return StringRows(array)
+            return ArrayReader(array.chunks(chunks), self.chunks, key)
+        finally:
+            self.library.close()
 
     def _direct_chunks(
         self, store: Store, name: str, metadata: dict[str, Any], required: bool, by_row: bool
     ) -> DirectChunks | str:
         """The chunks of an array; or why only zarr-python can read it."""
+        from headrace.formats.zarr.library import UnknownLayout, layout_of
+
         if not self.files.is_remote and not hasattr(os, "preadv"):
             return "this system has no preadv"
         try:
@@ -185,6 +349,64 @@ class OpenZarr(OpenArrays[Any]):
         )
 
 
+class ZarrTree(Tree):
+    """A Zarr store, local or remote.
+
+    Args:
+        store: its files.
+        opened: see `Tree`.
+    """
+
+    dataset_class = "ZarrDataset"
+    opened: OpenZarr
+
+    def __init__(self, store: Store, opened: OpenZarr) -> None:
+        super().__init__(store.path, opened)
+        self.store = store
+
+    def kind(self, name: str) -> NodeKind | None:
+        metadata = self.store.metadata(name)
+        return None if metadata is None else metadata["node_type"]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in self.store.nodes() if name]
+        except MissingNameError:  # a server without listings
+            return []
+
+    def nodes(self, group: str = "") -> list[str]:
+        below = f"{group}/" if group else ""
+        return [name for name in self._names if name.startswith(below)]
+
+    def children(self, group: str) -> list[str]:
+        start = len(group) + 1 if group else 0
+        return list(dict.fromkeys(name[start:].partition("/")[0] for name in self.nodes(group)))
+
+    def attrs(self, name: str) -> Mapping[str, Any]:
+        return self.store.attributes(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.store.array(name)[1]["shape"])
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self.reader(name).dtype
+
+    def reader(self, name: str) -> ArrayReader | StringRows:
+        return self.opened.reader(self.store, *self.store.array(name))
+
+    def chunk_length(self, name: str, reader: ArrayReader) -> int:
+        return int(reader.chunks.grid.chunks[0])
+
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        reader = self.opened.reader(self.store, *self.store.array(name), is_column=True)
+        if isinstance(reader, StringRows):
+            return reader.whole()
+        if not reader.shape:
+            return np.asarray(reader.chunks.decode(0, reader.chunks.read([0])[0]))
+        return reader.whole(one_after_the_other)
+
+
 class ZarrSource(ArraysSource):
     """Rows of arrays of a Zarr store.
 
@@ -197,11 +419,8 @@ class ZarrSource(ArraysSource):
         **options: of `OpenZarr`, where there is none.
 
     Raises:
-        DataNotFoundError, FormatError, MissingNameError: see `open_store`, `Store.array`,
-            `OpenZarr.reader`.
+        DataNotFoundError, FormatError, MissingNameError: see `OpenZarr` and `Store.array`.
     """
-
-    _opened: OpenZarr
 
     def __init__(
         self,
@@ -213,14 +432,16 @@ class ZarrSource(ArraysSource):
         **options: Any,
     ) -> None:
         opened = opened or OpenZarr(**options)
-        wanted = [name] if name is None or isinstance(name, str) else list(name)
-        self._store = opened.store(path, [*wanted, column])
-        shown = redact(self._store.path)
+        is_one = name is None or isinstance(name, str)
+        wanted: list[Any] = [name] if is_one else list(name or ())
+        store = opened.store(path, [*wanted, column])
+        self.tree = ZarrTree(store, opened)
+        shown = redact(store.path)
         fields: dict[str, ArrayReader | StringRows] = {}
         cuts: list[Any] = []
         for one in wanted:
-            found, metadata = self._store.array(one)
-            field = opened.rows(self._store, found, metadata)
+            found, metadata = store.array(one)
+            field = opened.reader(store, found, metadata)
             if not field.shape:
                 raise FormatError(
                     f"{shown_array(shown, found)} is a single value, it has no axis of samples"
@@ -228,7 +449,6 @@ class ZarrSource(ArraysSource):
             fields[found] = field
             cuts.append(field.chunks.grid.chunks if isinstance(field, ArrayReader) else None)
         names = tuple(fields)
-        is_one = name is None or isinstance(name, str)
         super().__init__(shown, opened, names[0] if is_one else names, fields, cuts)
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -237,12 +457,10 @@ class ZarrSource(ArraysSource):
         Raises:
             MissingNameError, FormatError: no such array; another number of rows.
         """
-        reader = self._opened.rows(self._store, *self._store.array(name), is_column=True)
-        if not reader.shape or reader.shape[0] != len(self):
+        shape = self.tree.shape(name)
+        if shape[:1] != (len(self),):
             raise FormatError(
-                f"{shown_array(self.path, name)} has shape {reader.shape}, not one row for each "
+                f"{shown_array(self.path, name)} has shape {shape}, not one row for each "
                 f"of {len(self)} samples"
             )
-        if isinstance(reader, StringRows):
-            return reader.whole()
-        return reader.whole(self.run)
+        return self.tree.whole(name)

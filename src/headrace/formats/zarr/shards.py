@@ -17,16 +17,36 @@ import numpy as np
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import ChunkIndex, Grid
-from headrace.formats.arrays.codecs import Crc32c
-from headrace.formats.zarr.layout import Layout
-from headrace.formats.zarr.store import Store
-from headrace.io.files import Files
+from headrace.formats.arrays.codecs import Codec, Crc32c
+from headrace.formats.zarr.stores import Store
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
 _VERSIONS = 256  # shards whose versions a server is asked for when the array is opened
+
+
+class Layout(NamedTuple):
+    """How the elements of an array lie in files.
+
+    Attributes:
+        files: extents of what lies in one file: a chunk, or a shard.
+        codecs: of chunks, from bytes to bytes.
+        prefix: of the names of files: "c" or "".
+        index_at: where a shard's index lies, "start" or "end"; None: there are no shards.
+    """
+
+    shape: tuple[int, ...]
+    files: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Any
+    order: str
+    codecs: tuple[Codec, ...]
+    prefix: str
+    separator: str
+    index_at: str | None
 
 
 class ArrayFiles(ChunkIndex):
@@ -42,7 +62,6 @@ class ArrayFiles(ChunkIndex):
         self.store = store
         self.name = name
         self._separator = layout.separator
-        self._is_sharded = layout.index_at is not None
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
         if first:
@@ -51,7 +70,7 @@ class ArrayFiles(ChunkIndex):
         self._folder, _, self._start = first.rpartition("/")
         self.count: int = math.prod(self._counts)
         self.whole_files = whole
-        self.reads_files = store.reads_files and not self._is_sharded
+        self.reads_files = store.reads_files and layout.index_at is None
         if 0 < self.count < _NOWHERE >> 1:
             store.note_last(self._names(first, [self.count - 1])[0])
 
@@ -71,7 +90,7 @@ class ArrayFiles(ChunkIndex):
         self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
     ) -> list[int]:
         self.store.check_version(self.name)
-        return self.store.read_files_into(self._folder, self._names(self._start, numbers), buffers)
+        return self.store.read_files(self._folder, self._names(self._start, numbers), buffers)
 
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
         keys = self._names(self._first, numbers)
@@ -108,14 +127,13 @@ class Shards(ChunkIndex):
     def __init__(self, store: Store, name: str, layout: Layout) -> None:
         self._whole = ArrayFiles(store, name, layout)
         self._at = layout.index_at
-        self._files: Files = store.files
+        self._files = store.files
         self._shards = Grid(layout.shape, layout.files)
         self._chunks = Grid(layout.shape, layout.chunks)
         self._inside = tuple(f // c for f, c in zip(layout.files, layout.chunks, strict=True))
-        chunks_each = math.prod(self._inside)
-        self._index_bytes = 16 * chunks_each + 4
+        self._index_bytes = 16 * math.prod(self._inside) + 4
         self._known: dict[int, _Index | None] = {}
-        self._most = max(16, _INDEX_BYTES // (16 * chunks_each))
+        self._most = max(16, _INDEX_BYTES // self._index_bytes)
         self.needs_io: bool = store.files.is_remote
         if store.reads_whole and self._whole.count <= _VERSIONS:
             self._whole.ranges(range(self._whole.count))  # reads of all processes are of these
@@ -169,32 +187,31 @@ class Shards(ChunkIndex):
     def _read(self, shards: Sequence[int]) -> dict[int, _Index | None]:
         """The indices of shards, read together."""
         whole = self._whole.ranges(shards)
-        failure: FormatError | None = None
-        found: dict[int, _Index | None] = {}
-        numbers: list[int] = []
-        for number, (shard, size) in enumerate(zip(shards, whole.nbytes.tolist(), strict=True)):
-            if whole.start[number] < 0:
-                found[shard] = None
-                if self._files.is_remote:  # a local one is looked for again
-                    self._learn(shard, None)
-            elif size < self._index_bytes:
-                failure = FormatError(
-                    f"{redact(whole.paths[whole.file[number]])} is cut short: {size:,} bytes have "
-                    f"no room for the index of a shard of {self._index_bytes:,}"
-                )
-            else:
-                numbers.append(number)
+        is_there = whole.is_written
+        is_long = is_there & (whole.nbytes >= self._index_bytes)
         starts = whole.start if self._at == "start" else whole.stop - self._index_bytes
         ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes)
-        ranges = ranges.take(np.array(numbers, np.int64))
+        numbers = np.flatnonzero(is_long)
+        ranges = ranges.take(numbers)
         if not self._files.is_remote:
             for path in ranges.paths:
                 self._files.version(path)  # all later reads are compared with it
-        for number, data in zip(numbers, self._files.read(ranges), strict=True):
+        found: dict[int, _Index | None] = {}
+        for number in np.flatnonzero(~is_there).tolist():
+            found[shards[number]] = None
+            if self._files.is_remote:  # a local one is looked for again
+                self._learn(shards[number], None)
+        failure: FormatError | None = None
+        for number in np.flatnonzero(is_there & ~is_long).tolist():
+            failure = FormatError(
+                f"{redact(whole.paths[whole.file[number]])} is cut short: "
+                f"{int(whole.nbytes[number]):,} bytes have no room for the index of a shard of "
+                f"{self._index_bytes:,}"
+            )
+        for number, data in zip(numbers.tolist(), self._files.read(ranges), strict=True):
             path = whole.paths[whole.file[number]]
-            begin = int(whole.start[number])
             try:
-                rows = self._rows(data, path, begin, int(whole.nbytes[number]))
+                rows = self._rows(data, path, int(whole.start[number]), int(whole.nbytes[number]))
             except FormatError as error:
                 failure = failure or error
                 continue

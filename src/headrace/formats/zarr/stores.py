@@ -1,4 +1,5 @@
-"""Zarr stores that are folders, local or remote, and the function that opens a store of any kind.
+"""The files of a Zarr store, which is a folder or a zip file, local or remote: their names, where
+they lie, and the metadata of its nodes.
 
 NOTE [ a local store that changes ]
 
@@ -14,42 +15,223 @@ checked at opening, and files that are not newer than these count as unchanged.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
-from headrace.formats.zarr.kind import is_zarr
-from headrace.formats.zarr.store import (
-    LARGEST,
-    NODE_FILES,
-    V2_ALL,
-    V2_ARRAY,
-    V2_ATTRIBUTES,
-    V2_GROUP,
-    V3_NODE,
-    Store,
-    is_v3_array,
-    key_of,
-    nodes_among,
-    parsed,
-    replaced,
+from headrace.errors import (
+    AccessError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    MissingNameError,
 )
-from headrace.formats.zarr.zips import ZarrZip
+from headrace.formats.resolve.file_set import Format
 from headrace.io.files import Files
+from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles
 from headrace.io.local.folders import IS_SUPPORTED, FolderReader
-from headrace.io.paths import chain_of, redact
+from headrace.io.nearest_names import listed_names
+from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 
-T = TypeVar("T")
+V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V3_NODE = ".zarray", ".zgroup", ".zattrs", "zarr.json"
+V2_ALL = ".zmetadata"
+NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
+LARGEST = 64 << 20
+"""Bytes of a metadata file, beyond which it is none."""
+_OF_A_NODE = (*NODE_FILES, V2_ATTRIBUTES)
 
-_OF_A_NODE = (V3_NODE, V2_GROUP, V2_ARRAY, V2_ATTRIBUTES)
-_ROOT = (*_OF_A_NODE, V2_ALL)
+
+class Store(ABC):
+    """The files of a Zarr store.
+
+    Args:
+        path: of the store, or its URL.
+        files: by which it is read.
+    """
+
+    is_stored = True
+    """True if files lie as they are, and can be read by ranges."""
+    reads_whole = False
+    """True if a chunk is read as a whole file, whose size would have to be asked for, and which
+    may be missing.
+    """
+    reads_files = False
+    """True if chunks that are files of their own are read by `read_files`."""
+    check_content: Callable[[int, Any], None] | None = None
+    """First byte and stored bytes of a file -> nothing; raises a FormatError where they have
+    another checksum. None: there is none.
+    """
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path, self.files = path, files
+
+    # -- files
+
+    def fetch_metadata(self, nodes: Sequence[str]) -> None:  # noqa: B027
+        """Fetches the metadata of remote nodes together; an AccessError where all that could be
+        there may not be read.
+        """
+
+    @abstractmethod
+    def read(self, key: str) -> bytes | None:
+        """The content of a metadata file; None: there is none."""
+
+    @abstractmethod
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
+        """Where the contents of files lie; those that are missing were never written.
+
+        Raises:
+            FormatError: the file is damaged, or a folder lies there.
+            FileChangedError: a local file was changed after the store was opened.
+        """
+
+    def path_of(self, key: str) -> str:
+        """The path or URL of a file of a folder."""
+        return f"{self.path}/{key}"
+
+    def read_files(
+        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview] | None = None
+    ) -> list[Any]:
+        """The contents of files of a local folder, by their names below one of its own; None for
+        those that are missing. With buffers they are written into these, see
+        `FolderReader.read_into`: bytes of each, -1 for those that are missing.
+
+        Raises:
+            FormatError: a folder lies there.
+            FileChangedError: a file was changed after the store was opened.
+            OSError: one can't be read.
+        """
+        raise NotImplementedError
+
+    def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """The bytes of a file that zarr-python asks for, or some of them (a negative start counts
+        from the end); None: there is none.
+        """
+        raise NotImplementedError
+
+    # -- local stores that change; of a remote file each read is of one version, or an error
+
+    def note_last(self, key: str) -> None:  # noqa: B027
+        """Notes that the last file of an array may have been written now, by the clock of its
+        server.
+        """
+
+    def check_version(self, name: str) -> None:  # noqa: B027
+        """Compares the metadata file of a local array, or the zip file, with the one that was
+        opened.
+
+        Raises:
+            FileChangedError: it is another one, or gone.
+        """
+
+    def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """Compares local files with chunks, which this process has open, with the time when the
+        store was opened.
+
+        Raises:
+            FileChangedError: one was changed since.
+        """
+
+    # -- nodes
+
+    def nodes(self) -> Iterator[str]:
+        """The paths of all nodes, that of the root being "". What lies in an array is not looked
+        at.
+
+        Raises:
+            MissingNameError: neither does the store say, nor can its server be asked.
+        """
+        return self._walked("")
+
+    def _walked(self, node: str) -> Iterator[str]:
+        folders, files = self._listing(node)
+        is_array = V2_ARRAY in files
+        if V3_NODE in files:
+            is_array = is_array or _is_v3_array(self.read(key_of(node, V3_NODE)))
+        if is_array or V2_GROUP in files or V3_NODE in files:
+            yield node
+        if not is_array:
+            for folder in sorted(folders):
+                yield from self._walked(key_of(node, folder))
+
+    def _listing(self, node: str) -> tuple[Collection[str], Collection[str]]:
+        """The names of the folders and of the files in the folder of a node."""
+        raise NotImplementedError
+
+    def metadata(self, name: str) -> dict[str, Any] | None:
+        """The metadata of a node as its file says them; None: there is no node of that name.
+
+        Raises:
+            FormatError: the file is damaged.
+        """
+        for file in NODE_FILES:
+            metadata = self._parsed(key_of(name, file))
+            if metadata is None:
+                continue
+            if file == V3_NODE and metadata.get("node_type") not in ("array", "group"):
+                raise FormatError(
+                    f"{redact(self.path)}: {key_of(name, file)} is damaged: it has node_type "
+                    f"{metadata.get('node_type')!r}"
+                )
+            if file == V2_ARRAY:
+                self._parsed(key_of(name, V2_ATTRIBUTES))  # which must not be damaged either
+                metadata["node_type"] = "array"
+            if file == V2_GROUP:
+                metadata["node_type"] = "group"
+            return metadata
+        return None
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """The attributes of a node."""
+        metadata = self.metadata(name) or {}
+        if metadata.get("zarr_format") != 3:
+            return self._parsed(key_of(name, V2_ATTRIBUTES)) or {}
+        attributes = metadata.get("attributes")
+        return attributes if isinstance(attributes, dict) else {}
+
+    def _parsed(self, key: str) -> dict[str, Any] | None:
+        data = self.read(key)
+        if data is None:
+            return None
+        return parsed(data, f"{redact(self.path)}: {key}")
+
+    def array(self, name: str | None) -> tuple[str, dict[str, Any]]:
+        """The name of an array, and its metadata; without a name the only one there is.
+
+        Raises:
+            MissingNameError: there is none of that name, or several and no name; the message lists
+                them, where they are known.
+        """
+        wanted = "" if name is None else name.strip("/")
+        metadata = self.metadata(wanted)
+        if metadata is not None and metadata["node_type"] == "array":
+            return wanted, metadata
+        where = redact(self.path)
+        absent = "" if name is None else f"it has no array {name!r}; "
+        arrays: dict[str, dict[str, Any]] = {}
+        try:
+            for node in self.nodes():
+                found = self.metadata(node) or {}
+                if found.get("node_type") == "array":
+                    arrays[node] = found
+        except MissingNameError as why:
+            raise MissingNameError(f"{where}: {absent}{why}") from None
+        if name is None and len(arrays) == 1:
+            return next(iter(arrays.items()))
+        has = listed_names([*arrays], wanted, repr)
+        if name is not None:
+            raise MissingNameError(f"{where} has no array {name!r}; it has: {has}")
+        raise MissingNameError(
+            f"{where} has {len(arrays)} arrays, name one of them as dataset_name: {has}"
+        )
 
 
 class ZarrFolder(Store):
@@ -62,9 +244,6 @@ class ZarrFolder(Store):
         super().__init__(path, files)
         self._opened = time.time_ns()
         self._inodes: dict[str, int] = {}  # of metadata files whose version is known
-
-    def path_of(self, key: str) -> str:
-        return f"{self.path}/{key}"
 
     def read(self, key: str) -> bytes | None:
         path = self.path_of(key)
@@ -91,41 +270,32 @@ class ZarrFolder(Store):
     def ranges(self, keys: Sequence[str]) -> ByteRanges:
         ranges: list[tuple[str, int, int] | None] = []
         for key in keys:
-            path = f"{self.path}/{key}"
+            path = self.path_of(key)
             try:
                 status = os.stat(path)
-                if stat.S_ISDIR(status.st_mode):
-                    raise _is_folder(path)
-                self._check(status, path)
-                ranges.append((path, 0, status.st_size))
             except (FileNotFoundError, NotADirectoryError):
                 self._check_missing(path)
                 ranges.append(None)
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                raise _is_folder(path)
+            self._check(status, path)
+            ranges.append((path, 0, status.st_size))
         return ByteRanges.of(ranges)
 
-    def read_files(self, folder: str, names: Sequence[str]) -> list[bytes | None]:
-        found = self._in_folder(folder, lambda reader: reader.read(names))
-        self._check_absent(folder, names, [data is None for data in found])
-        return found
-
-    def read_files_into(
-        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview]
-    ) -> list[int]:
-        sizes = self._in_folder(folder, lambda reader: reader.read_into(names, buffers))
-        self._check_absent(folder, names, [size < 0 for size in sizes])
-        return sizes
-
-    def _in_folder(self, folder: str, read: Callable[[FolderReader], T]) -> T:
-        place = self.path_of(folder)
+    def read_files(
+        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview] | None = None
+    ) -> list[Any]:
+        reader = FolderReader(self.files.descriptors, self.path_of(folder), self._opened, replaced)
+        found: list[Any]
         try:
-            return read(FolderReader(self.files.descriptors, place, self._opened, replaced))
+            found = reader.read(names) if buffers is None else reader.read_into(names, buffers)
         except IsADirectoryError as error:
             raise _is_folder(error.filename) from None
-
-    def _check_absent(self, folder: str, names: Sequence[str], are_absent: list[bool]) -> None:
-        for name, is_absent in zip(names, are_absent, strict=True):
-            if is_absent:
+        for name, one in zip(names, found, strict=True):
+            if one is None or one == -1:
                 self._check_missing(self.path_of(key_of(folder, name)))
+        return found
 
     def check_open(self, paths: Sequence[str]) -> None:
         with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
@@ -159,22 +329,11 @@ class ZarrFolder(Store):
                     raise replaced(path)
                 return
 
-    def nodes(self) -> Iterator[str]:
-        """What lies in an array is not looked at."""
-        for folder, folders, files in os.walk(self.path):
-            name = os.path.relpath(folder, self.path).replace(os.sep, "/")
-            is_array = V2_ARRAY in files
-            if V3_NODE in files:
-                is_array = is_array or is_v3_array(self.read(os.path.join(name, V3_NODE)))
-            if is_array or V2_GROUP in files or V3_NODE in files:
-                yield "" if name == "." else name
-            if is_array:
-                folders.clear()
-            folders.sort()
-
-
-def _is_folder(path: str) -> FormatError:
-    return FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
+    def _listing(self, node: str) -> tuple[Collection[str], Collection[str]]:
+        folder = self.path_of(node)
+        for _, folders, files in os.walk(folder):
+            return [one for one in folders if not os.path.islink(f"{folder}/{one}")], files
+        return (), ()
 
 
 class ZarrUrl(Store):
@@ -190,8 +349,10 @@ class ZarrUrl(Store):
         self._contents: dict[str, bytes | None] = {}  # of metadata files
 
     def fetch_metadata(self, nodes: Sequence[str]) -> None:
-        keys = [*_ROOT, *(key_of(node, name) for node in nodes if node for name in _OF_A_NODE)]
-        new = [key for key in dict.fromkeys(keys) if key not in self._contents]
+        keys = [
+            key_of(node, file) for node in {"": None, **dict.fromkeys(nodes)} for file in _OF_A_NODE
+        ]
+        new = [key for key in (*keys, V2_ALL) if key not in self._contents]
         if new:
             self._contents.update(
                 zip(new, self.files.find_metadata([self.path_of(key) for key in new]), strict=True)
@@ -244,78 +405,181 @@ class ZarrUrl(Store):
         """The nodes that the consolidated metadata of the root list, or the root if it is an array;
         None: it doesn't say.
         """
-        old = self._contents[V2_ALL]
-        new = self._contents[V3_NODE]
-        root = parsed(new or old or b"{}", f"{redact(self.path)}: {V3_NODE if new else V2_ALL}")
-        consolidated = root.get("consolidated_metadata") if new else root
+        old = self._parsed(V2_ALL)
+        new = self._parsed(V3_NODE)
+        consolidated = old if new is None else new.get("consolidated_metadata")
         nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
         if nodes is None:
-            return [""] if is_v3_array(new) or self._contents[V2_ARRAY] is not None else None
+            is_array = (new or {}).get("node_type") == "array"
+            return [""] if is_array or self._contents[V2_ARRAY] is not None else None
         return sorted(nodes_among(nodes)) if new is None else ["", *sorted(nodes)]
 
-    def _walked(self, node: str) -> Iterator[str]:
+    def _listing(self, node: str) -> tuple[Collection[str], Collection[str]]:
         place = self.path_of(node)
         try:
             listing = self.files.ask("ls", place, detail=True)
         except FileNotFoundError:
-            return
+            return (), ()
         except PermissionError as error:
             raise AccessError(
                 f"{redact(place)}: it may not be listed ({redact(error)}): name the array as "
                 "dataset_name"
             ) from None
         kinds = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] for item in listing}
-        is_array = V2_ARRAY in kinds
-        if V3_NODE in kinds:
-            is_array = is_array or is_v3_array(self.read(key_of(node, V3_NODE)))
-        if is_array or V2_GROUP in kinds or V3_NODE in kinds:
-            yield node
-        if not is_array:
-            for name in sorted(name for name, kind in kinds.items() if kind == "directory"):
-                yield from self._walked(key_of(node, name))
+        return [name for name, kind in kinds.items() if kind == "directory"], kinds.keys()
 
 
-def open_store(
-    path: str | os.PathLike[Any], files: Files | None = None, nodes: Sequence[str] = ()
-) -> Store:
-    """The store at a path.
-
-    Args:
-        path: or a URL; one that ends in .zip is a zip file's, any other one that of a folder.
-        files: by which it is read; None: local ones.
-        nodes: whose metadata will be read; remote ones are fetched with those of the root.
+def open_folder(path: str, files: LocalFiles) -> ZarrFolder:
+    """The store that a local folder is.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is no
             Zarr store.
-        RemoteError: the server does not answer.
     """
-    if files is not None and files.is_remote:
-        return _remote_store(os.fspath(path), cast(RemoteFiles, files), nodes)
-    place = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    if not os.path.exists(place):
-        raise DataNotFoundError(f"{redact(place)} does not exist (working folder: {os.getcwd()})")
-    if not os.access(place, os.R_OK):
-        raise AccessError(f"{redact(place)}: this user may not read it")
-    local = cast(LocalFiles, files or LocalFiles())
-    if zipfile.is_zipfile(place):
-        return ZarrZip(place, local)
-    if not is_zarr(place):
+    if not os.path.exists(path):
+        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+    if not os.access(path, os.R_OK):
+        raise AccessError(f"{redact(path)}: this user may not read it")
+    if not is_zarr(path):
         raise FormatError(
-            f"{redact(place)} is no Zarr store: it has neither of {V3_NODE}, {V2_GROUP} and "
-            f"{V2_ARRAY}"
+            f"{redact(path)} is no Zarr store: it has neither of {', '.join(NODE_FILES)}"
         )
-    return ZarrFolder(place, local)
+    return ZarrFolder(path, files)
 
 
-def _remote_store(url: str, files: RemoteFiles, nodes: Sequence[str]) -> Store:
-    if redact(chain_of(url)[0]).lower().endswith(".zip"):
-        return ZarrZip(url, files)
+def open_url(url: str, files: RemoteFiles, nodes: Sequence[str]) -> ZarrUrl:
+    """The store that a remote folder is.
+
+    Args:
+        url, files: where it lies.
+        nodes: whose metadata will be read, and are fetched with those of the root.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: there is none; it may not be read; the server
+            does not answer.
+    """
     store = ZarrUrl(url, files)
     store.fetch_metadata(nodes)
     if all(store.read(name) is None for name in NODE_FILES):
         raise DataNotFoundError(
-            f"{redact(url)}: there is no Zarr store: none of {V3_NODE}, {V2_GROUP} and {V2_ARRAY} "
-            "is found below it: is the address right?"
+            f"{redact(url)}: there is no Zarr store: none of {', '.join(NODE_FILES)} is found "
+            "below it: is the address right?"
         )
     return store
+
+
+def replaced(path: str) -> FileChangedError:
+    """The error of a local file that was changed."""
+    return FileChangedError(
+        f"{redact(path)} was changed after the dataset was opened, and rows of both versions must "
+        "not be mixed: open the dataset again"
+    )
+
+
+def _is_folder(path: str) -> FormatError:
+    return FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
+
+
+def key_of(node: str, file: str) -> str:
+    """The name of a file of a node."""
+    return f"{node}/{file}" if node else file
+
+
+def nodes_among(keys: Iterable[str]) -> Iterator[str]:
+    """The nodes whose metadata are among files."""
+    seen = set()
+    for key in sorted(keys):
+        folder, _, file = key.rpartition("/")
+        if file in NODE_FILES and folder not in seen:
+            seen.add(folder)
+            yield folder
+
+
+def _is_v3_array(data: bytes | None) -> bool:
+    return b'"array"' in (data or b"") and parsed(data or b"{}", "").get("node_type") == "array"
+
+
+def parsed(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a metadata file is.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        metadata = json.loads(data)
+        if not isinstance(metadata, dict):
+            raise ValueError("it is no JSON object")
+        return metadata
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is damaged: {error}") from error
+
+
+# -- which paths are stores
+
+
+def root_among(keys: Collection[str]) -> str:
+    """Where in a zip file its store begins: "", or "a.zarr/" where a folder was packed with its
+    name.
+
+    Raises:
+        FormatError: there is no store, or several.
+    """
+    if any(name in keys for name in NODE_FILES):
+        return ""
+    nodes = [*nodes_among(key for key in keys if not key.startswith("__MACOSX/"))]
+    root = min(nodes, key=lambda node: node.count("/"), default=None)
+    if root is None:
+        raise FormatError(f"it is no Zarr store: it has neither of {', '.join(NODE_FILES)}")
+    for node in nodes:
+        if node != root and not node.startswith(f"{root}/"):
+            raise FormatError(
+                f"it holds several Zarr stores, such as {root!r} and {node!r}: pack one of them "
+                "alone"
+            )
+    return f"{root}/"
+
+
+def is_zarr(path: str | os.PathLike[Any]) -> bool:
+    """True if it is a folder that is a Zarr node, or a zip file with one store. Of a URL the
+    name decides: ``.zarr`` or ``.zarr.zip``.
+    """
+    place = os.fspath(path)
+    if is_url(place):
+        return place.partition("?")[0].rstrip("/").lower().endswith((".zarr", ".zarr.zip"))
+    if os.path.isdir(place):
+        return any(os.path.isfile(os.path.join(place, name)) for name in NODE_FILES)
+    if not os.path.isfile(place) or not zipfile.is_zipfile(place):
+        return False
+    with (
+        asking("zipfile", redact(place)),
+        zipfile.ZipFile(place) as file,
+        contextlib.suppress(FormatError),
+    ):
+        root_among(set(file.namelist()))
+        return True
+    return False
+
+
+def _is_store(url: str, files: RemoteFiles) -> bool:
+    """True if metadata of a store lie below a URL, or it is not known: nothing may be read
+    there.
+    """
+    try:
+        return any(
+            data is not None
+            for data in files.find_metadata([below(url, name) for name in NODE_FILES])
+        )
+    except AccessError:
+        return True
+
+
+ZARR = Format(
+    "Zarr stores",
+    (),
+    stores=(".zarr", ".zarr.zip"),
+    keeps_order=True,
+    recognizes=is_zarr,
+    is_store=_is_store,
+    holds_arrays=True,
+    dataset="ZarrDataset",
+)

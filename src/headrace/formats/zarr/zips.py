@@ -12,7 +12,7 @@ import contextlib
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from isal import isal_zlib
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
-from headrace.formats.zarr.store import (
+from headrace.formats.zarr.stores import (
     LARGEST,
     NODE_FILES,
     V2_ALL,
@@ -55,45 +55,37 @@ class ZarrZip(Store):
         super().__init__(path, files)
         infos, start_dir = _directory(files, path)
         self._numbers = {info.filename: number for number, info in enumerate(infos)}
-        self._sizes = np.array([info.file_size for info in infos], np.int64)
-        self._stored = np.array([info.compress_size for info in infos], np.int64)
-        self._methods = np.array([info.compress_type for info in infos], np.int64)
-        self._checksums = np.array([info.CRC for info in infos], np.uint32)
-        self._heads = np.array([info.header_offset for info in infos], np.int64)
-        self._begins = _begins(infos, self._heads, start_dir)
-        self._checksum_at = dict(zip(self._begins.tolist(), self._checksums.tolist(), strict=True))
-        self.is_stored: bool = not self._methods.any()
+        self._begins = _begins(files, path, infos, start_dir)
+        self._stops = self._begins + np.array([info.compress_size for info in infos], np.int64)
+        self._checksums = [info.CRC for info in infos]
+        self._checksum_at = dict(zip(self._begins.tolist(), self._checksums, strict=True))
+        self._is_deflated = [info.compress_type != zipfile.ZIP_STORED for info in infos]
+        self.is_stored: bool = not any(self._is_deflated)
         try:
             self._root = root_among(self._numbers)
         except FormatError as error:
             raise FormatError(f"{redact(path)}: {error}") from None
         keys = [name for name in self._numbers if name.rpartition("/")[2] in _METADATA]
-        self._contents = dict(
-            zip(keys, self._read([self._numbers[key] for key in keys]), strict=True)
-        )
-
-    def path_of(self, key: str) -> str:
-        return self.path
+        self._contents = dict(zip(keys, self._read(keys), strict=True))
 
     def read(self, key: str) -> bytes | None:
         return self._contents.get(self._root + key)
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        number = self._numbers.get(self._root + key)
-        return None if number is None else self._read([number])[0][start:stop]
+        name = self._root + key
+        return self._read([name])[0][start:stop] if name in self._numbers else None
 
-    def _read(self, numbers: Sequence[int]) -> list[bytes]:
+    def _read(self, names: Sequence[str]) -> list[bytes]:
         """The contents of members."""
-        begins = self._begins_of(np.array(numbers, np.int64))
-        ranges = ByteRanges.in_file(self.path, begins, begins + self._stored[numbers])
+        numbers = [self._numbers[name] for name in names]
+        ranges = ByteRanges.in_file(self.path, self._begins[numbers], self._stops[numbers])
         contents: list[bytes] = []
-        for number, data in zip(numbers, self.files.read(ranges), strict=True):
+        for name, number, data in zip(names, numbers, self.files.read(ranges), strict=True):
             content = bytes(data or b"")
-            with contextlib.suppress(zlib.error):
-                if self._methods[number]:
+            if self._is_deflated[number]:
+                with contextlib.suppress(zlib.error):
                     content = zlib.decompress(content, -zlib.MAX_WBITS)
             if isal_zlib.crc32(content) != self._checksums[number]:
-                name = [*self._numbers][number]
                 raise FormatError(
                     f"{redact(self.path)}: {name!r} has a wrong checksum (zip), the file is damaged"
                 )
@@ -102,36 +94,12 @@ class ZarrZip(Store):
 
     def ranges(self, keys: Sequence[str]) -> ByteRanges:
         numbers = np.array([self._numbers.get(self._root + key, -1) for key in keys], np.int64)
-        is_there = numbers >= 0
-        begins = np.full(len(keys), -1, np.int64)
-        begins[is_there] = self._begins_of(numbers[is_there])
-        stops = np.where(is_there, begins + self._sizes[numbers], -1)
-        return ByteRanges.in_file(self.path, begins, stops)
+        begins = np.where(numbers < 0, -1, self._begins[numbers])
+        return ByteRanges.in_file(
+            self.path, begins, np.where(numbers < 0, -1, self._stops[numbers])
+        )
 
-    def _begins_of(self, numbers: IntArray) -> IntArray:
-        """Where the contents of members begin."""
-        unknown = numbers[self._begins[numbers] < 0]
-        if len(unknown):
-            starts = self._heads[unknown]
-            heads = self.files.read(ByteRanges.in_file(self.path, starts, starts + _HEAD))
-            for number, data in zip(unknown.tolist(), heads, strict=True):
-                head = bytes(data or b"")
-                if head[:4] != b"PK\x03\x04":
-                    raise FormatError(
-                        f"{redact(self.path)} is damaged: no file begins where one should"
-                    )
-                sizes = np.frombuffer(head[26:30], "<u2")
-                begin = int(self._heads[number]) + _HEAD + int(sizes.sum())
-                self._begins[number] = begin
-                self._checksum_at[begin] = int(self._checksums[number])
-        begins: IntArray = self._begins[numbers]
-        return begins
-
-    @property
-    def check_content(self) -> Callable[[int, Any], None] | None:
-        return self._check
-
-    def _check(self, begin: int, data: Any) -> None:
+    def check_content(self, begin: int, data: Any) -> None:
         if isal_zlib.crc32(data) != self._checksum_at[begin]:
             raise FormatError("wrong checksum (zip), the file is damaged")
 
@@ -175,16 +143,24 @@ def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
 
 
 def _begins(
-    infos: Sequence[zipfile.ZipInfo], heads: IntArray, start_dir: int
+    files: Files, path: str, infos: Sequence[zipfile.ZipInfo], start_dir: int
 ) -> npt.NDArray[np.int64]:
-    """Where the contents begin, [members]; -1 where the directory doesn't tell."""
-    lengths: list[int] = []
-    for info in infos:
-        name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
-        lengths.append(_HEAD + len(name) + len(info.extra))
-    begins = heads + np.array(lengths, np.int64)
+    """Where the contents of members begin."""
+    heads: IntArray = np.array([info.header_offset for info in infos], np.int64)
     edges = np.append(np.sort(heads), start_dir)
     following = edges[np.searchsorted(edges, heads, side="right").clip(max=len(heads))]
-    sizes = np.array([info.compress_size for info in infos], np.int64)
-    has_tail = np.array([bool(info.flag_bits & 8) for info in infos], bool)
-    return np.where((begins + sizes == following) & ~has_tail, begins, -1)
+    begins = heads + _HEAD
+    for number, info in enumerate(infos):
+        name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+        begins[number] += len(name) + len(info.extra)
+        if info.flag_bits & 8 or begins[number] + info.compress_size != following[number]:
+            begins[number] = -1
+    unknown = np.flatnonzero(begins < 0)
+    starts = heads[unknown]
+    found = files.read(ByteRanges.in_file(path, starts, starts + _HEAD))
+    for number, data in zip(unknown.tolist(), found, strict=True):
+        head = bytes(data or b"")
+        if head[:4] != b"PK\x03\x04":
+            raise FormatError(f"{redact(path)} is damaged: no file begins where one should")
+        begins[number] = heads[number] + _HEAD + int(np.frombuffer(head[26:30], "<u2").sum())
+    return begins
