@@ -142,8 +142,11 @@ class SortedRows(Rows):
         return torch.from_numpy(batch)
 
 
+FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
+
+
 class ZarrRows(Rows):
-    """The same over zarr-python, with the codecs of zarrs if asked for."""
+    """The same over zarr-python, with the codecs of zarrs or its fused pipeline if asked for."""
 
     def __init__(self, job: Job, codecs: str | None = None) -> None:
         super().__init__(job)
@@ -158,6 +161,8 @@ class ZarrRows(Rows):
                 import zarrs  # noqa: F401
 
                 zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+            if self._codecs == "fused":
+                zarr.config.set({"codec_pipeline.path": FUSED})
             self._rows = zarr.open_group(self._job.path, mode="r")["data"]
         return self._rows
 

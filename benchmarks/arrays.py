@@ -7,10 +7,10 @@
 Photographs (those of a folder, again and again until there are enough, or made ones), uint8 [side,
 side, 3], in HDF5 files and Zarr stores of several layouts, read in batches of 64 in random order,
 and in a block shuffle. Beside headrace stand a plain DataLoader over h5py (`ds[i]`, and one sorted
-fancy index a batch), zarr-python (also with the codecs of zarrs), xbatcher and tensorstore's own
-threads; and the limit: `pread` and decode in a bare loop in as many processes, into buffers that
-are used again. All files are in the page cache. Contestants that are slow draw fewer samples an
-epoch; so do all where a random sample costs a chunk of many.
+fancy index a batch), zarr-python (also with the codecs of zarrs, and with its fused pipeline),
+xbatcher and tensorstore's own threads; and the limit: `pread` and decode in a bare loop in as many
+processes, into buffers that are used again. All files are in the page cache. Contestants that are
+slow draw fewer samples an epoch; so do all where a random sample costs a chunk of many.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from array_peers import (
     BATCH,
+    FUSED,
     Job,
     Layout,
     bare_loop,
@@ -157,8 +158,9 @@ OWN, BLOCK, LIMIT = "headrace", "headrace, block shuffle", "limit: a bare loop"
 
 
 def zarr_section(job: Job, title: str) -> Section:
-    plainly, codecs, gathered, generated = (
+    plainly, fused, codecs, gathered, generated = (
         "zarr-python, DataLoader",
+        "zarr-python, fused pipeline",
         "zarr-python with zarrs",
         "tensorstore",
         "xbatcher",
@@ -173,7 +175,17 @@ def zarr_section(job: Job, title: str) -> Section:
         Contestant(LIMIT, bare_loop, (job,)),
     ]
     pairs = [(OWN, plainly), (OWN, codecs), (OWN, gathered), (OWN, generated), (OWN, LIMIT)]
+    if _has_fused_pipeline():
+        contestants.insert(3, Contestant(fused, zarr_rows, (job, "fused")))
+        pairs.insert(1, (OWN, fused))
     return Section(title, "samples/s", plainly, contestants, _ratios(job, title, pairs, plainly))
+
+
+def _has_fused_pipeline() -> bool:
+    """True for zarr-python from 3.3 on, which wants Python 3.12."""
+    import zarr.core.codec_pipeline
+
+    return hasattr(zarr.core.codec_pipeline, FUSED.rpartition(".")[2])
 
 
 def hdf5_section(job: Job, title: str) -> Section:
