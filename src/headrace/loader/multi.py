@@ -21,16 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, cast
 
-import numpy as np
-from torch.utils.data import IterableDataset
-
 from headrace.arguments import check_flag, check_integer, checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
 from headrace.loader.data import check_dataset, is_path, length_of
-from headrace.loader.explain import count_batches
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.state import LoaderState, check_version
 from headrace.monitor.stats import Stats
@@ -38,10 +34,15 @@ from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
+Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
+_VERSION = 1
+_DAMAGED = "load_state_dict: the state is damaged"
+_LENGTHS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "max": max, "min": min}
+_POSITION = ("epoch", "counts", "passes", "cursor", "out", "ended")
 
 
 class Schedule:
-    """The sequence of loader numbers, one per batch, and the position in an epoch.
+    """The sequence of loader names, one per batch, and the position in an epoch.
 
     "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of
     Apportionment", Amer. Math. Monthly 82, 1975): of the loaders whose quota ``weight /
@@ -51,8 +52,8 @@ class Schedule:
 
     Args:
         strategy: one of `STRATEGIES`.
-        weights: one integer per loader, 0 or more; only "weighted" uses them.
-        pattern: numbers of loaders; "round_robin" and "alternating" take them in turn, "sequential"
+        weights: an integer for each loader, 0 or more; only "weighted" uses them.
+        pattern: names of loaders; "round_robin" and "alternating" take them in turn, "sequential"
             one after the other.
         cycles: True if a loader starts again at its end; otherwise it drops out.
 
@@ -62,74 +63,45 @@ class Schedule:
         passes: number of the pass of each loader.
         cursor: position in the pattern.
         out: loaders that have dropped out.
-        has_ended: True if all loaders ended before the number of batches was reached.
+        ended: True if all loaders ended before the number of batches was reached.
     """
 
     def __init__(
         self,
         strategy: str,
-        weights: Sequence[int],
-        pattern: Sequence[int],
+        weights: Mapping[str, int],
+        pattern: Sequence[str],
         cycles: bool,
         epoch: int = 0,
     ) -> None:
         self._strategy = strategy
-        self._weights = list(weights)
-        self._pattern = list(pattern)
+        self._weights = weights
+        self._pattern = pattern
         self._cycles = cycles
         self.epoch: int = epoch
-        self.counts: list[int] = [0] * len(weights)
-        self.passes: list[int] = [0] * len(weights)
+        self.counts: dict[str, int] = dict.fromkeys(weights, 0)
+        self.passes: dict[str, int] = dict.fromkeys(weights, 0)
         self.cursor: int = 0
-        self.out: set[int] = set()
-        self.has_ended: bool = False
+        self.out: list[str] = []
+        self.ended: bool = False
 
     @property
     def step(self) -> int:
         """Batches that all loaders together have given."""
-        return sum(self.counts)
+        return sum(self.counts.values())
 
-    @property
-    def drawn(self) -> list[int]:
-        """The loaders that batches are ever drawn from."""
-        if self._strategy == "weighted":
-            return [number for number, weight in enumerate(self._weights) if weight]
-        return sorted(set(self._pattern))
-
-    def pick(self) -> int | None:
+    def pick(self) -> str | None:
         """The loader of the next batch; None where all have dropped out."""
-        if self._strategy == "weighted":
-            return self._by_quota()
-        slot = self._next_slot()
-        return None if slot is None else self._pattern[slot]
-
-    def took(self, loader: int) -> None:
-        """A batch of the loader that `pick` named was received."""
-        if self._strategy in ("round_robin", "alternating"):
-            slot = self._next_slot()
-            assert slot is not None
-            self.cursor = (slot + 1) % len(self._pattern)
-        self.counts[loader] += 1
-
-    def ended(self, loader: int) -> None:
-        """The loader that `pick` named is through, once more."""
-        if not self._cycles:
-            self.out.add(loader)
-        if self._strategy == "sequential":
-            self.cursor = (self._pattern.index(loader) + 1) % len(self._pattern)
-
-    def _next_slot(self) -> int | None:
-        """The first place of the pattern, from the cursor on, whose loader has not dropped out."""
-        size = len(self._pattern)
-        for slot in range(self.cursor, self.cursor + size):
-            if self._pattern[slot % size] not in self.out:
-                return slot % size
-        return None
-
-    def _by_quota(self) -> int | None:
-        active = [number for number in self.drawn if number not in self.out]
-        total = sum(self._weights[number] for number in active)
-        coming = sum(self.counts[number] for number in active) + 1
+        if self._strategy != "weighted":
+            size = len(self._pattern)
+            for slot in range(self.cursor, self.cursor + size):
+                if self._pattern[slot % size] not in self.out:
+                    self.cursor = slot % size
+                    return self._pattern[slot % size]
+            return None
+        active = [name for name in self._weights if name not in self.out]
+        total = sum(self._weights[name] for name in active)
+        coming = sum(self.counts[name] for name in active) + 1
         # those that would not be ahead of their quota
         behind = [n for n in active if self.counts[n] * total < self._weights[n] * coming]
         # the largest weight / (batches + 1), of equal ones the first
@@ -137,12 +109,26 @@ class Schedule:
             behind, key=lambda n: Fraction(self._weights[n], self.counts[n] + 1), default=None
         )
 
+    def took(self, name: str) -> None:
+        """A batch of the loader that `pick` named was received."""
+        if self._strategy in ("round_robin", "alternating"):
+            self.cursor = (self.cursor + 1) % len(self._pattern)
+        self.counts[name] += 1
+
+    def end_pass(self, name: str, is_empty: bool) -> None:
+        """The loader that `pick` named is through, once more."""
+        if is_empty or not self._cycles:
+            self.out.append(name)
+        else:
+            self.passes[name] += 1
+        if self._strategy == "sequential":
+            self.cursor = (self._pattern.index(name) + 1) % len(self._pattern)
+
 
 def whole_weights(
     names: Sequence[str], weights: Mapping[str, float] | Sequence[float]
-) -> list[int]:
-    """Weights as the smallest integers in the same proportions, in the order of the names; 0.1
-    means a tenth.
+) -> dict[str, int]:
+    """Weights as the smallest integers in the same proportions, by name; 0.1 means a tenth.
 
     Raises:
         ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
@@ -171,22 +157,7 @@ def whole_weights(
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     whole = [int(fraction * scale) for fraction in fractions]
     divisor = math.gcd(*whole)
-    return [weight // divisor for weight in whole]
-
-
-def pattern_of(names: Sequence[str], pattern: Sequence[str] | None) -> list[int]:
-    """The numbers of the loaders that a pattern names; without one, all in turn.
-
-    Raises:
-        ConfigError: it is empty, no list, or names a loader that is not there.
-    """
-    numbers = {name: number for number, name in enumerate(names)}
-    if pattern is None:
-        return list(numbers.values())
-    is_list = isinstance(pattern, Sequence) and not isinstance(pattern, str) and len(pattern) > 0
-    if not is_list or not numbers.keys() >= set(pattern):
-        raise ConfigError(f"pattern must be a list of names of {list(names)}, not {pattern!r}")
-    return [numbers[name] for name in pattern]
+    return {name: weight // divisor for name, weight in zip(names, whole, strict=True)}
 
 
 @checks_keywords
@@ -209,7 +180,7 @@ def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, in
     num_workers = check_integer("num_workers", num_workers, 0)
     if not isinstance(shares, Mapping) or not shares:
         raise ConfigError(f"shares must be a dict of a number for each name, not {shares!r}")
-    weights = dict(zip(shares, whole_weights(list(shares), shares), strict=True))
+    weights = whole_weights(list(shares), shares)
     total = sum(weights.values())
     split = {name: num_workers * weight // total for name, weight in weights.items()}
     remainders = {name: num_workers * weight % total for name, weight in weights.items()}
@@ -219,20 +190,12 @@ def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, in
     return split
 
 
-Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
-
-_VERSION = 1
-_DAMAGED = "load_state_dict: the state is damaged"
-_LENGTHS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "max": max, "min": min}
-
-
 class MultiDataLoader:
     """Batches of several loaders in one epoch, as pairs ``(name, batch)``.
 
     Args:
         loaders: a dict from name to a `Loader`, a dataset, or a path. For datasets and paths,
-            loaders are created with the options below; a tuple ``(dataset, batch_size)`` sets the
-            batch size of one.
+            loaders are created with the options below.
         strategy: a name, in any case. "round_robin": one batch of each loader in turn.
             "sequential": one loader after the other. "weighted": exact quotas, spread evenly (see
             `Schedule`). "alternating": as given by `pattern`.
@@ -276,43 +239,67 @@ class MultiDataLoader:
                 "loaders must be a dict of at least one loader, dataset or path by name, not "
                 f"{loaders!r:.80}"
             )
+        names = list(loaders)
         if isinstance(strategy, str):
             strategy = cast(Strategy, strategy.lower())
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
-        for name, value, reader in (
-            ("weights", weights, "weighted"),
-            ("pattern", pattern, "alternating"),
-        ):
-            if value is not None and strategy != reader:
-                raise ConfigError(f"{name} is for strategy={reader!r}, not for {strategy!r}")
+        if weights is not None and strategy != "weighted":
+            raise ConfigError(f"weights is for strategy='weighted', not for {strategy!r}")
+        if pattern is not None:
+            if strategy != "alternating":
+                raise ConfigError(f"pattern is for strategy='alternating', not for {strategy!r}")
+            is_list = isinstance(pattern, Sequence) and not isinstance(pattern, str)
+            if not is_list or not pattern or not set(pattern) <= set(names):
+                raise ConfigError(f"pattern must be a list of names of {names}, not {pattern!r}")
         if epoch_length not in _LENGTHS:
             raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
         check_flag("cycle_short_loaders", cycle_short_loaders)
+        steps = check_integer("steps", steps, 1, optional=True)
         self._strategy = strategy
-        self._epoch_length = epoch_length
         self._cycles = cycle_short_loaders
-        self._given_steps = check_integer("steps", steps, 1, optional=True)
-        self._names = list(loaders)
-        self._pattern = pattern_of(self._names, pattern)
-        self._weights: list[int] = []  # none: by length
+        self._pattern = list(pattern or names)
+        self._weights: dict[str, int] = {}  # none: by length
         if weights is not None:
-            self._weights = whole_weights(self._names, weights)
+            self._weights = whole_weights(names, weights)
         self._opened: list[BaseDataset] = []
         self.loaders: dict[str, Loader] = self._made(loaders, config, overrides)
+        lengths = {name: length_of(loader) for name, loader in self.loaders.items()}
         if strategy == "weighted" and weights is None:
-            lengths = self._known_lengths(range(len(self._names)), "pass weights=")
-            if any(lengths):
-                self._weights = whole_weights(self._names, lengths)
-        self._weights = self._weights or [1] * len(self._names)
-        empty = {name: None for name, loader in self.loaders.items() if length_of(loader) == 0}
-        drawn = {self._names[number] for number in self._new_schedule().drawn}
-        if steps is not None and drawn <= empty.keys():
-            raise ConfigError(f"steps={steps}, but the loaders have no batches: {', '.join(empty)}")
-        if empty:
-            warn(f"these loaders have no batches, and are left out: {', '.join(empty)}")
-        self._length = self._steps()
-        self._state: LoaderState[Schedule] = LoaderState(self._new_schedule)
+            counts = _known(lengths, names, "pass weights=")
+            if any(counts):
+                self._weights = whole_weights(names, counts)
+        self._weights = self._weights or dict.fromkeys(names, 1)
+        drawn = list(dict.fromkeys(self._pattern))
+        if strategy == "weighted":
+            drawn = [name for name, weight in self._weights.items() if weight]
+        self._empty = [name for name in names if lengths[name] == 0]
+        if steps is not None and set(drawn) <= set(self._empty):
+            raise ConfigError(
+                f"steps={steps}, but the loaders have no batches: {', '.join(self._empty)}"
+            )
+        if self._empty:
+            warn(f"these loaders have no batches, and are left out: {', '.join(self._empty)}")
+        known = [lengths[name] or 0 for name in drawn]
+        self._length: int
+        if steps is None:
+            known = _known(lengths, drawn, "pass steps=, the batches of an epoch")
+            self._length = _LENGTHS[epoch_length]([length for length in known if length] or [0])
+        elif self._cycles or any(lengths[name] is None for name in drawn):
+            self._length = steps
+        else:
+            self._length = min(steps, sum(known))
+        # what the order of the names depends on, beside the loaders' lengths
+        self._parameters: dict[str, Any] = {
+            "names": names,
+            "strategy": strategy,
+            "weights": self._weights,
+            "pattern": self._pattern,
+            "epoch_length": epoch_length,
+            "steps": steps,
+            "cycle_short_loaders": cycle_short_loaders,
+        }
+        self._state: LoaderState[Schedule] = LoaderState(self._begin)
 
     # -- set-up
 
@@ -326,26 +313,22 @@ class MultiDataLoader:
         arguments = parameters_of(MultiDataLoader.__init__)
         found: dict[str, Any] = {}
         datasets: dict[str, Any] = {}
-        sizes: dict[str, int | None] = {}
         rest = options
         for name, value in given.items():
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"loaders: a name must be a text, not {name!r}")
-            if _is_sized(value):
-                value, size = value
-                sizes[name] = check_integer("batch_size", size, 1, optional=True)
             if is_path(value):
                 value, rest = open_path("MultiDataLoader", value, config, options, arguments)
                 self._opened.append(value)
-            found[name] = value
             if not isinstance(value, Loader):
                 check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
                 datasets[name] = value
-            elif sum(other is value for other in found.values()) > 1:
+            elif any(other is value for other in found.values()):
                 raise ConfigError(
                     f"loaders: {name!r} is a second name of a loader, which has only one position: "
                     "make two loaders"
                 )
+            found[name] = value
         check_options("MultiDataLoader", config, rest, arguments)
         if (config is not None or options) and not datasets:
             raise ConfigError(
@@ -353,65 +336,40 @@ class MultiDataLoader:
                 "were passed: pass them where the loaders are made"
             )
         config = (config or DataLoaderConfig()).with_(**rest)
-        sizes = {name: sizes.get(name, config.batch_size) for name in datasets}
-        workers = self._workers(datasets, sizes, config.num_workers)
-        for name, dataset in datasets.items():
-            own = config.with_(batch_size=sizes[name], num_workers=workers[name])
-            if not workers[name]:
+        for name, workers in self._workers(datasets, config.num_workers).items():
+            own = config.with_(num_workers=workers)
+            if not workers:
                 own = own.with_(**NO_WORKERS)
-            found[name] = Loader(dataset, own)
+            found[name] = Loader(datasets[name], own)
         return found
 
-    def _workers(
-        self, datasets: dict[str, Any], sizes: dict[str, int | None], total: int | None
-    ) -> dict[str, int]:
+    def _workers(self, datasets: dict[str, Any], total: int | None) -> dict[str, int]:
         """How many workers each dataset gets: in proportion to its batches in an epoch."""
         shares: dict[str, float] = {}
+        most = 0
         for name, dataset in datasets.items():
-            number = self._names.index(name)
             if self._weights:
-                shares[name] = self._weights[number]
+                shares[name] = self._weights[name]
             elif self._strategy in ("weighted", "sequential"):
-                shares[name] = (length_of(dataset) or 1) / (sizes[name] or 1)
+                shares[name] = length_of(dataset) or 1
             else:
-                shares[name] = self._pattern.count(number)
-        if total is None:
-            total = 0
-            for name, dataset in datasets.items():
+                shares[name] = self._pattern.count(name)
+            if total is None:
                 config, *_ = resolve(DataLoaderConfig(), dataset, detect_world())
-                total = max(total, config.num_workers or 0)
+                most = max(most, config.num_workers or 0)
                 if not config.num_workers:  # what is in memory needs none
                     shares[name] = 0
+        if not shares:
+            return {}
         if not any(shares.values()):
             shares = dict.fromkeys(shares, 1)
-        return split_workers(total, shares) if shares else {}
+        return split_workers(most if total is None else total, shares)
 
-    def _new_schedule(self, epoch: int = 0) -> Schedule:
+    def _begin(self, epoch: int) -> Schedule:
+        """The position at the beginning of an epoch."""
         schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles, epoch)
-        schedule.out = {i for i in schedule.drawn if length_of(self.loaders[self._names[i]]) == 0}
+        schedule.out = list(self._empty)
         return schedule
-
-    def _known_lengths(self, numbers: Sequence[int], remedy: str) -> list[int]:
-        """The lengths of these loaders."""
-        lengths = []
-        for name in (self._names[number] for number in numbers):
-            length = length_of(self.loaders[name])
-            if length is None:
-                raise ConfigError(f"the length of the loader {name!r} is not known; {remedy}")
-            lengths.append(length)
-        return lengths
-
-    def _steps(self) -> int:
-        """The batches of an epoch."""
-        drawn = self._new_schedule().drawn
-        steps = self._given_steps
-        if steps is not None:
-            lengths = [length_of(self.loaders[self._names[number]]) for number in drawn]
-            if self._cycles or None in lengths:
-                return steps
-            return min(steps, sum(length or 0 for length in lengths))
-        known = self._known_lengths(drawn, "pass steps=, the batches of an epoch")
-        return _LENGTHS[self._epoch_length]([length for length in known if length] or [0])
 
     # -- epochs
 
@@ -420,14 +378,10 @@ class MultiDataLoader:
         return self._length
 
     def __repr__(self) -> str:
-        parts = []
-        for name, loader in self.loaders.items():
-            length = length_of(loader)
-            batches = "? batches" if length is None else count_batches(length)
-            parts.append(f"{name!r}: {batches} of {loader.config.batch_size}")
+        parts = ", ".join(f"{name!r}: {loader!r}" for name, loader in self.loaders.items())
         return (
-            f"MultiDataLoader({{{', '.join(parts)}}}, strategy={self._strategy!r})  # "
-            f"{count_batches(self._length)} an epoch"
+            f"MultiDataLoader({{{parts}}}, strategy={self._strategy!r})  # {self._length} batches "
+            "an epoch"
         )
 
     @property
@@ -447,11 +401,11 @@ class MultiDataLoader:
         """
         self._leave()
         position = self._state.start()
-        for number, loader in enumerate(self.loaders.values()):
-            named = pass_epoch(position.epoch, position.passes[number])
-            if not position.counts[number]:
-                loader.set_epoch(named + 1)  # another epoch drops a position that was loaded
-            loader.set_epoch(named)
+        for name, loader in self.loaders.items():
+            epoch = pass_epoch(position.epoch, position.passes[name])
+            if not position.counts[name]:
+                loader.set_epoch(epoch + 1)  # another epoch drops a position that was loaded
+            loader.set_epoch(epoch)
         iterator = MultiIterator(self.loaders, position, self._length)
         self._state.running = iterator
         return iterator
@@ -478,31 +432,14 @@ class MultiDataLoader:
 
     # -- state
 
-    def _parameters(self) -> dict[str, Any]:
-        """What the order of the names depends on, beside the loaders' lengths."""
-        return {
-            "names": list(self._names),
-            "strategy": self._strategy,
-            "weights": list(self._weights),
-            "pattern": list(self._pattern),
-            "epoch_length": self._epoch_length,
-            "steps": self._given_steps,
-            "cycle_short_loaders": self._cycles,
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state: which batches the user has received, and the state of each loader."""
         position = self._state.position
         return {
             "version": _VERSION,
-            **self._parameters(),
-            "epoch": position.epoch,
+            **copy.deepcopy(self._parameters),
             "batches": position.step,
-            "counts": dict(zip(self._names, position.counts, strict=True)),
-            "passes": dict(zip(self._names, position.passes, strict=True)),
-            "cursor": position.cursor,
-            "out": [self._names[i] for i in sorted(position.out)],
-            "ended": position.has_ended,
+            **copy.deepcopy({name: getattr(position, name) for name in _POSITION}),
             "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
         }
 
@@ -513,8 +450,8 @@ class MultiDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         position: Any = state["_state"]
-        self._state = LoaderState(self._new_schedule)
-        self._state.load(position, position.has_ended)
+        self._state = LoaderState(self._begin)
+        self._state.load(position, position.ended)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Resumes from a saved state with the next iterator. A running iterator ends.
@@ -529,24 +466,21 @@ class MultiDataLoader:
         position = self._position_of(state)
         self._leave()
         before = {name: loader.state_dict() for name, loader in self.loaders.items()}
-        try:
-            for name, loader in self.loaders.items():
-                try:
-                    loader.load_state_dict(state["loaders"][name], strict=strict)
-                except StateError as error:
-                    raise StateError(f"loader {name!r}: {error}") from error
-        except StateError:
-            for name, loader in self.loaders.items():
-                loader.load_state_dict(before[name], strict=False)
-            raise
-        self._state.load(position, position.has_ended)
+        for name, loader in self.loaders.items():
+            try:
+                loader.load_state_dict(state["loaders"][name], strict=strict)
+            except StateError as error:
+                for each, former in before.items():
+                    self.loaders[each].load_state_dict(former, strict=False)
+                raise StateError(f"loader {name!r}: {error}") from error
+        self._state.load(position, position.ended)
 
     def _position_of(self, state: Any) -> Schedule:
         """The position of a saved state."""
         check_version(state, _VERSION, "loaders", "a MultiDataLoader")
         differing = [
             f"{name} was {state.get(name)!r}, is {own!r}"
-            for name, own in self._parameters().items()
+            for name, own in self._parameters.items()
             if state.get(name) != own
         ]
         if differing:
@@ -554,39 +488,36 @@ class MultiDataLoader:
                 f"load_state_dict: the state is of another schedule: {', '.join(differing)}. Build "
                 "the MultiDataLoader as it was"
             )
-        position = self._new_schedule()
+        position = self._begin(0)
         try:
-            position.epoch = state["epoch"]
-            position.has_ended = state["ended"]
-            position.passes = [state["passes"][name] for name in self._names]
-            position.counts = [state["counts"][name] for name in self._names]
-            position.cursor = state["cursor"]
-            position.out = {self._names.index(name) for name in state["out"]}
+            for name in _POSITION:
+                setattr(position, name, copy.deepcopy(state[name]))
             numbers = [position.epoch, position.cursor, state["batches"]]
-            numbers += [*position.passes, *position.counts]
+            numbers += [*position.counts.values(), *position.passes.values()]
             is_sound = all(type(number) is int and number >= 0 for number in numbers)
-            is_sound &= position.cursor < len(self._pattern) and type(position.has_ended) is bool
+            is_sound &= position.cursor < len(self._pattern) and type(position.ended) is bool
             is_sound &= position.step == state["batches"]
-            is_sound &= set(state["loaders"]) == set(self._names)
-            for number, name in enumerate(self._names):
-                epoch = pass_epoch(position.epoch, position.passes[number])
-                if position.counts[number] and state["loaders"][name]["epoch"] != epoch:
+            is_sound &= set(position.out) <= self.loaders.keys() == state["loaders"].keys()
+            for name in self.loaders:
+                epoch = pass_epoch(position.epoch, position.passes[name])
+                if position.counts[name] and state["loaders"][name]["epoch"] != epoch:
                     is_sound = False
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{_DAMAGED}: {error!r}") from error
         if not is_sound:
             raise StateError(f"{_DAMAGED}: its numbers and loaders don't belong together")
         return position
 
 
-def _is_sized(value: Any) -> bool:
-    """True for a dataset and its batch size."""
-    if not isinstance(value, tuple) or len(value) != 2:
-        return False
-    dataset, size = value
-    is_size = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    is_dataset = hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset)
-    return (size is None or is_size) and (is_dataset or is_path(dataset))
+def _known(lengths: Mapping[str, int | None], names: Sequence[str], remedy: str) -> list[int]:
+    """The lengths of these loaders."""
+    known = []
+    for name in names:
+        length = lengths[name]
+        if length is None:
+            raise ConfigError(f"the length of the loader {name!r} is not known; {remedy}")
+        known.append(length)
+    return known
 
 
 class MultiIterator:
@@ -594,12 +525,11 @@ class MultiIterator:
 
     def __init__(self, loaders: dict[str, Any], position: Schedule, steps: int) -> None:
         self._loaders = loaders
-        self._names = list(loaders)
         self._position = position
         self._steps = steps
         # begun at the first batch: a loader that waits for its turn holds nothing
-        self._batches: dict[int, Iterator[Any]] = {}
-        self._fruitless = [0] * len(loaders)  # passes in a row that gave nothing
+        self._batches: dict[str, Iterator[Any]] = {}
+        self._fruitless: set[str] = set()  # loaders without a batch since their pass ended
         self.is_done: bool = False
         self._is_left = False
 
@@ -618,40 +548,33 @@ class MultiIterator:
             )
         position = self._position
         while not self.is_done:
-            number = position.pick() if position.step < self._steps else None
-            if number is None:
-                position.has_ended = True
+            name = position.pick() if position.step < self._steps else None
+            if name is None:
+                position.ended = True
                 self._end()
                 break
-            name = self._names[number]
-            if number not in self._batches:
-                self._batches[number] = iter(self._loaders[name])
+            loader = self._loaders[name]
+            if name not in self._batches:
+                self._batches[name] = iter(loader)
             try:
-                batch = next(self._batches[number])
+                batch = next(self._batches[name])
             except StopIteration:
-                self._through(number)
+                del self._batches[name]
+                is_empty = name in self._fruitless
+                if is_empty:
+                    warn(f"loader {name!r} has no batches, and is left out")
+                self._fruitless.add(name)
+                position.end_pass(name, is_empty)
+                if name not in position.out:
+                    loader.set_epoch(pass_epoch(position.epoch, position.passes[name]))
                 continue
             except WorkerError:
                 self._end()
                 raise
-            position.took(number)
-            self._fruitless[number] = 0
+            position.took(name)
+            self._fruitless.discard(name)
             return name, batch
         raise StopIteration
-
-    def _through(self, number: int) -> None:
-        """A loader's pass is at its end."""
-        position = self._position
-        name = self._names[number]
-        del self._batches[number]
-        self._fruitless[number] += 1
-        if self._fruitless[number] > 1:
-            warn(f"loader {name!r} has no batches, and is left out")
-            position.out.add(number)
-        position.ended(number)
-        if number not in position.out:
-            position.passes[number] += 1
-            self._loaders[name].set_epoch(pass_epoch(position.epoch, position.passes[number]))
 
     def _end(self) -> None:
         self.is_done = True
