@@ -89,7 +89,7 @@ INSIDE = {
     "formats/zarr": """
         stores zips shards library rows ome
     """,
-    "formats/text": "lines plain records chats line_index scan files source",
+    "formats/text": "plain records chats index source",
     "formats/table": """
         library columns in_place files parquet arrow source arrays
     """,

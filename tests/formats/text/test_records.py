@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
-from headrace.formats.text import lines, records
+from headrace.formats.text import index, records
 from headrace.formats.text.records import csv_records, csv_row, field_of, json_places, json_record
 from headrace.formats.text.source import LinesSource
 
@@ -48,7 +48,7 @@ class TestCsv:
         except csv.Error:
             expected = None
         try:
-            with mock.patch.object(lines, "PIECE", piece):
+            with mock.patch.object(index, "PIECE", piece):
                 source = opened(path)
                 rows = source.read(range(len(source)))
                 found = [csv_row(record.decode(), ",") for record in rows]
@@ -59,7 +59,7 @@ class TestCsv:
     def test_many_records_that_only_pythons_reader_understands(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("headrace.formats.text.scan._TOGETHER", 3)
+        monkeypatch.setattr("headrace.formats.text.index._TOGETHER", 3)
         inches = "".join(f'{n},{n}" disk\n' for n in range(3, 20))
         (tmp_path / "a.csv").write_text(f'id,text\n\n1,5" disk\n2,"a\n\nb"\n\n{inches}')
         expected = [{"id": "1", "text": '5" disk'}, {"id": "2", "text": "a\n\nb"}]

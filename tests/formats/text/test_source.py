@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
-from headrace.formats.text import lines, plain, source as texts
+from headrace.formats.text import index, plain, source as texts
 from headrace.formats.text.source import LinesSource
 from headrace.io.remote.options import RemoteOptions
 from tests.formats.text.test_plain import packed, room_of
@@ -130,7 +130,7 @@ def test_generated_files(
             for line in file:
                 expected.append((number, line.rstrip("\r\n").encode()))
     kept = folder.parent / "kept" if is_kept else None
-    with mock.patch.object(lines, "PIECE", piece):
+    with mock.patch.object(index, "PIECE", piece):
         with_numbers = opened(folder, kept=kept)
     numbers = with_numbers.file_numbers().tolist()
     assert list(zip(numbers, read_all(with_numbers), strict=True)) == expected

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
-from headrace.formats.text.line_index import HeldArrays
+from headrace.formats.text.index import HeldArrays
 from headrace.formats.tokens.source import ArrayTokens, BlocksSource, DocumentsSource
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)

@@ -29,9 +29,8 @@ from headrace.formats.table.source import TableSource
 from headrace.formats.tar.source import TARS, TarSource
 from headrace.formats.text import records
 from headrace.formats.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
-from headrace.formats.text.files import TextFilesSource
 from headrace.formats.text.plain import Room
-from headrace.formats.text.source import LinesSource
+from headrace.formats.text.source import LinesSource, TextFilesSource
 from headrace.formats.tokens.packed import PackedFile, PackedTokens
 from headrace.formats.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
 from headrace.formats.zarr.stores import ZARR

@@ -16,7 +16,7 @@ from headrace.datasets.text.tokenizing import PATIENCE_S, reading_all
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, warn
-from headrace.formats.text.line_index import Arrays, kept_or_held
+from headrace.formats.text.index import Arrays, kept_or_held
 from headrace.io.array_file import ArrayFile
 from headrace.io.paths import cache_folder, composed
 

@@ -22,7 +22,7 @@ from headrace.core.values import Access, Decoded, Records
 from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
 from headrace.errors import BudgetError, SampleError, warn
-from headrace.formats.text.line_index import Arrays, HeldArrays
+from headrace.formats.text.index import Arrays, HeldArrays
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens.source import ArrayTokens, Tokens
 from headrace.io.array_file import ArrayFile, Unkept

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
@@ -129,31 +128,6 @@ def _is_list_of_records(head: bytes) -> bool:
         re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b""))
         is not None
     )
-
-
-class QuoteCheck:
-    """Notices quotes that the parity of quotes misjudges: one inside of a field that is not quoted.
-
-    Args:
-        delimiter: of fields.
-    """
-
-    def __init__(self, delimiter: str) -> None:
-        self._may_open_after = np.array([ord(delimiter), 10, 13, 34], np.uint8)
-        self._before = 10
-        self.count: int = 0
-        """Quotes so far."""
-        self.is_plain: bool = True
-        """Did each quote that opens a field stand at its beginning?"""
-
-    def __call__(self, piece: npt.NDArray[np.uint8]) -> None:
-        quotes = np.flatnonzero(piece == 34)
-        if quotes.size:
-            opening = quotes[self.count % 2 :: 2]
-            before = np.where(opening > 0, piece[opening - 1], np.uint8(self._before))
-            self.is_plain = self.is_plain and bool(np.isin(before, self._may_open_after).all())
-            self.count += quotes.size
-        self._before = int(piece[-1])
 
 
 def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:

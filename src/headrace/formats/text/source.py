@@ -1,8 +1,8 @@
-"""The lines and records of many text files, local or remote, with random access.
+"""Text files as samples, local or remote: whole, or their lines and records, with random access.
 
-They are located through a table of their positions: little more than a byte per line (see
-`headrace.formats.text.line_index`), built in one pass, and cached in `cache_dir`: a large one is
-read by ranges, so that no process holds it in memory. In the table the files are concatenated.
+Lines are located through a table of their places (see `headrace.formats.text.index`), built in one
+pass, and cached in `cache_dir`: a large one is read by ranges, so that no process holds it in
+memory. In the table the files are concatenated.
 """
 
 from __future__ import annotations
@@ -18,21 +18,35 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.blocks import block_length
 from headrace.formats.describe import Column, Description
-from headrace.formats.files import fingerprint_names
+from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Locatable
 from headrace.formats.text import records
-from headrace.formats.text.files import files_of
-from headrace.formats.text.line_index import Arrays, Places, PlacesEncoder, kept_or_held
-from headrace.formats.text.lines import strip_end
-from headrace.formats.text.plain import Room, is_compressed, plain_copy, shows_lines, undecodable
-from headrace.formats.text.scan import UTF8_MARK, OddQuotesError, Scan, TextFile
+from headrace.formats.text.index import (
+    Arrays,
+    OddQuotesError,
+    Places,
+    PlacesWriter,
+    Scan,
+    TextFile,
+    kept_or_held,
+)
+from headrace.formats.text.plain import (
+    Room,
+    decompressed,
+    is_compressed,
+    pieces_of,
+    plain_copy,
+    shows_lines,
+    undecodable,
+)
 from headrace.io.array_file import HEAD, ArrayFile
 from headrace.io.files import Files
-from headrace.io.local.files import LocalFiles
+from headrace.io.local.files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -43,10 +57,115 @@ KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache
 folder: smaller ones are scanned anew.
 """
-_VERSION = 4
+_VERSION = 5
 # bytes that are fetched ahead of who reads all lines in order, and as many that are held in the
 # midst of it
 _AHEAD = 32 << 20
+_MARK = "\ufeff"
+
+
+class TextFilesSource(FilesSource):
+    """Whole files, of which none is read that is too large for the budget.
+
+    Args:
+        data_path: which.
+        options: how URLs are reached.
+        room: for one file.
+        codec: how they are decoded: encoding and errors.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        options: RemoteOptions,
+        room: Room,
+        codec: tuple[str, str] = ("utf-8", "strict"),
+    ) -> None:
+        super().__init__(data_path, TEXTS.endings, options)
+        self._room = room
+        self._codec = codec
+
+    @contextlib.contextmanager
+    def of_one_version(self) -> Iterator[list[list[Any]] | None]:
+        """Inside, remote files are read in the version that they have now.
+
+        Yields:
+            What tells the files from others, and from what they were before; None: the server does
+            not say.
+
+        Raises:
+            RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
+        """
+        server = self._server
+        paths = list(self._paths)
+        if server is None:
+            paths = list(map(os.path.abspath, paths))
+            yield [[path, *version_of(os.stat(path))] for path in paths]
+            return
+        server.forget(paths)
+        versions = server.learn(paths)
+        of = [
+            [server.place, self.location(number), version.size, version.tag]
+            for number, version in enumerate(versions)
+        ]
+        try:
+            yield None if any(version.tag is None for version in versions) else of
+        finally:
+            server.forget(paths)
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        """The files' bytes, as they lie there. The size of a remote file is known when it has
+        come.
+        """
+        if self._server is None:
+            self._room.check(max((os.stat(self._paths[i]).st_size for i in indices), default=0))
+        found = super().read(indices)
+        self._room.check(max(map(len, found), default=0))
+        return found
+
+    def head(self, index: int) -> bytes:
+        """The first bytes of a file, decompressed; b"" of one of this machine that can't be read.
+
+        Raises:
+            RemoteError, AccessError, DataNotFoundError, FormatError: a remote file can't be read.
+        """
+        if self._server is not None:
+            return self._content(index, self.read([index])[0])
+        try:
+            return next(pieces_of(os.fsdecode(self.listing.path(index))), b"")
+        except (OSError, FormatError):  # its sample says what is wrong
+            return b""
+
+    def row(self, index: int, record: bytes) -> str:
+        """The text of a file, decompressed if it is compressed, without a mark.
+
+        Raises:
+            FormatError: it is damaged, or too large, or no text of the encoding.
+        """
+        try:
+            return self._content(index, record).decode(*self._codec).removeprefix(_MARK)
+        except UnicodeDecodeError as error:
+            raise undecodable(error, 0) from None
+
+    def _content(self, index: int, record: bytes) -> bytes:
+        return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)
+
+
+def _learn_files(server: RemoteFiles, urls: list[str]) -> None:
+    """Asks for sizes and versions.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
+    """
+    try:
+        for url, version in zip(urls, server.learn(urls), strict=True):
+            if not version.size and server.is_folder(url):
+                raise DataNotFoundError(
+                    f"{redact(url)} is a folder with the name of a file: add a slash to its end"
+                )
+    except BaseException:
+        server.close()
+        raise
 
 
 class LinesSource(Locatable):
@@ -95,13 +214,16 @@ class LinesSource(Locatable):
     ) -> None:
         reach = reach or RemoteOptions()
         self.listing: FileSet = resolve(data_path, TEXTS, reach)
-        files, paths = files_of(self.listing)
         self._unit = unit
-        self._is_kept = reach.cache_dir is not None or files.is_remote
-        self._delimiter = delimiter
         self.delimiters = records.delimiters_of(delimiter)
         self.room: Room = room or Room()
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
+        files = self.listing.server or LocalFiles()
+        paths = self.listing.urls()
+        if self.listing.server is None:
+            paths = list(map(os.path.abspath, paths))
+        else:
+            _learn_files(self.listing.server, paths)
         self.codec: tuple[str, str] = encoding, errors
         copies = [is_compressed(without_query(path)) for path in paths]
         if not shows_lines(encoding):
@@ -109,9 +231,7 @@ class LinesSource(Locatable):
             copies = [True] * len(paths)
         elif files.is_remote:
             copies = [any(copies)] * len(paths)
-        self.files: Files = files
-        if files.is_remote and copies[0]:
-            self.files = LocalFiles()
+        self.files: Files = LocalFiles() if files.is_remote and copies[0] else files
         self._texts = []
         for path, is_copy in zip(paths, copies, strict=True):
             read = path
@@ -122,26 +242,27 @@ class LinesSource(Locatable):
                 read = copy.path
                 head = HEAD
                 end = HEAD + copy.count
-            begin = head
-            if not self.files.is_remote and self.codec[0] == "utf-8":
-                mark = self.files.read_joined(ByteRanges.of([(read, head, min(end, head + 3))]))
-                begin += 3 * (mark == UTF8_MARK)
             kind = ""
             if unit == "record":
                 kind = records.format_of(without_query(path))
-            self._texts.append(TextFile(path, read, head, begin, end, kind))
+            self._texts.append(TextFile(path, read, head, end, kind))
         self._identities = [files.identity(path) for path in paths]
         if self.files.is_remote:
             cast(RemoteFiles, files).check_ranges(paths[0])
         self.kinds = [text.kind for text in self._texts]
         self._read_paths = [text.path for text in self._texts]
         self._heads = np.array([text.head for text in self._texts])
-        begins = np.array([text.begin for text in self._texts])
         ends = np.array([text.end for text in self._texts])
         self._nbytes = ends - self._heads
         # what is added to places in each file to get those in the table
-        self._bases = np.cumsum(ends - begins) - ends
-        self._table = Places(self._made(progress))
+        self._bases = np.cumsum(ends) - ends
+        self.keeps_tables: bool = self._has_versions
+        """True if what is found out about the texts is kept on disk: where a folder is named, and
+        of remote or large texts, if the server gives them versions.
+        """
+        if not files.is_remote and reach.cache_dir is None:
+            self.keeps_tables = bool(self._nbytes.sum() >= KEPT_FROM)
+        self._table = Places(self._found_table(delimiter, progress))
         # the number of the first line of each file, and of all
         self._first = np.array(self._table.arrays.short[0])
         self.headers: list[list[str]] = json.loads(bytes(self._table.arrays.short[1]))
@@ -150,45 +271,40 @@ class LinesSource(Locatable):
             self.files.close()
         self._blocks = dict[int, IntArray]()  # by their length
 
-    # -- the table
-
     @property
-    def keeps_tables(self) -> bool:
-        """True if what is found out about the texts is kept on disk: where a folder is named,
-        and of large texts.
-        """
-        if self.listing.is_remote:  # without a tag nobody could say whether it still holds
-            return all(tag is not None for *_, tag in self._identities)
-        return self._is_kept or bool(self._nbytes.sum() >= KEPT_FROM)
+    def _has_versions(self) -> bool:
+        return all(tag is not None for *_, tag in self._identities)
 
-    def _made(self, progress: bool | None) -> Arrays:
-        """The table, found by a pass over all texts."""
+    def _found_table(self, delimiter: str | None, progress: bool | None) -> Arrays:
+        """The table, as it is kept, or found by a pass over all texts."""
         cached = None
         if self.keeps_tables:
-            begins = [text.begin for text in self._texts]
-            of = [[*one, begin] for one, begin in zip(self._identities, begins, strict=True)]
-            about = {"of": of, "unit": self._unit, "delimiter": self._delimiter}
-            cached = ArrayFile(self._cache_dir, "lines", {"version": _VERSION, **about})
+            about = {
+                "version": _VERSION,
+                "of": self._identities,
+                "unit": self._unit,
+                "delimiter": delimiter,
+                "codec": self.codec,
+            }
+            cached = ArrayFile(self._cache_dir, "lines", about)
 
-        def scanned(is_slow: bool) -> Arrays:
+        def made(is_slow: bool) -> Arrays:
             def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
                 of_lines = (self.codec, self.room, self.delimiters)
-                bases = self._bases.tolist()
-                scan = Scan(self.files, self._texts, bases, *of_lines, is_slow, progress)
-                encoder = PlacesEncoder()
-                for piece in encoder.encoded(scan):
-                    take(piece)
+                scan = Scan(self.files, self._texts, *of_lines, is_slow, progress)
+                writer = PlacesWriter()
+                for places in scan:
+                    take(writer.low(places))
                 first = np.cumsum([0, *scan.counts], dtype=np.int64)
                 headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
-                return [first, headers, np.array(encoder.edges, np.int64)]
+                return [first, headers, np.concatenate(writer.carries)]
 
-            patience = self.files.patience
-            return kept_or_held(cached, patience, "the table of lines is", "u1", make)
+            return kept_or_held(cached, self.files.patience, "the table of lines is", "<u2", make)
 
         try:
-            return scanned(False)
+            return made(False)
         except OddQuotesError:
-            return scanned(True)
+            return made(True)
 
     # -- reading
 
@@ -264,9 +380,7 @@ class LinesSource(Locatable):
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         if self.has_records:
             return [line.rstrip(b"\r\n") for line in lines]
-        if not any(b"\r" in line for line in lines):
-            return [line.removesuffix(b"\n") for line in lines]
-        return list(map(strip_end, lines))
+        return [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         return ByteRanges(self._read_paths, *self._places(indices))
@@ -284,8 +398,7 @@ class LinesSource(Locatable):
         """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
         start.
         """
-        of = self._identities
-        yield None if any(tag is None for *_, tag in of) else of
+        yield self._identities if self._has_versions else None
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[Callable[[range], None]]:
@@ -359,7 +472,7 @@ class LinesSource(Locatable):
             _, starts, ends = self._places(indices)
             return ends - starts
         between = self._first[1:-1] + np.arange(len(self._texts) - 1)  # two files lies no line
-        return np.delete(self._table.distances(len(self) + len(between)), between)
+        return np.delete(self._table.distances(), between)
 
     def file_numbers(self) -> IntArray:
         """The number of the file of each line ([n] int64)."""

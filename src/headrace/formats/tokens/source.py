@@ -18,7 +18,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.formats.describe import Column, Description
 from headrace.formats.source import Locatable
-from headrace.formats.text.line_index import Arrays
+from headrace.formats.text.index import Arrays
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
