@@ -56,7 +56,7 @@ INSIDE = {
     """,
     "loader/worker": "signals served start fetch processes",
     "datasets": """
-        cells image columns arrays hdf5 episodes zarr sparse table text
+        cells image columns arrays episodes sparse table text
         shards indexing unnormalized open memory_efficient
     """,
     "core": """

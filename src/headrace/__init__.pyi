@@ -9,9 +9,9 @@ from headrace.collate import (
 )
 from headrace.core.dataset import BaseDataset as BaseDataset
 from headrace.core.modes import LoadingMode as LoadingMode
+from headrace.datasets.arrays import HDF5Dataset as HDF5Dataset, ZarrDataset as ZarrDataset
 from headrace.datasets.columns import ColumnsDataset as ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset as EpisodeDataset
-from headrace.datasets.hdf5 import HDF5Dataset as HDF5Dataset
 from headrace.datasets.image.augment import (
     RandomHorizontalFlip as RandomHorizontalFlip,
     RandomResizedCrop as RandomResizedCrop,
@@ -24,7 +24,6 @@ from headrace.datasets.shards.streaming import StreamingDataset as StreamingData
 from headrace.datasets.sparse import SparseDataset as SparseDataset
 from headrace.datasets.table.table import TableDataset as TableDataset
 from headrace.datasets.text.text import TextDataset as TextDataset
-from headrace.datasets.zarr import ZarrDataset as ZarrDataset
 from headrace.errors import (
     AccessError as AccessError,
     BudgetError as BudgetError,

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.arrays import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.errors import (
     ConfigError,

@@ -7,15 +7,14 @@ from typing import Any
 from headrace.arguments import check_names, synonyms
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import OF_LOADERS, keywords_of
+from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset
-from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse import SparseDataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.text import TextDataset
-from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError
 from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
 from headrace.formats.hdf5.kind import HDF5

@@ -16,8 +16,7 @@ import simplejpeg
 import torch
 
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.arrays import ArrayDataset
-from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.arrays import ArrayDataset, HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError

@@ -10,11 +10,10 @@ from headrace.arguments import check_integer
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import Decoders, LineDecoder, TarDecoder
-from headrace.datasets.hdf5 import HDF5Dataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.text.text import TextDataset
-from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.dialects import PACK, dialect_of
 from headrace.formats.files import warn_of_splits

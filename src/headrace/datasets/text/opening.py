@@ -12,12 +12,11 @@ import numpy as np
 
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import describe_argument
-from headrace.datasets.hdf5 import HDF5Dataset
+from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.table.table import TableDataset
 from headrace.datasets.text.decoders import Chats, TextDecoder, Texts, TokensDecoder, has_template
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
-from headrace.datasets.zarr import ZarrDataset
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import open_files
