@@ -86,6 +86,8 @@ def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             passed.update(passed.pop(parameter.name, {}))
+    if isinstance(passed.get("data_path"), FileSet):
+        passed["data_path"] = passed["data_path"].given
     return dict(passed)
 
 

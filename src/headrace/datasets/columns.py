@@ -16,7 +16,7 @@ from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import PathOptions, check_arguments, split_options
 from headrace.datasets.image.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.registry import format_of, open_columns
+from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tar.index import RESERVED
@@ -163,14 +163,14 @@ class ColumnsDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         reach, common = split_options(options)
-        format_ = format_of(data_path, reach)
+        format_, files = look_up(data_path, reach)
         if format_.open is None:
             shown = redact(entries_of(data_path)[0])
             raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
         self._column = columns if isinstance(columns, str) else None
         if isinstance(columns, str):
             columns = [columns]
-        opened = open_columns(data_path, format_, reach, columns or ())
+        opened = open_columns(files or data_path, format_, reach, columns or ())
         names = list(columns or opened.names)
         source = opened.rows(names) if self._column is None else opened.column(self._column)
         self._decoders = {

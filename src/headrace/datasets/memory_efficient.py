@@ -19,7 +19,7 @@ from headrace.core.modes import LoadingMode, ModeName
 from headrace.core.options import COMMON, OF_LOADERS, check_common
 from headrace.core.splitting import JointTransform
 from headrace.core.views import answers_batches, parts_of
-from headrace.datasets.open import known_keywords, open_dataset
+from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
@@ -295,7 +295,7 @@ class MemoryEfficientDataset(BaseDataset):
             "transforms": transforms,
         }
         of_format = {name: options.pop(name) for name in [*options] if name not in COMMON}
-        check_names(type(self).__name__, of_format, known_keywords(), OF_LOADERS)
+        check_names(type(self).__name__, of_format, KNOWN_KEYWORDS, OF_LOADERS)
         options = {**options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
         check_common({**given, **options})
         self._adds_transforms = False

@@ -18,7 +18,8 @@ from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
 from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.registry import format_of
+from headrace.formats.registry import look_up
+from headrace.formats.resolve.file_set import IMAGES, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
@@ -41,13 +42,16 @@ _KINDS: dict[type[BaseDataset], str] = {
     ColumnsDataset: "formats of other packages",
 }
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}
-_OF_EPISODES = keywords_of(EpisodeDataset).difference(
-    *(keywords_of(cls) for cls in _KINDS if cls is not EpisodeDataset)
+_KEYWORDS = {cls: keywords_of(cls) for cls in _KINDS}
+KNOWN_KEYWORDS = frozenset[str]().union(*_KEYWORDS.values())
+"""The keywords of all datasets that `open_dataset` opens."""
+_OF_EPISODES = _KEYWORDS[EpisodeDataset].difference(
+    *(keywords for cls, keywords in _KEYWORDS.items() if cls is not EpisodeDataset)
 )
 """Keywords by which episodes are meant: no other dataset has them."""
-_OF_IMAGES = keywords_of(ImageDataset) - keywords_of(TextDataset)
+_OF_IMAGES = _KEYWORDS[ImageDataset] - _KEYWORDS[TextDataset]
 """Keywords by which a column of images is meant."""
-_OF_ARRAYS = (keywords_of(HDF5Dataset) | keywords_of(ZarrDataset)) - keywords_of(SparseDataset)
+_OF_ARRAYS = (_KEYWORDS[HDF5Dataset] | _KEYWORDS[ZarrDataset]) - _KEYWORDS[SparseDataset]
 """Keywords by which arrays are meant, also where there is a sparse matrix."""
 
 
@@ -85,41 +89,45 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         DataNotFoundError: the path does not exist, or contains no file of a known format.
         FormatError: a file has another format.
     """
-    given: dict[str, Any] = {**options}
-    check_names("open_dataset", given, known_keywords(), OF_LOADERS)
-    cls: Any = _class_of(data_path, given)
-    for name in given:
-        if name not in keywords_of(cls):
-            takers = " and ".join(
-                kind for other, kind in _KINDS.items() if name in keywords_of(other)
-            )
-            instead = synonyms(name, keywords_of(cls))
+    check_names("open_dataset", options, KNOWN_KEYWORDS, OF_LOADERS)
+    cls, files = _class_of(data_path, options)
+    for name in options:
+        if name not in _KEYWORDS[cls]:
+            takers = [_KINDS[other] for other in _KINDS if name in _KEYWORDS[other]]
+            instead = synonyms(name, _KEYWORDS[cls])
+            remedy = "leave it out"
+            if instead:
+                remedy = f"use {instead}"
             raise ConfigError(
-                f"{redact(entries_of(data_path)[0])}: {name} is an option for {takers}, and here "
-                f"are {_KINDS[cls]}: {f'use {instead}' if instead else 'leave it out'}"
+                f"{redact(entries_of(data_path)[0])}: {name} is an option for "
+                f"{' and '.join(takers)}, and here are {_KINDS[cls]}: {remedy}"
             )
-    dataset: BaseDataset = cls(data_path, **given)
+    opens: Any = cls
+    dataset: BaseDataset = opens(files or data_path, **options)
     return dataset
 
 
-def known_keywords() -> frozenset[str]:
-    """The keywords of all datasets that `open_dataset` opens."""
-    return frozenset[str]().union(*map(keywords_of, _KINDS))
-
-
-def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]:
-    """The class that opens a path; of a sparse matrix that lies elsewhere than usual `options`
-    get the group.
+def _class_of(
+    data_path: DataPath, options: dict[str, Any]
+) -> tuple[type[BaseDataset], FileSet | None]:
+    """The class that opens a path, and the files there, where these are images; of a sparse matrix
+    that lies elsewhere than usual `options` get the group.
     """
     if options.get("column") is not None:
-        return ImageDataset if options.keys() & _OF_IMAGES else TextDataset
+        if options.keys() & _OF_IMAGES:
+            return ImageDataset, None
+        return TextDataset, None
     remote = RemoteOptions.taken_from(dict(options))
-    kind = format_of(data_path, remote)
-    cls = ColumnsDataset if kind.open is not None else _BY_NAME[kind.dataset]
+    kind, files = look_up(data_path, remote)
+    if kind is IMAGES:
+        return ImageDataset, files
+    if kind.open is not None:
+        return ColumnsDataset, None
+    cls = _BY_NAME[kind.dataset]
     if kind is not HDF5 and kind is not ZARR:
-        return cls
+        return cls, None
     if _OF_EPISODES & options.keys():
-        return EpisodeDataset
+        return EpisodeDataset, None
     dialects = [PACK]
     if options.get("dataset_name") is None:
         dialects.append(EPISODES)
@@ -127,11 +135,11 @@ def _class_of(data_path: DataPath, options: dict[str, Any]) -> type[BaseDataset]
         dialects.append(SPARSE)
     found = dialect_of(data_path, remote, kind, dialects)
     if found is None:
-        return cls
+        return cls, None
     dialect, what = found
     if dialect is EPISODES:
-        return EpisodeDataset
+        return EpisodeDataset, None
     if dialect is SPARSE:
         options.setdefault("group", what)
-        return SparseDataset
-    return _OF_KIND.get(what, cls)
+        return SparseDataset, None
+    return _OF_KIND.get(what, cls), None

@@ -51,7 +51,7 @@ class FilesSource(Source):
 
     def __init__(
         self,
-        data_path: DataPath,
+        data_path: DataPath | FileSet,
         extensions: Sequence[str],
         remote: RemoteOptions | None = None,
     ) -> None:

@@ -35,7 +35,7 @@ from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import HDF5Source, open_files
 from headrace.formats.parallel import map_in
-from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, resolve
+from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.source import Source
 from headrace.formats.zarr.rows import OpenZarr, ZarrSource
 from headrace.formats.zarr.stores import ZARR
@@ -136,10 +136,10 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    kind = kind_of(path, (HDF5, ZARR), remote, searches=True, is_alone=True)
+    found = look_for(path, (HDF5, ZARR), remote)
     sources: list[Any] = []
-    if kind is ZARR:
-        files = resolve(path, ZARR, remote)
+    if found is not None and found[0] is ZARR:
+        files = resolve(found[1] or path, ZARR, remote)
         store = OpenZarr(files.server, direct=direct)
         try:
             sources += [ZarrSource(one, name, opened=store) for one in files.urls()]
@@ -148,13 +148,11 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
             store.close()
         return
     shown = redact(entries_of(path)[0])
-    if kind is None and not os.path.exists(os.path.expanduser(shown)):
-        resolve(path, HDF5, remote)  # says that there is nothing
-    if kind is None:
+    if found is None:
         raise FormatError(
             f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
         )
-    paths, opened = open_files(path, remote)
+    paths, opened = open_files(found[1] or path, remote)
     wanted = name
 
     def one(path: str) -> HDF5Source:

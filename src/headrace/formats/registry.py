@@ -14,8 +14,8 @@ from typing import Any
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.describe import Description
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.resolve.file_set import IMAGES, TEXTS, Format as Format
-from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of, resolve
+from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
+from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.source import Source
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar.source import TARS
@@ -120,20 +120,21 @@ def installed_formats() -> tuple[Format, ...]:
     return tuple(found)
 
 
-def format_of(data_path: DataPath, options: RemoteOptions) -> Format:
-    """The format of the files that a path means, headrace's own first.
+def look_up(data_path: DataPath, options: RemoteOptions) -> tuple[Format, FileSet | None]:
+    """The format of the files that a path means, headrace's own first, and these files; None for
+    those of a server, which are not listed yet.
 
     Args:
         data_path: a path, glob, URL or list; see `headrace.formats.resolve.resolver.resolve`.
         options: how URLs are read.
 
     Raises:
-        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `kind_of`.
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    found = kind_of(data_path, FORMATS, options, searches=True, is_alone=True)
+    found = look_for(data_path, FORMATS, options)
     if found is None and installed_formats():
-        found = kind_of(data_path, installed_formats(), options, searches=True)
+        found = look_for(data_path, installed_formats(), options)
     if found is not None:
         return found
     resolve(data_path, IMAGES, options, asks=True)  # says what is there, of folders
@@ -144,7 +145,7 @@ def format_of(data_path: DataPath, options: RemoteOptions) -> Format:
 
 
 def open_columns(
-    data_path: DataPath, format_: Format, options: RemoteOptions, names: Sequence[str]
+    data_path: DataPath | FileSet, format_: Format, options: RemoteOptions, names: Sequence[str]
 ) -> Columns:
     """The opened container of a path, of a format that has `open`.
 
@@ -163,7 +164,7 @@ def open_columns(
     for name in names:
         if name not in columns.names:
             raise MissingNameError(
-                f"{redact(entries_of(data_path)[0])} has no column {name!r}; it has "
+                f"{redact(entries_of(files.given)[0])} has no column {name!r}; it has "
                 f"{', '.join(map(repr, columns.names))}"
             )
     return columns

@@ -10,7 +10,7 @@ from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import open_files
 from headrace.formats.hdf5.tree import HDF5Tree
 from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import DataPath, kind_of, resolve
+from headrace.formats.resolve.resolver import DataPath, look_for, resolve
 from headrace.formats.tree import Tree
 from headrace.formats.zarr.rows import OpenZarr, ZarrTree
 from headrace.formats.zarr.stores import ZARR
@@ -25,8 +25,10 @@ def tree_kind(data_path: DataPath, reach: RemoteOptions) -> Format:
     Raises:
         ConfigError: both lie there.
     """
-    kind = kind_of(data_path, (HDF5, ZARR), reach, searches=True, is_alone=True)
-    return ZARR if kind == ZARR else HDF5
+    found = look_for(data_path, (HDF5, ZARR), reach)
+    if found is None:
+        return HDF5
+    return found[0]
 
 
 def look_into(

@@ -307,7 +307,7 @@ def check_options(
         )
     known = FIELDS.union(also)
     if not known.issuperset(options):
-        from headrace.datasets.open import known_keywords  # which imports all formats
+        from headrace.datasets.open import KNOWN_KEYWORDS  # which imports all formats
 
-        elsewhere = dict.fromkeys(known_keywords() - known, "where the dataset is made")
+        elsewhere = dict.fromkeys(KNOWN_KEYWORDS - known, "where the dataset is made")
         check_names(door, options, known, elsewhere)

@@ -674,9 +674,9 @@ def open_path(
     both know, are the dataset's. `door` is what the user called, and `arguments` are the names of
     its other arguments.
     """
-    from headrace.datasets.open import known_keywords, open_dataset  # which imports all formats
+    from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset  # which imports all formats
 
-    check_options(door, config, options, known_keywords() | arguments)
+    check_options(door, config, options, KNOWN_KEYWORDS | arguments)
     own = {name: value for name, value in options.items() if name not in FIELDS}
     rest = {name: value for name, value in options.items() if name in FIELDS}
     shared = (config or DataLoaderConfig()).with_(**rest)

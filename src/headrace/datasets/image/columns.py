@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.datasets.image.labels import Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.registry import format_of, open_columns
+from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
 from headrace.formats.source import Source
@@ -111,12 +111,12 @@ def open_column(
             f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "
             "names to find other targets by"
         )
-    format_ = format_of(data_path, reach)
+    format_, files = look_up(data_path, reach)
     if format_ is TARS:
         return TarImages(data_path, column, wanted, reach), Labels(None, [])
     assert column is not None
     if format_ is TABLES:
-        tables, reader = open_tables(resolve(data_path, TABLES, reach), shown)
+        tables, reader = open_tables(resolve(files or data_path, TABLES, reach), shown)
         source = TableImages(tables, reader, [column], True)
         kind = source.first.schema.field(column).type
         if not holds_images(kind):
@@ -134,5 +134,5 @@ def open_column(
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
     if wanted.is_outright and name is not None:
         raise ConfigError(f"targets can't be given for a column of {format_.name} yet")
-    columns = open_columns(data_path, format_, reach, [column])
+    columns = open_columns(files or data_path, format_, reach, [column])
     return columns.column(column), Labels(None, [])

@@ -81,8 +81,11 @@ def open_images(
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
-    kind = HDF5
-    if column is None and not isinstance(data_path, FileSet):
+    if isinstance(data_path, FileSet):
+        kind = HDF5
+        if IMAGES.fits(os.fsdecode(data_path.names[0])):
+            kind = IMAGES
+    elif column is None:
         kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach) or IMAGES
     if column is not None or kind is TARS:
         from headrace.datasets.image.columns import open_column  # which imports tables and tars
@@ -380,9 +383,11 @@ class ImageDataset(BaseDataset):
         if unused_targets not in ("raise", "skip"):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
         is_outright = targets is not UNSET
-        self.data_path = data_path
+        self.data_path: Any = data_path
+        if isinstance(data_path, FileSet):
+            self.data_path = data_path.given
         wanted = Wanted(
-            checked_targets(targets if is_outright else FOLDERS, data_path),
+            checked_targets(targets if is_outright else FOLDERS, self.data_path),
             target_name,
             label_separator,
             delimiter,

@@ -20,7 +20,7 @@ from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import open_files
-from headrace.formats.registry import format_of, open_columns
+from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of
 from headrace.formats.table.files import TABLES
@@ -167,7 +167,7 @@ def open_column(
     """
     column = options.column
     assert column is not None
-    format_ = format_of(data_path, reach)
+    format_, _ = look_up(data_path, reach)
     source: Any
     value_of: Callable[[Any], Any] | None = None
     targets: Any = None

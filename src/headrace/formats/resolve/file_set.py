@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.io.files import Files
-from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
+from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import named_part
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 
-_IMAGES = (
+EXTENSIONS = (
     ".jpg",
     ".jpeg",
     ".png",
@@ -31,18 +32,20 @@ _IMAGES = (
     ".heif",
     ".jxl",
 )
+"""Of images, in any case."""
 _TEXTS = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+TEXT_EXTENSIONS = tuple(ending + packed for ending in _TEXTS for packed in ("", ".gz", ".zst"))
+_TABLES = (".parquet", ".pq", ".arrow", ".feather")
 READERS: dict[str, tuple[str, ...]] = {
-    "ImageDataset": _IMAGES,
-    "TextDataset": tuple(ending + packed for ending in _TEXTS for packed in ("", ".gz", ".zst")),
+    "ImageDataset": EXTENSIONS,
+    "TextDataset": TEXT_EXTENSIONS,
     "HDF5Dataset": (".h5", ".hdf5", ".he5"),
     "SparseDataset": (".h5ad",),
     "ZarrDataset": (".zarr", ".zarr.zip"),
     "StreamingDataset": (".tar",),
-    "TableDataset": (".parquet", ".pq", ".arrow", ".feather", ".npy", ".npz"),
+    "TableDataset": (*_TABLES, ".npy", ".npz"),
 }
 """The classes that read files of some endings."""
-_TABLES = READERS["TableDataset"]
 BOOKKEEPING = (
     b"readme.md",
     b"dataset_dict.json",
@@ -53,63 +56,6 @@ BOOKKEEPING = (
 """What HuggingFace writes beside tables, in lower case."""
 MOST = 10_000
 """Names that are looked at for a message."""
-
-
-def is_hidden_part(part: bytes) -> bool:
-    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
-    which macOS adds to archives.
-    """
-    return part.startswith(b".") or part == b"__MACOSX"
-
-
-def is_hidden(name: bytes) -> bool:
-    """True if a file, or a folder on the way to it, is hidden."""
-    return name.startswith((b".", b"__MACOSX/")) or b"/." in name or b"/__MACOSX/" in name
-
-
-def are_bookkeeping(names: Sequence[bytes]) -> bool:
-    """True if files are no more than what HuggingFace writes beside the tables of a data set."""
-    return 0 < len(names) <= MOST and all(
-        name.rpartition(b"/")[2].lower() in BOOKKEEPING for name in names
-    )
-
-
-def has_tables(names: Iterable[str]) -> bool:
-    """True if Arrow or Parquet tables are among some files."""
-    return any(_ending_of(name) in _TABLES[:4] for name in names)
-
-
-def summary_of(names: Sequence[str]) -> str:
-    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
-    ImageDataset".
-    """
-    if not names:
-        return "nothing else is there: is the path right?"
-    counts = sorted(Counter(map(_ending_of, names)).items(), key=lambda item: (-item[1], item[0]))
-    shown = [
-        f"{count:,}{'' if count < MOST else ' or more'} {ending or 'without an ending'}"
-        for ending, count in counts[:3]
-    ]
-    found = f"{'there is' if len(names) == 1 else 'there are'} {' and '.join(shown)}"
-    readers = [
-        reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings
-    ]
-    if has_tables(names) and are_bookkeeping(
-        [os.fsencode(name) for name in names if _ending_of(name) not in _TABLES]
-    ):
-        readers = ["TableDataset"]
-    advice = "is the path right?"
-    if readers:
-        advice = f"use {readers[0]}"
-    return f"{found}: {advice}"
-
-
-def _ending_of(name: str) -> str:
-    """ ".jpg"; of what is packed both: ".jsonl.gz"."""
-    root, ending = os.path.splitext(name.rpartition("/")[2].lower())
-    if ending in (".gz", ".zst", ".zip"):
-        return os.path.splitext(root)[1] + ending
-    return ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +87,7 @@ class Format:
     keeps_order: bool = False
     recognizes: Callable[[str], bool] | None = None
     is_store: Callable[[str, Any], bool] | None = None
-    bookkeeping: frozenset[str] = frozenset()
+    bookkeeping: tuple[bytes, ...] = ()
     holds_arrays: bool = False
     dataset: str = ""
     open: Callable[[Sequence[str], Files], Any] | None = None
@@ -154,6 +100,10 @@ class Format:
     def fits(self, path: str) -> bool:
         """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
         return named_part(path).rstrip("/").lower().endswith(self.all_endings)
+
+
+IMAGES = Format("images", EXTENSIONS, dataset="ImageDataset")
+TEXTS = Format("texts", TEXT_EXTENSIONS, dataset="TextDataset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +119,7 @@ class FileSet:
         folders: names of the first-level folders of the roots, sorted, also those without files.
         searched: the roots that were searched through.
         server: where the files are; None: on this machine.
+        given: the expression, as the user passed it.
     """
 
     roots: tuple[str, ...]
@@ -178,6 +129,7 @@ class FileSet:
     folders: tuple[str, ...]
     searched: frozenset[str]
     server: RemoteFiles | None = None
+    given: Any = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -189,7 +141,9 @@ class FileSet:
 
     def path(self, index: int) -> bytes:
         """The full path of one file; of a remote one, that on its server."""
-        number = 0 if self.root_of is None else int(self.root_of.array[index])
+        number = 0
+        if self.root_of is not None:
+            number = int(self.root_of.array[index])
         prefix, tail = _affixes(self.roots[number], self.tails[number])
         path: bytes = prefix + self.names[index] + tail
         return path
@@ -209,86 +163,93 @@ class FileSet:
 @functools.lru_cache(maxsize=1024)
 def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
     """What stands before and behind the names below a root."""
-    return os.fsencode(root if root in ("", "/") else f"{root}/"), os.fsencode(tail)
+    prefix = root
+    if root not in ("", "/"):
+        prefix = f"{root}/"
+    return os.fsencode(prefix), os.fsencode(tail)
 
 
 @dataclass(slots=True)
 class Found:
-    """Files of one entry: names below a root in the order of their parts, its first-level
-    folders, and itself if it was searched.
+    """Files of one entry.
+
+    Attributes:
+        root: a folder, or a path on a server.
+        names: below it.
+        folders: those of its first level.
+        searched: True if all below the root was looked through.
+        tail: what follows the names.
+        are_sorted: True if names are in the order of their parts.
+        others: what else is there, where nothing counts.
     """
 
     root: str
     names: PackedNames
     folders: set[bytes] = field(default_factory=set)
-    searched: set[str] = field(default_factory=set)
+    searched: bool = False
     tail: str = ""
+    are_sorted: bool = False
+    others: list[str] = field(default_factory=list)
 
 
-def merged(lists: Iterable[Found], keeps_order: bool) -> FileSet:
-    """The files of several entries as one set. Of equal names that of an earlier entry comes
-    first.
+def end_in(names: PackedNames, endings: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which names end in one of some endings, in any case ([n] bool)."""
+    fits = np.zeros(len(names), bool)
+    for ending in endings:
+        fits |= names.end_in(os.fsencode(ending))
+    return fits
+
+
+def is_hidden_part(part: bytes) -> bool:
+    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
+    which macOS adds to archives.
     """
-    builder = NamesBuilder()
-    roots = dict[tuple[str, str], int]()
-    numbers = list[int]()
-    counts = list[int]()
-    folders = set[bytes]()
-    searched = set[str]()
-    for found in lists:
-        data, offsets = found.names.arrays
-        builder.add_joined(data, np.diff(offsets))
-        numbers.append(roots.setdefault((found.root, found.tail), len(roots)))
-        counts.append(len(found.names))
-        folders |= found.folders
-        searched |= found.searched
-    names = builder.build()
-    root_of = np.repeat(np.array(numbers, np.int32), counts) if len(roots) > 1 else None
-    order = None if keeps_order else order_of_parts(names)
-    if order is not None:
-        names = names.take(order)
-        root_of = None if root_of is None else root_of[order]
-    return _set_of(
-        [*roots], None if root_of is None else SharedArray(root_of), names, folders, searched
+    return part.startswith(b".") or part == b"__MACOSX"
+
+
+def is_hidden(name: bytes) -> bool:
+    """True if a file, or a folder on the way to it, is hidden."""
+    return name.startswith((b".", b"__MACOSX/")) or b"/." in name or b"/__MACOSX/" in name
+
+
+def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKKEEPING) -> bool:
+    """True if files are no more than what is written beside the tables of a data set."""
+    return 0 < len(names) <= MOST and all(
+        name.rpartition(b"/")[2].lower() in bookkeeping for name in names
     )
 
 
-def as_set(found: Found) -> FileSet:
-    """The files of one entry."""
-    return _set_of([(found.root, found.tail)], None, found.names, found.folders, found.searched)
+def are_tables(names: Sequence[str]) -> bool:
+    """True if some files are Arrow or Parquet tables, and all others are written beside these."""
+    others = [os.fsencode(name) for name in names if not name.lower().endswith(_TABLES)]
+    return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
-def _set_of(
-    roots: list[tuple[str, str]],
-    root_of: SharedArray | None,
-    names: PackedNames,
-    folders: set[bytes],
-    searched: set[str],
-) -> FileSet:
-    shown = tuple(sorted(map(os.fsdecode, folders), key=os.fsencode))
-    return FileSet(
-        tuple(root for root, _ in roots),
-        tuple(tail for _, tail in roots),
-        root_of,
-        names,
-        shown,
-        frozenset(searched),
-    )
+def summary_of(names: Sequence[str]) -> str:
+    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
+    ImageDataset".
+    """
+    if not names:
+        return "nothing else is there: is the path right?"
+    counts = sorted(Counter(map(_ending_of, names)).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {ending or 'without an ending'}" for ending, count in counts[:3]]
+    readers = [
+        reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings
+    ]
+    if are_tables(names):
+        readers = ["TableDataset"]
+    advice = "is the path right?"
+    if readers:
+        advice = f"use {readers[0]}"
+    verb = "are"
+    if len(names) == 1:
+        verb = "is"
+    return f"there {verb} {' and '.join(shown)}: {advice}"
 
 
-def in_order(names: list[bytes] | PackedNames, keeps_order: bool) -> PackedNames:
-    """The names of one entry: sorted as text, or by their parts."""
-    if keeps_order:
-        return PackedNames(sorted(names))
-    packed = names if isinstance(names, PackedNames) else PackedNames(names)
-    order = order_of_parts(packed)
-    if order is None:
-        return packed
-    return packed.take(order)
-
-
-EXTENSIONS = READERS["ImageDataset"]
-"""Of images, in any case."""
-TEXT_EXTENSIONS = READERS["TextDataset"]
-IMAGES = Format("images", EXTENSIONS, dataset="ImageDataset")
-TEXTS = Format("texts", TEXT_EXTENSIONS, dataset="TextDataset")
+def _ending_of(name: str) -> str:
+    """ ".jpg"; of what is packed both: ".jsonl.gz"."""
+    root, ending = os.path.splitext(name.rpartition("/")[2].lower())
+    if ending in (".gz", ".zst", ".zip"):
+        return os.path.splitext(root)[1] + ending
+    return ending

@@ -21,7 +21,6 @@ from headrace.formats.resolve.file_set import (
     Format,
     Found,
     are_bookkeeping,
-    in_order,
     is_hidden,
     is_hidden_part,
 )
@@ -85,158 +84,139 @@ def are_folders(urls: Sequence[str], kind: Format, server: RemoteFiles) -> bool:
     return any(map(server.is_folder, empty))
 
 
-class RemoteWalk:
-    """Finds the files of entries.
+def find_remote(entry: Any, kind: Format, server: RemoteFiles, asks: bool) -> Found:
+    """The files of a kind that a URL or glob means.
 
     Args:
+        entry: the URL.
         kind: of the files that count.
         server: that lists.
         asks: look at what ends as a file does, too: it may be a folder. Else whoever reads it finds
             out.
 
-    Attributes:
-        others: paths of what else is there, where nothing counts.
+    Raises:
+        DataNotFoundError: nothing is there.
+        FormatError, AccessError, RemoteError: it is a web page; the server does not say.
     """
+    url = os.fspath(entry)
+    path = path_in(url, server.filesystem)
+    try:
+        if names_file(url, kind) and not asks:
+            return _named(path)
+        found = _listed(url, path, kind, server)
+    except FileNotFoundError:
+        # the cause may show the URL's secrets
+        raise DataNotFoundError(f"{redact(url)} does not exist") from None
+    if not len(found.names) and not found.searched and not found.others:
+        raise DataNotFoundError(f"nothing matches {redact(url)}: is the path right?")
+    return found
 
-    def __init__(self, kind: Format, server: RemoteFiles, asks: bool) -> None:
-        self._kind = kind
-        self._server = server
-        self._asks = asks
-        self._endings = tuple(os.fsencode(ending) for ending in kind.endings)
-        self._stores = tuple(os.fsencode(ending) for ending in kind.stores)
-        self.others: list[str] = []
 
-    def __call__(self, entry: Any) -> Found:
-        url = os.fspath(entry)
-        try:
-            if names_file(url, self._kind) and not self._asks:
-                return self._named(url)
-            if not self._endings:
-                return self._store(url)
-            return self._listed(url)
-        except FileNotFoundError:
-            # the cause may show the URL's secrets
-            raise DataNotFoundError(f"{redact(url)} does not exist") from None
+def _named(path: str) -> Found:
+    """One file or store."""
+    plain = path.partition("?")[0].rstrip("/")
+    root, _, name = plain.rpartition("/")
+    if not root and path.startswith("/"):
+        root = "/"
+    query = path[len(plain) :].removeprefix("/")
+    if path.startswith(("http://", "https://")):
+        return Found(root, PackedNames([os.fsencode(name)]), tail=query)
+    # elsewhere a question mark may be part of a name
+    return Found(root, PackedNames([os.fsencode(name + query)]))
 
-    def _path(self, url: str) -> str:
-        return path_in(url, self._server.filesystem)
 
-    def _named(self, url: str) -> Found:
-        path = self._path(url)
-        plain = path.partition("?")[0].rstrip("/")
-        root, _, name = plain.rpartition("/")
-        root = root or ("/" if path.startswith("/") else "")
-        query = path[len(plain) :].removeprefix("/")
-        # elsewhere a question mark may be part of a name
-        is_web = path.startswith(("http://", "https://"))
-        return Found(
-            root,
-            PackedNames([os.fsencode(name if is_web else name + query)]),
-            tail=query if is_web else "",
-        )
-
-    # -- stores, of which nothing below need be listed
-
-    def _store(self, url: str) -> Found:
+def _listed(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
+    """What a glob matches, or lies below a folder; of stores only the first level is listed."""
+    if not kind.endings:
         if has_magic(url):
-            paths = self._server.ask("glob", url)
-            self._server.filesystem.invalidate_cache()
-            return self._globbed(self._path(url), paths)
-        is_store = self._kind.is_store
-        if is_store is not None and not is_store(url, self._server):
-            root = self._path(url).rstrip("/")
-            names = self._stores_below(root, self._first_level(url))
+            return _globbed(path, server.ask("glob", url), kind)
+        if kind.is_store is not None and not kind.is_store(url, server):
+            root = path.rstrip("/")
+            names = _stores_below(root, _first_level(url, server), kind)
             if names:
-                return Found(root, in_order(names, self._kind.keeps_order), set(), {root})
-        return self._named(url)
+                return Found(root, PackedNames(names), searched=True)
+        return _named(path)
+    is_a = _type(url, path, server)
+    if is_a == "file":
+        return _named(path)
+    if is_a != "directory" and glob.has_magic(path):
+        return _globbed(path, server.ask("glob", url), kind)
+    try:
+        paths = server.ask("find", url)
+    except (FileNotFoundError, AccessError):
+        if not isinstance(is_a, HeadraceError):
+            raise
+        raise is_a from None
+    if not paths and isinstance(is_a, HeadraceError):
+        raise is_a
+    if not paths and is_a != "directory":
+        raise FileNotFoundError(path)
+    root = _root(path, paths)
+    found = _below(root, paths, kind.endings, "/." in path[len(root) :])
+    found.searched = True
+    stores = _stores_below(root, paths, kind)
+    if stores:
+        found.names = PackedNames({*stores, *found.names})
+        found.others = []
+    return found
 
-    def _first_level(self, url: str) -> list[str]:
-        """What lies in a folder; nothing where the server does not list."""
-        try:
-            return list(self._server.ask("ls", url, detail=False))
-        except (OSError, HeadraceError, NotImplementedError):
-            return []
 
-    def _stores_below(self, root: str, paths: Iterable[str]) -> list[bytes]:
-        if not self._stores:
-            return []
-        first = {_name_below(root, path).partition(b"/")[0] for path in paths}
-        return [
-            name for name in first if name.lower().endswith(self._stores) and not is_hidden(name)
-        ]
+def _first_level(url: str, server: RemoteFiles) -> list[str]:
+    """What lies in a folder; nothing where the server does not list."""
+    try:
+        return list(server.ask("ls", url, detail=False))
+    except (OSError, HeadraceError, NotImplementedError):
+        return []
 
-    # -- files
 
-    def _listed(self, url: str) -> Found:
-        path = self._path(url)
-        kind = self._type(url, path)
-        if kind == "file":
-            return self._named(url)
-        if kind != "directory" and glob.has_magic(path):
-            return self._globbed(path, self._server.ask("glob", url))
-        refusal = kind if isinstance(kind, HeadraceError) else None
-        try:
-            paths = self._server.ask("find", url)
-        except (FileNotFoundError, AccessError):
-            if refusal is None:
-                raise
-            raise refusal from None
-        if not paths and kind != "directory":
-            raise refusal or FileNotFoundError(path)
-        root = _root(path, paths)
-        folders: set[bytes] = set()
-        names = PackedNames(_below(root, paths, self._endings, folders, "/." in path[len(root) :]))
-        stores = self._stores_below(root, paths)
-        if stores:
-            stores = [name for name in stores if name not in set(names)]
-        self._note_others(root, paths, names, stores)
-        del paths  # as many strings: they go before the names are sorted
-        return Found(
-            root,
-            in_order([*stores, *names] if stores else names, self._kind.keeps_order),
-            folders,
-            {root},
+def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
+    if not kind.stores:
+        return []
+    stores = tuple(map(os.fsencode, kind.stores))
+    first = {_name_below(root, path).partition(b"/")[0] for path in paths}
+    return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
+
+
+def _globbed(pattern: str, paths: list[str], kind: Format) -> Found:
+    root = _root(before_magic(pattern, "/"), paths)
+    shows_hidden = "/." in pattern[len(root) :]
+    found = _below(root, paths, kind.all_endings, shows_hidden)
+    if not len(found.names) and not kind.endings:  # stores may have any name
+        found = _below(root, paths, ("",), shows_hidden)
+    return found
+
+
+def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | None:
+    """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an
+    error, if nothing is found below: the server does not tell, as where a user may see some
+    folders of a bucket alone; or what it has is a page.
+    """
+    if not path:
+        return "directory"
+    try:
+        info = server.ask("info", url)
+    except FileNotFoundError:
+        return None
+    except (AccessError, RemoteError) as error:
+        if isinstance(error, RemoteError) and not error.is_final:
+            raise
+        return error
+    # fsspec calls everything on the web a file, and so what a server shows of a folder
+    place = path.partition("?")[0]
+    is_page = "." not in place.rpartition("/")[2] and "html" in str(info.get("mimetype"))
+    if info["type"] == "file" and (place.endswith("/") or is_page):
+        return FormatError(
+            f"{redact(url)} is a web page in which no files are listed: name the files, or look at "
+            "the URL"
         )
-
-    def _globbed(self, pattern: str, paths: list[str]) -> Found:
-        root = _root(before_magic(pattern, "/"), paths)
-        folders = set[bytes]()
-        endings = (*self._endings, *self._stores)
-        names = PackedNames(_below(root, paths, endings, folders, "/." in pattern[len(root) :]))
-        if not len(names) and not self._endings:  # stores may have any name
-            names = PackedNames(_below(root, paths, (b"",), folders, "/." in pattern[len(root) :]))
-        self._note_others(root, paths, names, [])
-        return Found(root, in_order(names, self._kind.keeps_order), folders)
-
-    def _note_others(
-        self, root: str, paths: list[str], names: PackedNames, stores: list[bytes]
-    ) -> None:
-        if not stores and (not len(names) or are_bookkeeping(names)):
-            self.others += (path for path in paths[:MOST] if not is_hidden(_name_below(root, path)))
-
-    def _type(self, url: str, path: str) -> str | HeadraceError | None:
-        """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an
-        error, if nothing is found below: the server does not tell, as where a user may see some
-        folders of a bucket alone; or what it has is a page.
-        """
-        try:
-            info = self._server.ask("info", url) if path else {"type": "directory"}
-            if _is_page(path, info):
-                return FormatError(
-                    f"{redact(url)} is a web page in which no files are listed: name the files, "
-                    "or look at the URL"
-                )
-            return str(info["type"])
-        except FileNotFoundError:
-            return None
-        except (AccessError, RemoteError) as error:
-            if isinstance(error, RemoteError) and not error.is_final:
-                raise
-            return error
+    return str(info["type"])
 
 
 def _root(path: str, paths: Sequence[str]) -> str:
-    return path.rstrip("/") or ("/" if any(p.startswith("/") for p in paths) else "")
+    root = path.rstrip("/")
+    if not root and any(p.startswith("/") for p in paths):
+        return "/"
+    return root
 
 
 def _name_below(root: str, path: str) -> bytes:
@@ -246,32 +226,24 @@ def _name_below(root: str, path: str) -> bytes:
     return os.fsencode(path[len(root) :].removeprefix("/"))
 
 
-def _is_page(path: str, info: Any) -> bool:
-    """True if a "file" is what a server of the web shows of a folder: fsspec calls everything a
-    file there.
-    """
-    place = path.partition("?")[0]
-    is_named = "." in place.rpartition("/")[2]
-    return info["type"] == "file" and (
-        place.endswith("/") or (not is_named and "html" in str(info.get("mimetype")))
-    )
+def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
+    """The files of some paths that end as they should."""
+    folders = set[bytes]()
+    ends = tuple(map(os.fsencode, endings))
 
+    def names() -> Iterator[bytes]:
+        for path in paths:
+            name = _name_below(root, path)
+            if name.lower().endswith(ends) and (shows_hidden or not is_hidden(name)):
+                folder, slash, _ = name.partition(b"/")
+                if slash:
+                    folders.add(folder)
+                yield name
 
-def _below(
-    root: str,
-    paths: Iterable[str],
-    endings: tuple[bytes, ...],
-    folders: set[bytes],
-    shows_hidden: bool,
-) -> Iterator[bytes]:
-    """The names relative to the root; their first-level folders are added to `folders`."""
-    for path in paths:
-        name = _name_below(root, path)
-        if name.lower().endswith(endings) and (shows_hidden or not is_hidden(name)):
-            folder, slash, _ = name.partition(b"/")
-            if slash:
-                folders.add(folder)
-            yield name
+    found = Found(root, PackedNames(names()), folders)
+    if not len(found.names) or are_bookkeeping(found.names):
+        found.others = [path for path in paths[:MOST] if not is_hidden(_name_below(root, path))]
+    return found
 
 
 def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
@@ -279,19 +251,17 @@ def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
     stores their own. Nothing where the URL is no folder, or the server does not list.
     """
     with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):
-        waiting = [url] if server.ask("info", url)["type"] == "directory" else []
+        waiting = []
+        if server.ask("info", url)["type"] == "directory":
+            waiting.append(url)
         for folder in waiting:  # which grows meanwhile
             for found in server.ask("ls", folder, detail=True):
                 path = str(found["name"]).rstrip("/")
                 name = path.rpartition("/")[2]
-                is_inside = (
-                    len(waiting) < _FOLDERS
-                    and found["type"] == "directory"
-                    and not name.lower().endswith(".zarr")
-                )
+                is_folder = found["type"] == "directory" and not name.lower().endswith(".zarr")
                 if is_hidden_part(os.fsencode(name)):
                     continue
-                if is_inside:
+                if is_folder and len(waiting) < _FOLDERS:
                     waiting.append(path)
                 else:
                     yield name

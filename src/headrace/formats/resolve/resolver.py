@@ -1,47 +1,354 @@
-"""Resolves what a user passes as `data_path` to files."""
+"""Resolves what a user passes as `data_path` to files.
+
+* A file: that file, whatever its ending.
+* A folder, or its URL (a prefix): all files below it that end as files of the kind do, without
+  hidden ones; of Zarr stores those in it.
+* A glob: the matches that end so; where none does, those whose content is of the kind. Matching
+  nothing is an error.
+* A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the
+  parts.
+* ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of
+  that very name.
+* A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
+  before it is read.
+* ``zip://a.jpg::s3://...``: a path in an archive, or through a cache of fsspec's.
+* A list: the files of all its entries: paths of this machine, or URLs of one server.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import glob
 import hashlib
+import itertools
 import json
 import os
 import posixpath
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.arguments import described
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
-from headrace.formats.resolve import local
 from headrace.formats.resolve.file_set import (
+    MOST,
     FileSet,
     Format,
     Found,
     are_bookkeeping,
-    as_set,
-    has_tables,
-    merged,
+    are_tables,
+    end_in,
     summary_of,
 )
-from headrace.formats.resolve.local import LocalWalk
+from headrace.formats.resolve.local import find_local, recognized
 from headrace.formats.resolve.remote import (
-    RemoteWalk,
     are_folders,
     check_one_filesystem,
+    find_remote,
     has_magic,
     names_below,
 )
+from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, read_whole
+from headrace.memory.anonymous import SharedArray
 
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 _MOST = 1_000_000  # names that one pattern in braces may stand for
 _BRACES = re.compile(r"\{(\d+\.\.\d+(?:\.\.\d+)?|[^{}]*,[^{}]*)\}")
+
+
+def resolve(
+    data_path: DataPath | FileSet,
+    kind: Format,
+    options: RemoteOptions | None = None,
+    *,
+    name: str = "data_path",
+    server: RemoteFiles | None = None,
+    asks: bool = False,
+) -> FileSet:
+    """The files of one kind that a path means.
+
+    Args:
+        data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
+            already stays as it is.
+        kind: which files count.
+        options: how URLs are read.
+        name: the argument's, for messages.
+        server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to
+            who gets the files.
+        asks: ask for URLs that end as files do, too: one may be missing, or a folder.
+
+    Raises:
+        ConfigError: it is no path; it mixes URLs and local paths, or servers.
+        DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the
+            paths is of the kind; the message says what is there.
+        FormatError: a pack is damaged, or lies among texts; all that is there is what HuggingFace
+            writes beside the tables of a data set.
+        AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
+    """
+    if isinstance(data_path, FileSet):
+        return data_path
+    options = options or RemoteOptions()
+    entries = parts_among(entries_of(data_path, name), options, kind)
+    urls = urls_among(entries, name)
+    if not urls:
+        found = _gathered(entries, lambda entry: find_local(entry, [kind]), [kind])
+        assert found is not None
+        return replace(found[1], given=data_path)
+    opened = server or RemoteFiles(urls[0], options)
+    try:
+        check_one_filesystem(urls, opened.filesystem)
+        looks = asks and are_folders(urls, kind, opened)
+        found = _gathered(urls, lambda url: find_remote(url, kind, opened, looks), [kind], opened)
+        assert found is not None
+        # else it holds what the listing said of each file, and each worker with it
+        opened.filesystem.invalidate_cache()
+    except BaseException:
+        if server is None:
+            opened.close()
+        raise
+    return replace(found[1], given=data_path)
+
+
+def look_for(
+    data_path: DataPath, kinds: Sequence[Format], options: RemoteOptions
+) -> tuple[Format, FileSet | None] | None:
+    """The first of some kinds of which there is something, and its files; None for the files of a
+    server, of which only the first folders are listed; None in all where nothing is known.
+
+    Raises:
+        ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
+    """
+    entries = parts_among(entries_of(data_path), options)
+    urls = urls_among(entries)
+    if not urls:
+        found = _gathered(entries, lambda entry: find_local(entry, kinds), kinds, chooses=True)
+        if found is None:
+            return None
+        return found[0], replace(found[1], given=data_path)
+    names = list[bytes]()
+    for url in urls:
+        if has_magic(url) or any(kind.fits(url) for kind in kinds):
+            names.append(os.fsencode(posixpath.basename(named_part(url).rstrip("/"))))
+            continue
+        server = RemoteFiles(url, options)
+        try:
+            for name in names_below(url, server):
+                names.append(os.fsencode(name))
+                if kinds[0].fits(name) and not kinds[0].holds_arrays:
+                    break
+        finally:
+            server.close()
+    packed = PackedNames(names)
+    chosen = _chosen(packed, kinds, None, redact(urls[0]))
+    if chosen is None:
+        return None
+    return chosen[0], None
+
+
+def kind_of(
+    data_path: DataPath, kinds: Sequence[Format], options: RemoteOptions | None = None
+) -> Format | None:
+    """The first of some kinds that a path names: by the names of files, globs and URLs, of local
+    files whose names say nothing by their content; None: none of these. No folder is listed; of
+    URLs the manifests of packs are read.
+
+    Raises:
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
+    """
+    met = set[str]()
+    looks_inside = True
+    entries = entries_of(data_path)
+    pack = next(filter(_names_pack, entries), None)
+    if pack is not None:
+        entries = [*parts_among([pack], options), *entries]
+    for entry in entries:
+        path = os.path.expanduser(os.fsdecode(entry))
+        kind = next((kind for kind in kinds if kind.fits(path)), None)
+        if kind is None and looks_inside and not is_url(path):
+            if os.path.exists(path):
+                check_regular(path)
+            kind = recognized(path, kinds)
+            # of a million files without endings one is opened
+            looks_inside = kind is not None
+        if kind is not None:
+            met.add(kind.name)
+        if kind is kinds[0] or (pack is not None and kind is not None):
+            return kind
+    return next((kind for kind in kinds if kind.name in met), None)
+
+
+def _gathered(
+    entries: Sequence[Any],
+    find: Callable[[Any], Found],
+    kinds: Sequence[Format],
+    server: RemoteFiles | None = None,
+    chooses: bool = False,
+) -> tuple[Format, FileSet] | None:
+    """The files of all entries that are of the first of some kinds, in their order. Of equal names
+    that of an earlier entry comes first. None: `chooses`, and nothing is of any kind.
+    """
+    builder = NamesBuilder()
+    roots = dict[tuple[str, str], int]()
+    numbers = list[int]()
+    ends = [0]
+    folders = set[bytes]()
+    searched = set[str]()
+    others = list[str]()
+    for entry in entries:
+        found = find(entry)
+        data, offsets = found.names.arrays
+        builder.add_joined(data, np.diff(offsets))
+        numbers.append(roots.setdefault((found.root, found.tail), len(roots)))
+        ends.append(len(builder))
+        folders |= found.folders
+        if found.searched:
+            searched.add(found.root)
+        others += found.others
+    are_sorted = len(entries) == 1 and found.are_sorted
+    root_of = None
+    if len(roots) > 1:
+        root_of = SharedArray(np.repeat(np.array(numbers, np.int32), np.diff(ends)))
+    files = FileSet(
+        tuple(root for root, _ in roots),
+        tuple(tail for _, tail in roots),
+        root_of,
+        builder.build(),
+        tuple(map(os.fsdecode, sorted(folders))),
+        frozenset(searched),
+        server,
+    )
+    kind = kinds[0]
+    if chooses:
+        chosen = _chosen(files.names, kinds, files.path, redact(entries[0]))
+        if chosen is None:
+            return None
+        kind, fits = chosen
+        if not fits.all():
+            files = _taken(files, np.flatnonzero(fits))
+            ends = np.concatenate([[0], np.cumsum(fits)])[ends].tolist()
+    _check_all(entries, kind, files, ends, others)
+    order = None
+    if kind.keeps_order:
+        names = list(files.names)
+        order = np.array(
+            [
+                number
+                for start, stop in itertools.pairwise(ends)
+                for number in sorted(range(start, stop), key=names.__getitem__)
+            ],
+            np.int64,
+        )
+    elif not are_sorted:
+        order = order_of_parts(files.names)
+    if order is not None:
+        files = _taken(files, order)
+    if ".json" in kind.endings:
+        _refuse_sidecars(files)
+    return kind, files
+
+
+def _taken(files: FileSet, order: IntArray) -> FileSet:
+    root_of = files.root_of
+    if root_of is not None:
+        root_of = SharedArray(root_of.array[order])
+    return replace(files, names=files.names.take(order), root_of=root_of)
+
+
+def _check_all(
+    entries: Sequence[Any], kind: Format, files: FileSet, ends: list[int], others: list[str]
+) -> None:
+    """Raises an error for an entry that has no file of a kind."""
+    shown = ", ".join(redact(entry) for entry in entries[:3])
+    endings = ", ".join(kind.all_endings)
+    if not len(files):
+        raise DataNotFoundError(
+            f"no file under {shown} ends in any of {endings}; {summary_of(others)}"
+        )
+    for number, (start, stop) in enumerate(itertools.pairwise(ends)):
+        if start == stop:
+            raise DataNotFoundError(
+                f"{redact(entries[number])}, one of {len(entries):,} paths, has no file that ends "
+                f"in any of {endings}: leave it out, or make a dataset of its own for it "
+                "(ConcatDataset joins datasets)"
+            )
+    if are_tables(others) and are_bookkeeping(files.names):
+        raise FormatError(
+            f"{shown} holds tables, and else no more than what was written beside them: use "
+            "TableDataset"
+        )
+
+
+def _chosen(
+    names: PackedNames,
+    kinds: Sequence[Format],
+    path_of: Callable[[int], bytes] | None,
+    shown: str,
+) -> tuple[Format, npt.NDArray[np.bool_]] | None:
+    """The first of some kinds that some files are of, and which these are; None: they are of none.
+
+    Args:
+        path_of: the paths of local files: where names say nothing, their content does.
+        shown: the path that was given, for messages.
+
+    Raises:
+        ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
+    """
+    fits = list[npt.NDArray[np.bool_]]()
+    for kind in kinds:
+        fits.append(end_in(names, kind.all_endings))
+        if fits[-1].all() and not kind.bookkeeping and len(names):
+            return kind, fits[-1]
+    if path_of is not None:
+        for number in np.flatnonzero(~np.logical_or.reduce(fits)).tolist():
+            found = recognized(os.fsdecode(path_of(number)), kinds)
+            if found is not None:
+                fits[kinds.index(found)][number] = True
+    met = [number for number in range(len(kinds)) if fits[number].any()]
+    for number in met:
+        bookkeeping = kinds[number].bookkeeping
+        others = np.flatnonzero(~fits[number])[: MOST + 1]
+        if bookkeeping and are_bookkeeping([names[i] for i in others], bookkeeping):
+            return kinds[number], fits[number]
+    if not met:
+        return None
+    arrays = [number for number in met if kinds[number].holds_arrays]
+    if met[0] in arrays and len(arrays) > 1:
+        _refuse_several(names, {kinds[number].name: fits[number] for number in arrays}, shown)
+    return kinds[met[0]], fits[met[0]]
+
+
+def _refuse_several(
+    names: PackedNames, fits: Mapping[str, npt.NDArray[np.bool_]], shown: str
+) -> None:
+    """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
+    folder = shown
+    if not (is_url(shown) or os.path.isdir(os.path.expanduser(shown))):
+        folder = os.path.dirname(shown)
+    counted = list[str]()
+    patterns = list[str]()
+    for kind, which in fits.items():
+        count = int(which.sum())
+        first = os.fsdecode(names[int(which.argmax())])
+        what = kind
+        if count == 1:
+            what = kind.removesuffix("s")
+        counted.append(f"{count:,} {what} ({redact(first)})")
+        patterns.append(repr(os.path.join(folder, f"*{os.path.splitext(first)[1]}")))
+    raise ConfigError(
+        f"{shown} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob such as "
+        f"{' or '.join(patterns)}, or use HDF5Dataset or ZarrDataset, which ignore the other kind"
+    )
+
+
+# -- what a user passes
 
 
 def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
@@ -56,32 +363,32 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
         DataNotFoundError: it is an empty one.
     """
     wanted = f"{name} must be a path, a glob, a URL or a list of these"
-    if isinstance(data_path, (str, bytes, os.PathLike)):
-        entries: list[Any] = [data_path]
-    elif hasattr(data_path, "filename") or hasattr(data_path, "read"):
-        raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
-    elif isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
-        raise ConfigError(f"{wanted}, not {described(data_path)}")
-    elif isinstance(data_path, Iterator):
-        raise ConfigError(
-            f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) of "
-            "it"
-        )
-    else:
+    entries: list[Any] = [data_path]
+    if not isinstance(data_path, (str, bytes, os.PathLike)):
+        if hasattr(data_path, "filename") or hasattr(data_path, "read"):
+            raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
+        if isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
+            raise ConfigError(f"{wanted}, not {described(data_path)}")
+        if isinstance(data_path, Iterator):
+            raise ConfigError(
+                f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) "
+                "of it"
+            )
         entries = list(data_path)
+    if not entries:
+        raise DataNotFoundError(
+            f"{name} is empty ({data_path!r}): name at least one folder or file"
+        )
     for number, entry in enumerate(entries):
         if not isinstance(entry, (str, bytes, os.PathLike)):
             raise ConfigError(
                 f"{wanted}, and entry {number} of the {len(entries):,} given is {described(entry)}"
             )
-    if not entries or not all(map(os.fspath, entries)):
-        empty = next((number for number, entry in enumerate(entries) if not os.fspath(entry)), 0)
-        what = (
-            f"{name} is empty ({data_path!r})"
-            if len(entries) < 2
-            else f"{name}: entry {empty} of the {len(entries):,} given is empty"
-        )
-        raise DataNotFoundError(f"{what}: name at least one folder or file")
+        if not os.fspath(entry):
+            raise DataNotFoundError(
+                f"{name}: entry {number} of the {len(entries):,} given is empty: name at least one "
+                "folder or file"
+            )
     # in a list of millions, at once
     if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):
         return entries
@@ -108,51 +415,44 @@ def expand_braces(entry: Any) -> list[Any]:
         ConfigError: they stand for too many names.
     """
     text = os.fspath(entry)
-    if (
-        not isinstance(text, str)
-        or "{" not in text
-        or (not is_url(text) and os.path.exists(os.path.expanduser(text)))
-    ):
+    if not isinstance(text, str) or "{" not in text:
+        return [entry]
+    if not is_url(text) and os.path.exists(os.path.expanduser(text)):
         return [entry]
     expanded = [text]
-    while True:
-        matches = [_BRACES.search(name) for name in expanded]
-        if not any(matches):
-            return list(dict.fromkeys(expanded))  # braces in braces give some twice
-        of = {
-            inside: _parts(inside)
-            for inside in {match[1] for match in matches if match is not None}
-        }
-        parts = [[""] if match is None else of[match[1]] for match in matches]
-        if sum(map(len, parts)) > _MOST:
-            raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
-        made = []
-        for name, match, some in zip(expanded, matches, parts, strict=True):
-            made += (
-                [name]
-                if match is None
-                else [name[: match.start()] + part + name[match.end() :] for part in some]
-            )
+    while _BRACES.search(expanded[0]):
+        made = list[str]()
+        for name in expanded:
+            match = _BRACES.search(name)
+            assert match is not None  # all have the same braces
+            parts = _parts(match[1])
+            if len(made) + len(parts) > _MOST:
+                raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
+            made += [name[: match.start()] + part + name[match.end() :] for part in parts]
         expanded = made
+    return list(dict.fromkeys(expanded))  # braces in braces give some twice
 
 
 def _parts(inside: str) -> Sequence[str]:
     if ".." not in inside or "," in inside:
         return inside.split(",")
     first, last, *by = inside.split("..")
-    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     width = 0
-    if is_padded:
+    if any(len(end) > 1 and end.startswith("0") for end in (first, last)):
         width = max(len(first), len(last))
     step = 1
     if by:
         step = max(1, int(by[0]))
-    if abs(int(last) - int(first)) // step > _MOST:
+    if int(last) < int(first):
+        numbers = range(int(first), int(last) - 1, -step)
+    else:
+        numbers = range(int(first), int(last) + 1, step)
+    if len(numbers) > _MOST:
         raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
-    sign = -1
-    if int(first) <= int(last):
-        sign = 1
-    return [f"{number:0{width}d}" for number in range(int(first), int(last) + sign, sign * step)]
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+# -- packs
 
 
 PLAN = "plan.json"
@@ -252,71 +552,62 @@ def is_pack(folder: str) -> bool:
         return False
 
 
-def names_pack(entry: Any) -> bool:
+def _names_pack(entry: Any) -> bool:
     """True if a path is that of a pack's folder or manifest; of a URL its name decides."""
     path = os.path.expanduser(os.fsdecode(entry))
-    return _is_manifest(path) if is_url(path) else _folder_of(path) is not None
-
-
-def _is_manifest(path: str) -> bool:
-    return posixpath.basename(named_part(path)) == MANIFEST
-
-
-def _folder_of(path: str) -> str | None:
-    """The folder of the pack that a local path names; None: it names no pack."""
-    folder = os.path.dirname(path) or "." if _is_manifest(path) else path
-    return folder if is_pack(folder) else None
+    is_manifest = posixpath.basename(named_part(path)) == MANIFEST
+    if is_url(path):
+        return is_manifest
+    if is_manifest:
+        path = os.path.dirname(path) or "."
+    return is_pack(path)
 
 
 def parts_among(
-    entries: Sequence[Any],
-    endings: tuple[str, ...],
-    options: RemoteOptions | None,
-    wanted: tuple[str, ...] | None = None,
+    entries: Sequence[Any], options: RemoteOptions | None, kind: Format | None = None
 ) -> list[Any]:
     """The entries, with the files of its parts in place of each pack: a folder of this machine, or
     the path or URL of a manifest.
 
     Args:
         entries: paths, globs and URLs.
-        endings: of files that count themselves, and are not looked at.
         options: how URLs are read.
-        wanted: endings that the files of packs must have; None: any.
+        kind: what files are looked for: what ends as these do is not looked at. None: any.
 
     Raises:
         DataNotFoundError: a pack is not complete; a manifest is missing.
         FormatError: a manifest is damaged; a pack has files of another kind.
         AccessError, RemoteError: a server does not give it.
     """
-    return [
-        path
-        for entry in entries
-        for path in ([entry] if str(entry).endswith(endings) else _parts_of(entry, options, wanted))
-    ]
-
-
-def _parts_of(
-    entry: Any, options: RemoteOptions | None, wanted: tuple[str, ...] | None
-) -> Iterator[Any]:
-    path = os.path.expanduser(os.fsdecode(entry))
-    if is_url(path):
-        manifest = (
-            _remote_manifest(path, options or RemoteOptions()) if _is_manifest(path) else None
-        )
-        if manifest is not None:
+    found = list[Any]()
+    for entry in entries:
+        if (kind is not None and str(entry).endswith(kind.endings)) or not _names_pack(entry):
+            found.append(entry)
+            continue
+        path = os.path.expanduser(os.fsdecode(entry))
+        if is_url(path):
+            manifest = _remote_manifest(path, options or RemoteOptions())
             start, _, end = path.rpartition(MANIFEST)
-            yield from (start + name + end for name in _part_names(manifest, path, wanted))
-            return
-    elif (folder := _folder_of(path)) is not None:
-        yield from (
-            os.path.join(folder, name)
-            for name in _part_names(_local_manifest(folder), path, wanted)
-        )
-        return
-    yield entry
+        else:
+            start = os.path.join(path, "")
+            if os.path.basename(path) == MANIFEST:
+                start = path.removesuffix(MANIFEST)
+            end = ""
+            manifest = _local_manifest(start)
+        if manifest is None:
+            found.append(entry)
+            continue
+        names = [part["name"] for part in manifest["parts"]]
+        if kind is not None and not names[0].endswith(kind.all_endings):
+            raise FormatError(
+                f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
+                "headrace.open_dataset"
+            )
+        found += [start + name + end for name in names]
+    return found
 
 
-def refuse_sidecars(files: FileSet) -> None:
+def _refuse_sidecars(files: FileSet) -> None:
     """Raises a FormatError where JSON files that `headrace.pack` wrote beside parts are among
     texts.
     """
@@ -327,54 +618,34 @@ def refuse_sidecars(files: FileSet) -> None:
     for index, name in enumerate(files.names):
         if _SIDECARS.search(name) is None:
             continue
+        path = files.url(index)
         folder = name[: name.rfind(b"/") + 1]
-        part = files.url(index).removesuffix("json") + "h5"
-        if (
-            folder + PLAN.encode() in names
-            or folder + MANIFEST.encode() in names
-            or os.path.exists(part)
-        ):
-            pack = posixpath.dirname(files.url(index))
+        beside = {folder + PLAN.encode(), folder + MANIFEST.encode()}
+        if names & beside or os.path.exists(path.removesuffix("json") + "h5"):
             raise FormatError(
-                f"{redact(pack)} is a pack, and its .json files are no texts: pass its {MANIFEST} "
-                "as a path of its own, or a glob of the "
-                "texts"
+                f"{redact(posixpath.dirname(path))} is a pack, and its .json files are no texts: "
+                f"pass its {MANIFEST} as a path of its own, or a glob of the texts"
             )
 
 
-def _part_names(manifest: dict[str, Any], path: str, wanted: tuple[str, ...] | None) -> list[str]:
-    """The files of the parts."""
-    names = [part["name"] for part in manifest["parts"]]
-    if wanted is not None and not names[0].endswith(wanted):
-        raise FormatError(
-            f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
-            "headrace.open_dataset"
-        )
-    return names
-
-
 def _local_manifest(folder: str) -> dict[str, Any]:
+    shown = redact(folder.rstrip("/") or folder)
     path = os.path.join(folder, MANIFEST)
-    try:
-        with open(path, "rb") as file:
-            manifest = parse_manifest(file.read(), path)
-    except FileNotFoundError:
+    if not os.path.exists(path):
         raise DataNotFoundError(
-            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
-            "rest by the same command; "
-            "headrace.packing.pack_status says what is missing"
-        ) from None
-    try:
-        with open(os.path.join(folder, PLAN), "rb") as file:
-            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
-    except FileNotFoundError:
-        raise FormatError(
-            f"{redact(folder)} is a pack without its {PLAN}: copy that too, or pack again"
-        ) from None
+            f"{shown} is a pack that is not complete (there is no {MANIFEST}): pack the rest by "
+            "the same command; headrace.packing.pack_status says what is missing"
+        )
+    with open(path, "rb") as file:
+        manifest = parse_manifest(file.read(), path)
+    plan = os.path.join(folder, PLAN)
+    if not os.path.exists(plan):
+        raise FormatError(f"{shown} is a pack without its {PLAN}: copy that too, or pack again")
+    with open(plan, "rb") as file:
+        digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
     if digest != manifest["plan"]:
         raise FormatError(
-            f"{redact(folder)}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or "
-            "pack again"
+            f"{shown}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or pack again"
         )
     return manifest
 
@@ -391,245 +662,6 @@ def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return parse_manifest(data, url)  # says what is wrong
     # a damaged one lacks one or two
-    is_of_pack = isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2
-    return parse_manifest(data, url) if is_of_pack else None
-
-
-def resolve(
-    data_path: DataPath | FileSet,
-    kind: Format,
-    options: RemoteOptions | None = None,
-    *,
-    name: str = "data_path",
-    server: RemoteFiles | None = None,
-    asks: bool = False,
-) -> FileSet:
-    """The files of one kind that a path means.
-
-    Args:
-        data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
-            already stays as it is.
-        kind: which files count.
-        options: how URLs are read.
-        name: the argument's, for messages.
-        server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to
-            who gets the files.
-        asks: ask for URLs that end as files do, too: one may be missing, or a folder.
-
-    Raises:
-        ConfigError: it is no path; it mixes URLs and local paths, or servers.
-        DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the
-            paths is of the kind; the message says what is there.
-        FormatError: a pack is damaged, or lies among texts; all that is there is what HuggingFace
-            writes beside the tables of a data set.
-        AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
-    """
-    if isinstance(data_path, FileSet):
-        return data_path
-    options = options or RemoteOptions()
-    entries = parts_among(entries_of(data_path, name), kind.endings, options, kind.all_endings)
-    urls = urls_among(entries, name)
-    if not urls:
-        files = _walked(entries, LocalWalk(kind), kind)
-        refuse_sidecars(files)
-        return files
-    opened = server or RemoteFiles(urls[0], options)
-    try:
-        check_one_filesystem(urls, opened.filesystem)
-        files = _walked(
-            urls, RemoteWalk(kind, opened, asks and are_folders(urls, kind, opened)), kind
-        )
-        # else it holds what the listing said of each file, and each worker with it
-        opened.filesystem.invalidate_cache()
-        files = dataclasses.replace(files, server=opened)
-        refuse_sidecars(files)
-    except BaseException:
-        if server is None:
-            opened.close()
-        raise
-    return files
-
-
-def _walked(entries: Sequence[Any], walk: LocalWalk | RemoteWalk, kind: Format) -> FileSet:
-    def each(entry: Any) -> Found:
-        others = len(walk.others)
-        found = walk(entry)
-        if not len(found.names) and not found.searched and len(walk.others) == others:
-            place = ""
-            if isinstance(walk, LocalWalk):
-                place = f" (working folder: {os.getcwd()})"
-            raise DataNotFoundError(f"nothing matches {redact(entry)}{place}: is the path right?")
-        if not len(found.names) and len(entries) > 1:
-            raise DataNotFoundError(
-                f"{redact(entry)}, one of {len(entries):,} paths, has no file that ends in any of "
-                f"{', '.join(kind.all_endings)}: leave it "
-                "out, or make a dataset of its own for it (ConcatDataset joins datasets)"
-            )
-        return found
-
-    files = (
-        as_set(each(entries[0]))
-        if len(entries) == 1
-        else merged(map(each, entries), kind.keeps_order)
-    )
-    shown = ", ".join(redact(entry) for entry in entries[:3])
-    if not len(files):
-        raise DataNotFoundError(
-            f"no file under {shown} ends in any of {', '.join(kind.all_endings)}; "
-            f"{summary_of(walk.others)}"
-        )
-    if has_tables(walk.others) and are_bookkeeping(files.names):
-        raise FormatError(
-            f"{shown} holds tables, and else no more than what was written beside them: use "
-            "TableDataset"
-        )
-    return files
-
-
-def kind_of(
-    data_path: DataPath,
-    kinds: Sequence[Format],
-    options: RemoteOptions | None = None,
-    *,
-    searches: bool = False,
-    is_alone: bool = False,
-) -> Format | None:
-    """The first of some kinds of which there is something: by the names of files, globs and URLs;
-    of local files whose names say nothing by their content; None where nothing is known.
-
-    Args:
-        data_path: see `resolve`.
-        kinds: in the order in which they count.
-        options: how URLs are read.
-        searches: folders are searched until something of the first kind is met, of a remote one the
-            first in it. False: nothing is listed; of URLs the manifests of packs are read.
-        is_alone: files of arrays may not lie beside those of another kind that `holds_arrays`.
-
-    Raises:
-        ConfigError, DataNotFoundError: it is no path; it is empty; a pack is not complete; see
-            `is_alone`.
-        FormatError: the manifest of a pack is damaged.
-        AccessError, RemoteError: a server does not answer.
-    """
-    met = set[str]()
-    noted = set[str]()
-    looks_inside = True
-    bookkeeping = frozenset[str]().union(*(kind.bookkeeping for kind in kinds))
-    entries = entries_of(data_path)
-    by_ending = functools.lru_cache(1024)(lambda ending: _kind_by_name(ending, kinds))
-    pack = next(filter(names_pack, entries), None)
-    if (
-        pack is not None
-        and (kind := _kind_by_name(os.fsdecode(parts_among([pack], (), options)[0]), kinds))
-        is not None
-    ):
-        return kind
-    for path, is_whole in _names_in(
-        entries, kinds, (options or RemoteOptions()) if searches else None
-    ):
-        # of a million names a few differ there
-        kind = _kind_by_name(path, kinds) if is_whole else by_ending(_end_of(path))
-        if kind is None and is_whole and looks_inside and not is_url(path):
-            if os.path.exists(path):
-                check_regular(path)
-            kind = _kind_by_content(path, kinds)
-            # of a million files without endings one is opened
-            looks_inside = kind is not None or searches
-        if kind is not None:
-            (noted if not is_whole and path.rpartition("/")[2].lower() in bookkeeping else met).add(
-                kind.name
-            )
-        if kind is kinds[0] and not (is_alone and kind.holds_arrays):
-            break
-    found = [kind for kind in kinds if kind.name in met]
-    # it lies beside files of one kind only
-    if not all(kind.bookkeeping for kind in found) or not found:
-        found = [kind for kind in kinds if kind.name in met | noted]
-    if is_alone and found and found[0].holds_arrays:
-        _refuse_several(entries, [kind for kind in found if kind.holds_arrays], options)
-    if found:
-        return found[0]
+    if isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2:
+        return parse_manifest(data, url)
     return None
-
-
-def _refuse_several(
-    entries: Sequence[Any], kinds: Sequence[Format], options: RemoteOptions | None
-) -> None:
-    """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
-    counted = list[str]()
-    patterns = list[str]()
-    first = redact(entries[0])
-    folder = first
-    if not (is_url(first) or os.path.isdir(os.path.expanduser(first))):
-        folder = os.path.dirname(first)
-    for kind in kinds if len(kinds) > 1 else ():
-        try:
-            files = resolve(list(entries), kind, options)
-        except DataNotFoundError:  # what lies deeper than it is searched for
-            continue
-        counted.append(
-            f"{len(files):,} {kind.name if len(files) > 1 else kind.name[:-1]} "
-            f"({redact(os.fsdecode(files.names[0]))})"
-        )
-        patterns.append(
-            repr(os.path.join(folder, f"*{os.path.splitext(os.fsdecode(files.names[0]))[1]}"))
-        )
-        if files.server is not None:
-            files.server.close()
-    if len(counted) > 1:
-        raise ConfigError(
-            f"{first} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob "
-            f"such as {' or '.join(patterns)}, or use "
-            "HDF5Dataset or ZarrDataset, which ignore the other kind"
-        )
-
-
-def _names_in(
-    entries: Sequence[Any], kinds: Sequence[Format], options: RemoteOptions | None
-) -> Iterator[tuple[str, bool]]:
-    """Paths, and names in folders, and whether each is a path."""
-    for entry in entries:
-        path = os.path.expanduser(os.fsdecode(entry))
-        if options is None or (
-            is_url(path) and (has_magic(path) or _kind_by_name(path, kinds) is not None)
-        ):
-            yield path, True
-            continue
-        if is_url(path):
-            server = RemoteFiles(path, options)
-            try:
-                yield from ((name, False) for name in names_below(path, server))
-            finally:
-                server.close()
-            continue
-        for start in [path] if os.path.exists(path) else glob.iglob(path, recursive=True):
-            is_folder = (
-                os.path.isdir(start)
-                and _kind_by_name(start, kinds) is None
-                and _kind_by_content(start, kinds) is None
-            )
-            yield from (
-                ((name, False) for name in local.names_below(start))
-                if is_folder
-                else [(start, True)]
-            )
-
-
-def _end_of(name: str) -> str:
-    """The end of a file's name that may say of which kind it is: from its last dot but one, or
-    from the last.
-    """
-    first, dot, last = name.rpartition(".")
-    if "." in first[-9:]:
-        return f".{first.rpartition('.')[2][-8:]}{dot}{last}"
-    return dot + last
-
-
-def _kind_by_name(path: str, kinds: Sequence[Format]) -> Format | None:
-    return next((kind for kind in kinds if kind.fits(path)), None)
-
-
-def _kind_by_content(path: str, kinds: Sequence[Format]) -> Format | None:
-    return next(
-        (kind for kind in kinds if kind.recognizes is not None and kind.recognizes(path)), None
-    )

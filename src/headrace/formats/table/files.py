@@ -54,7 +54,7 @@ TABLES = Format(
     READERS["TableDataset"],
     keeps_order=True,
     recognizes=is_table,
-    bookkeeping=frozenset(map(os.fsdecode, BOOKKEEPING)),
+    bookkeeping=BOOKKEEPING,
     dataset="TableDataset",
 )
 
