@@ -81,7 +81,7 @@ INSIDE = {
     "formats/arrays": """
         codecs compressors patches values chunks packed reader rows volumes
     """,
-    "formats/sparse": "rows matrix frames join source opening",
+    "formats/sparse": "matrix rows opening",
     "formats/episodes": "windows source find",
     "formats/hdf5": """
         kind filters probe files remote links conventions chunks rows tree

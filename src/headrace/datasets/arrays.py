@@ -27,7 +27,7 @@ from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.rows import HDF5Source, open_files
 from headrace.formats.hdf5.tree import HDF5Tree
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.sparse.frames import Column, column_of_group, joined_column
+from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.tree import Tree
 from headrace.formats.zarr.ome import (
     Extents,

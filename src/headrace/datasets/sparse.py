@@ -26,8 +26,7 @@ from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.opening import open_rows
-from headrace.formats.sparse.rows import CSRRows, Record
-from headrace.formats.sparse.source import JoinedRows, SparseSource
+from headrace.formats.sparse.rows import CSRRows, JoinedRows, Record, SparseSource
 from headrace.memory.budget import format_size
 from headrace.memory.ring import empty
 from headrace.memory.tree import rebuild_sparse
@@ -355,7 +354,7 @@ class SparseDataset(BaseDataset):
             direct=direct,
         )
         source = opened.source
-        self.columns = opened.columns.names
+        self.columns = opened.names
         self.label_columns = opened.table
         classes = {
             name: column.categories
@@ -373,9 +372,10 @@ class SparseDataset(BaseDataset):
             given = ColumnTargets({name: one.values for name, one in opened.targets.items()})
         if layout != "dense":
             self.collate = sparse_collate
+        first = _each(source)[0]
         super().__init__(
             source,
-            sample_decoder=SparseDecoder(opened.columns.width, _each(source)[0].dtype, layout),
+            sample_decoder=SparseDecoder(first.shape[1], first.dtype, layout),
             targets=given,
             transform=transform,
             loading_mode=loading_mode,

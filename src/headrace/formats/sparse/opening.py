@@ -1,45 +1,50 @@
-"""Opens the CSR matrices that a path means, with the names of their columns and what is known of
-their rows.
-"""
+"""Opens the CSR matrices that a path means, joins their columns by name, and chooses among them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FileChangedError, FormatError
+from headrace.arguments import described
+from headrace.errors import ConfigError, FileChangedError, FormatError, MissingNameError
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.sparse.frames import (
+from headrace.formats.sparse.matrix import (
     Column,
+    Matrix,
     column_names,
     joined_column,
     names_in,
+    open_matrix,
     read_column,
     tables_of,
 )
-from headrace.formats.sparse.join import Columns, FileColumns, Join, join_columns
-from headrace.formats.sparse.matrix import Matrix, open_matrix
-from headrace.formats.sparse.source import JoinedRows, SparseSource
+from headrace.formats.sparse.rows import JoinedRows, SparseSource
 from headrace.formats.tree import Tree
 from headrace.formats.trees import look_into, tree_kind
+from headrace.io.nearest_names import listed_names
 from headrace.io.remote.options import RemoteOptions
 
-_OF_MATRIX = ("", "/indptr", "/indices", "/data")
+Join = Literal["inner", "outer"]
 
 
 class OpenedRows(NamedTuple):
-    """The rows of one or several files."""
+    """The rows of one or several files.
+
+    Attributes:
+        names: of the columns; None: the files name none.
+        targets: the columns of `obs` that were asked for, by name, of all rows.
+        table: all columns of `obs`.
+    """
 
     source: SparseSource | JoinedRows
-    columns: Columns
+    names: list[str] | None
     targets: dict[str, Column]
-    """The columns that were asked for, by name, of all rows."""
     table: RowTable
 
 
@@ -63,15 +68,12 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
         self._where = (data_path, reach, kind)
         self._group = group
         self._rows = list(rows)
-        self._names: list[str] | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        nodes = ["obs", f"obs/{name}"]
-
         def read(tree: Tree) -> tuple[str, Column]:
             return tree.shown, _row_columns(tree, self._group, [name])[0]
 
-        found, _ = look_into(*self._where, read, nodes=nodes)
+        found, _ = look_into(*self._where, read, nodes=["obs", f"obs/{name}"])
         rows = [len(column.values) for _, column in found]
         if rows != self._rows:
             by_file = {shown: len(column.values) for shown, column in found}
@@ -81,26 +83,31 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
             )
         return joined_column([column for _, column in found], name).values
 
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        def read(tree: Tree) -> list[str]:
+            rows, _ = tables_of(tree, self._group)
+            return [] if rows is None else column_names(tree, rows)
+
+        (names,), _ = look_into(*self._where, read, nodes=["obs"], first=1)
+        return names
+
     def __iter__(self) -> Iterator[str]:
-        if self._names is None:
-            (self._names,), _ = look_into(*self._where, self._names_in, nodes=["obs"], first=1)
         return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return any(name == one for one in self)
-
-    def _names_in(self, tree: Tree) -> list[str]:
-        rows, _ = tables_of(tree, self._group)
-        if rows is None:
-            return []
-        return column_names(tree, rows)
+        return name in self._names
 
 
 class _File(NamedTuple):
-    """What is found in one file."""
+    """What is found in one file.
+
+    Attributes:
+        names: of its columns; None: it names none.
+    """
 
     shown: str
     matrix: Matrix
@@ -126,34 +133,42 @@ def open_rows(
         reach: how URLs are reached.
         group: of the matrix, in each of them.
         targets: names of columns of `obs`.
-        columns, join: see `join_columns`.
+        columns, join: see `SparseDataset`.
         dtype: that values are cast to.
         direct: False: arrays are read by h5py and zarr-python alone.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
-        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`,
-            `join_columns`.
+        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, and for
+            columns that can't be joined or chosen.
     """
     group = group.strip("/")
     kind = tree_kind(data_path, reach)
-    nodes = [f"{group}{end}".strip("/") for end in _OF_MATRIX]
+    nodes = [f"{group}{end}".strip("/") for end in ("", "/indptr", "/indices", "/data")]
     nodes += ["obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
     look = functools.partial(_look_into, group=group, targets=targets)
     files, opened = look_into(data_path, reach, kind, look, nodes=nodes, direct=direct, keeps=True)
-    joined = join_columns(
-        [FileColumns(file.shown, file.matrix.shape[1], file.names) for file in files],
-        join,
-        columns,
-    )
+    names, width, numbers = _join_columns(files, join, columns)
     if dtype is None:
-        _check_dtypes(files)
+        first = files[0].matrix.data.dtype.newbyteorder("=")
+        for file in files[1:]:
+            stored = file.matrix.data.dtype.newbyteorder("=")
+            if stored != first:
+                raise FormatError(
+                    f"{file.shown} and {files[0].shown} can't be one dataset: values are {stored} "
+                    f"here, and {first} there: pass dtype='float32', say"
+                )
     of_columns = ""
     if columns is not None or len(files) > 1:
-        of_columns = _columns_hash(joined)
+        content = b""
+        if names is not None:
+            content = "\0".join(names).encode()
+        elif numbers[0] is not None:
+            content = numbers[0].astype("<i4").tobytes()
+        of_columns = hashlib.blake2b(content + b"\0%d" % width, digest_size=16).hexdigest()
     sources = [
-        SparseSource(file.shown, opened, file.matrix, joined.width, numbers, dtype, of_columns)
-        for file, numbers in zip(files, joined.numbers, strict=True)
+        SparseSource(file.shown, opened, file.matrix, width, own, dtype, of_columns)
+        for file, own in zip(files, numbers, strict=True)
     ]
     of_rows = {
         name: joined_column([file.targets[number] for file in files], name)
@@ -161,7 +176,7 @@ def open_rows(
     }
     table = RowTable(data_path, reach, kind, group, [file.matrix.shape[0] for file in files])
     source = sources[0] if len(sources) == 1 else JoinedRows(sources)
-    return OpenedRows(source, joined, of_rows, table)
+    return OpenedRows(source, names, of_rows, table)
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
@@ -189,22 +204,150 @@ def _row_columns(
     return [read_column(tree, str(table), name, rows) for name in names]
 
 
-def _check_dtypes(files: Sequence[_File]) -> None:
-    first = files[0].matrix.data.dtype.newbyteorder("=")
-    for file in files[1:]:
-        dtype = file.matrix.data.dtype.newbyteorder("=")
-        if dtype != first:
-            raise FormatError(
-                f"{file.shown} and {files[0].shown} can't be one dataset: values are {dtype} "
-                f"here, and {first} there: pass dtype='float32', say"
+# -- columns
+
+
+def _join_columns(
+    files: Sequence[_File], join: Join | None, columns: Any
+) -> tuple[list[str] | None, int, list[npt.NDArray[np.int32] | None]]:
+    """The columns that samples have: their names (None: there are none), how many, and for each
+    file the number in a sample of each of its columns, -1 where it is left out; None: its columns
+    are those of samples.
+    """
+    if join not in (None, "inner", "outer"):
+        raise ConfigError(f"join must be 'inner', 'outer' or None, not {join!r}")
+    chosen = _as_array(columns)
+    first = files[0]
+    width = first.matrix.shape[1]
+    are_alike = all(
+        file.matrix.shape[1] == width and np.array_equal(file.names, first.names)  # type: ignore[arg-type]
+        for file in files
+    )
+    names: list[str] | None = None
+    if not are_alike:
+        names = _joint_names(files, join, chosen is not None and chosen.dtype == object)
+        width = len(names)
+    elif first.names is not None:
+        names = first.names.tolist()
+    known = {name: number for number, name in enumerate(names or ())}
+    picked = np.arange(width)
+    if chosen is not None:
+        picked = _picked(chosen, names, known, width, files)
+    becomes = np.full(width + 1, -1, np.int32)  # the last one is that of columns that are left out
+    becomes[picked] = np.arange(len(picked), dtype=np.int32)
+    tables: list[npt.NDArray[np.int32] | None] = []
+    for file in files:
+        own = np.arange(width)
+        if not are_alike:
+            own = np.array([known.get(name, -1) for name in _names_of(file)], np.int64)
+        numbers = becomes[own]
+        tables.append(None if np.array_equal(numbers, np.arange(len(picked))) else numbers)
+    if names is not None and chosen is not None:
+        names = [names[number] for number in picked.tolist()]
+    return names, len(picked), tables
+
+
+def _names_of(file: _File) -> list[str]:
+    """The names of the columns of a file, none of which comes twice."""
+    if file.names is None:
+        raise FormatError(
+            f"{file.shown} does not name its {file.matrix.shape[1]:,} columns (there is no var), "
+            "so they can't be found by name"
+        )
+    names: list[str] = file.names.tolist()
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise FormatError(
+            f"{file.shown}: more than one column is called {name!r}, so columns can't be found by "
+            "name: make names unique (anndata: adata.var_names_make_unique()), or choose columns "
+            "by number"
+        )
+    return names
+
+
+def _joint_names(files: Sequence[_File], join: Join | None, are_named: bool) -> list[str]:
+    """The names of the joint columns of files that don't have the same. (`are_named`: columns are
+    named, and looked for among those of all.)
+    """
+    names = [dict.fromkeys(_names_of(file)) for file in files]
+    if join == "outer":
+        return list({name: None for some in names for name in some})
+    common = [name for name in names[0] if all(name in some for some in names[1:])]
+    for file, some in zip(files, names, strict=True):
+        if join is not None or are_named or some.keys() == names[0].keys():
+            continue
+        odd = sorted(some.keys() ^ names[0].keys())
+        raise FormatError(
+            f"{file.shown} and {files[0].shown} differ in {len(odd):,} columns, such as "
+            f"{listed_names(odd[:3], show=repr)}: pass join='inner' (columns that all files have) "
+            "or join='outer' (columns that any has, zeros where a file has none)"
+        )
+    if not common:
+        raise FormatError(
+            f"{files[0].shown} and the other files have no column in common: are their names of "
+            "one kind?"
+        )
+    return common
+
+
+def _as_array(columns: Any) -> npt.NDArray[Any] | None:
+    """Names as objects, numbers as int64, a mask as bool."""
+    if columns is None:
+        return None
+    if not isinstance(columns, (str, bytes)) and hasattr(columns, "__len__"):
+        array = np.asarray(columns)
+        if array.ndim == 1 and not len(array):
+            raise ConfigError("columns is empty: name at least one, or leave it out")
+        if array.ndim == 1 and array.dtype.kind == "b":
+            return array
+        if array.ndim == 1 and array.dtype.kind in "iu":
+            return array.astype(np.int64)
+        if array.ndim == 1 and all(isinstance(name, str) for name in array.tolist()):
+            return array.astype(object)
+    raise ConfigError(
+        f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
+    )
+
+
+def _picked(
+    chosen: npt.NDArray[Any],
+    names: list[str] | None,
+    known: Mapping[str, int],
+    width: int,
+    files: Sequence[_File],
+) -> npt.NDArray[np.int64]:
+    """The numbers of the chosen columns among the joint ones."""
+    if chosen.dtype == bool:
+        if len(chosen) != width or not chosen.any():
+            raise ConfigError(
+                f"columns is a mask of {len(chosen):,} that takes {int(chosen.sum()):,}, and there "
+                f"are {width:,} columns"
             )
-
-
-def _columns_hash(columns: Columns) -> str:
-    """A hash of the columns of samples: of their names, or of the numbers that are taken."""
-    content = b""
-    if columns.names is not None:
-        content = "\0".join(columns.names).encode()
-    elif columns.numbers[0] is not None:
-        content = columns.numbers[0].astype("<i4").tobytes()
-    return hashlib.blake2b(content + b"\0%d" % columns.width, digest_size=16).hexdigest()
+        return np.flatnonzero(chosen)
+    if chosen.dtype == object:
+        if names is None:
+            raise ConfigError(
+                f"columns holds names, and {files[0].shown} does not name its columns (there is no "
+                "var): pass numbers"
+            )
+        for file in files:
+            own = set(_names_of(file))
+            for name in chosen.tolist():
+                if name not in own and name not in known:
+                    raise MissingNameError(
+                        f"{file.shown} has no column {name!r}; it has: "
+                        f"{listed_names(names, name, repr)}"
+                    )
+        picked = np.array([known[name] for name in chosen.tolist()], np.int64)
+    else:
+        if chosen.min() < -width or chosen.max() >= width:
+            raise ConfigError(
+                f"columns reach from {chosen.min():,} to {chosen.max():,}, and there are {width:,}"
+            )
+        picked = chosen % width
+    unique, counts = np.unique(picked, return_counts=True)
+    if (counts > 1).any():
+        number = int(unique[np.argmax(counts > 1)])
+        shown = f"column {number:,}" if names is None else repr(names[number])
+        raise ConfigError(f"columns takes {shown} more than once")
+    return picked

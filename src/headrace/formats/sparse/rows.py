@@ -1,7 +1,8 @@
-"""Rows of sparse matrices as arrays, and what is done to many of them at once."""
+"""Rows of CSR matrices as records, read where they lie, and what is done to many at once."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,8 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
+from headrace.formats import blocks
+from headrace.formats.arrays.reader import OpenArrays, read_joined
+from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
+from headrace.formats.concat import ConcatSource
+from headrace.formats.describe import Description
+from headrace.formats.sparse.matrix import Matrix
+from headrace.io.ranges import ByteRanges
+from headrace.memory.anonymous import SharedArray
 
+# of a block: a row that begins in its last chunk ends in one more, which is decoded for it
+_LEAST_CHUNKS = 2
 Record = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """Columns and values of one row."""
 
@@ -133,3 +145,189 @@ class CSRRows(NamedTuple):
         places = np.repeat(np.arange(len(out), dtype=np.int64) * out.shape[1], self.sizes)
         places += self.indices
         out.reshape(-1)[places] = self.values
+
+
+class SparseSource(ReadersSource):
+    """The rows of a CSR matrix. Records are pairs of columns (int32; int64 where there are more
+    than 2^31) and values, in canonical form.
+
+    A batch reads the spans of its rows out of `indices` together, and those out of `data`.
+
+    Args:
+        path: of the file, as messages show it.
+        opened: what is open and decoded.
+        matrix: in the file.
+        columns: that a record may have.
+        numbers: [columns of the matrix] the column of records that each becomes, -1 where it is
+            left out; None: as they are.
+        dtype: that values are cast to; None: that of the matrix.
+        of_columns: says which columns they are, for the fingerprint.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        opened: OpenArrays[Any],
+        matrix: Matrix,
+        columns: int,
+        numbers: npt.NDArray[np.int32] | None = None,
+        dtype: np.dtype[Any] | None = None,
+        of_columns: str = "",
+    ) -> None:
+        super().__init__(path, opened, [matrix.indices, matrix.data])
+        self.group = matrix.group
+        self.shape = (matrix.shape[0], columns)
+        self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
+        self.dtype: np.dtype[Any] = self.stored_dtype if dtype is None else dtype
+        self._width = matrix.shape[1]
+        self._chunks = matrix.chunks
+        self._indptr = SharedArray(matrix.indptr)
+        self._numbers = None if numbers is None else SharedArray(numbers)
+        self._keeps_order = numbers is None or bool(np.all(np.diff(numbers[numbers >= 0]) > 0))
+        is_narrow = max(columns, self._width) <= np.iinfo(np.int32).max
+        self._index_dtype = np.dtype(np.int32 if is_narrow else np.int64)
+        self._of_columns = of_columns
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    # -- reading
+
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        return None
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        return self.read_rows(np.asarray(indices, np.int64)).records()
+
+    def read_rows(self, indices: IntArray) -> CSRRows:
+        """The rows of `indices` ([n] int64), in canonical form.
+
+        Raises:
+            FormatError: a row has a column that the matrix does not have; a chunk is damaged.
+            OSError: a file can't be read.
+        """
+        firsts, ends = self._spans(indices)
+        # both at once
+        if self.files.is_remote and not any(one.chunks.decodes for one in self._readers):
+            self.files.prefetch([one.span_ranges(firsts, ends) for one in self._readers], True)
+        columns, values = read_joined(self._readers, firsts, ends, self.run)
+        rows = CSRRows.of(ends - firsts, columns, values.astype(self.stored_dtype, copy=False))
+        wrong = rows.outside(self._width)
+        if wrong is not None:
+            row, column = wrong
+            raise FormatError(
+                f"{self.location(int(indices[row]))}: column {column:,} is outside of the "
+                f"{self._width:,} columns that the matrix has: the file is damaged"
+            )
+        rows = rows.cast(self._index_dtype).canonical(self._width)
+        if self._numbers is not None:
+            rows = rows.select(self._numbers.array)
+            if not self._keeps_order:
+                rows = rows.canonical(self.shape[1])
+        return rows.cast(self._index_dtype, self.dtype)
+
+    def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        indptr = self._indptr.array
+        firsts = indptr[indices].astype(np.int64, copy=False)
+        return firsts, indptr[indices + 1].astype(np.int64, copy=False)
+
+    # -- where it lies
+
+    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+        firsts, ends = self._spans(indices)
+        return [reader.span_ranges(firsts, ends) for reader in self._readers]
+
+    def sizes(self) -> IntArray:
+        """[rows] int64, stored values of each row, before columns are chosen."""
+        return np.diff(self._indptr.array).astype(np.int64, copy=False)
+
+    @property
+    def _count(self) -> int:
+        """Values of the matrix."""
+        return int(self._indptr.array[-1])
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of all records when they are held; where columns are chosen, at most."""
+        return self._count * (self._index_dtype.itemsize + self.dtype.itemsize)
+
+    # -- blocks
+
+    @property
+    def _value_nbytes(self) -> int:
+        return sum(reader.dtype.itemsize for reader in self._readers)
+
+    def _block_values(self, nbytes: int) -> int:
+        """Values of a block: of several chunks that are decoded as a whole, or as many as take
+        `nbytes`.
+        """
+        chunked = [reader.chunks for reader in self._readers if reader.caches_chunks]
+        if not chunked:
+            return max(1, nbytes // self._value_nbytes)
+        height = max(chunks.grid.chunks[0] for chunks in chunked)
+        return height * max(_LEAST_CHUNKS, blocks.LONGEST // self._value_nbytes // height)
+
+    @property
+    def cut_nbytes(self) -> int:
+        if any(reader.caches_chunks for reader in self._readers):
+            return 0
+        return self._count * self._value_nbytes
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        """Rows whose first values lie in the same chunks, or the same `nbytes`."""
+        numbers = self._indptr.array[:-1] // self._block_values(nbytes)
+        return np.unique(numbers, return_counts=True)[1].astype(np.int64)
+
+    @property
+    def block_nbytes(self) -> int:
+        values = self._block_values(0)
+        chunked = [reader.chunks for reader in self._readers if reader.caches_chunks]
+        return sum(chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in chunked)
+
+    # -- what it is
+
+    def describe(self) -> Description:
+        prefix = ""
+        if self.group:
+            prefix = f"{self.group}/"
+        mean = self._count / max(1, len(self))
+        readers = zip(("indices", "data"), self._readers, strict=True)
+        columns = [reader.describe(prefix + name, [mean]) for name, reader in readers]
+        found = Description(columns, stored=self.stored_nbytes)
+        found.facts["rows"] = f"sparse (CSR), {mean:,.0f} of {self._width:,} values on average"
+        if self._numbers is not None:
+            found.facts["columns"] = (
+                f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
+            )
+        return found
+
+    def fingerprint(self) -> str:
+        """A hash of shape, dtypes and chunks of the matrix, of the lengths of its rows, and of
+        the columns that samples have.
+        """
+        indptr = self._indptr.array.astype("<i8").tobytes()
+        hashed = hashlib.blake2b(indptr, digest_size=16).hexdigest()
+        dtypes = [reader.dtype.str for reader in self._readers]
+        shape = [len(self), self._width]
+        return layout_fingerprint(
+            [self.group, shape, dtypes, self._chunks, hashed, self._of_columns]
+        )
+
+    def location(self, index: int) -> str:
+        return f"{self.path}, {self.group or '/'}, row {index}"
+
+
+class JoinedRows(ConcatSource[SparseSource]):
+    """The rows of several matrices, one matrix after the other."""
+
+    def read_rows(self, indices: IntArray) -> CSRRows:
+        """See `SparseSource.read_rows`."""
+        parts = self.parts_of(indices)
+        with self.reading(parts):
+            found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        rows = CSRRows.joined([(one.indices, one.values) for one in found])
+        rows = CSRRows.of(np.concatenate([one.sizes for one in found]), rows.indices, rows.values)
+        return rows.take(np.argsort(np.concatenate([part.places for part in parts])))
