@@ -51,7 +51,7 @@ INSIDE = {
     "monitor": "stats hooks memory",
     "collate": "normalization fields stack vision pad text registry",
     "loader": """
-        config data state plan budget worker device build ranks epoch
+        config state plan budget worker device build ranks epoch
         loader multi module steps
     """,
     "loader/worker": "signals served start fetch processes",

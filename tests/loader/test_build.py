@@ -24,7 +24,8 @@ from headrace import (
     Loader,
     create_dataloader,
 )
-from headrace.loader import build, data
+from headrace.loader import build
+from headrace.loader.config import is_path
 from headrace.memory import limits
 from headrace.memory.limits import Cores
 from headrace.order import World
@@ -377,6 +378,6 @@ def test_all_forms_of_paths_are_paths(photos: Path) -> None:
     for path in (str(photos), photos, Home(photos), [str(photos)], several):
         loader = create_dataloader(path, num_workers=0, image_size=16)
         assert isinstance(loader.dataset, ImageDataset)
-    assert not data.is_path([]) and not data.is_path([1, 2]) and not data.is_path([photos, 1])
+    assert not any(is_path(other) for other in ([], [1, 2], [photos, 1]))
     loader = create_dataloader(np.arange(6), batch_size=3, num_workers=0, shuffle=False)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]

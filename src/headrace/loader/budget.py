@@ -14,8 +14,7 @@ from headrace.core.held import Held
 from headrace.core.modes import LoadingMode
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import BudgetError, warn
-from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons
-from headrace.loader.data import inner_datasets
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, inner_datasets
 from headrace.loader.plan import Plan
 from headrace.memory.budget import MemoryBudget, Reservation, format_size
 from headrace.order.lanes import OPEN_BYTES

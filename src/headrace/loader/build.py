@@ -17,8 +17,7 @@ from headrace.core.modes import LoadingMode
 from headrace.core.threads import SHARE
 from headrace.display import is_default
 from headrace.errors import ConfigError, warn
-from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle
-from headrace.loader.data import check_device
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle, check_device
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import cores

@@ -28,10 +28,8 @@ from headrace.loader.config import (
     DataLoaderConfig,
     Indexable,
     Reasons,
-    check_options,
-)
-from headrace.loader.data import (
     check_dataset,
+    check_options,
     inner_datasets,
     is_accelerator,
     is_path,
@@ -96,10 +94,9 @@ class Loader(DataLoader[B]):
         config: DataLoaderConfig | None = None,
         **overrides: Any,
     ) -> None:
-        door = type(self).__name__
-        check_options(door, config, overrides)
+        check_options(type(self).__name__, config, overrides)
         self.given = config = (config or DataLoaderConfig()).with_(**overrides)
-        check_dataset(door, "dataset", dataset, config.has_sampler)
+        check_dataset("dataset", dataset, config.has_sampler)
         self.dataset = dataset
         world = detect_world(config.rank, config.world_size)
         self._reasons: Reasons
@@ -653,14 +650,11 @@ def create_dataloader(
             different loader (`loader/ranks.py`).
         BudgetError: not even one batch fits the memory budget.
     """
-    options: dict[str, Any] = {**overrides}
     opened: Any = dataset
     if is_path(dataset):
-        opened, options = open_path("create_dataloader", dataset, config, options)
-    check_options("create_dataloader", config, options)
-    config = (config or DataLoaderConfig()).with_(**options)
-    check_dataset("create_dataloader", "dataset", opened, config.has_sampler)
-    return Loader(opened, config)
+        opened, overrides = open_path("create_dataloader", dataset, config, overrides)
+    check_options("create_dataloader", config, overrides)
+    return Loader(opened, config, **overrides)
 
 
 def open_path(

@@ -11,8 +11,14 @@ from headrace.arguments import checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
 from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.config import Data, DataLoaderConfig, check_options
-from headrace.loader.data import check_dataset, is_path, length_of
+from headrace.loader.config import (
+    Data,
+    DataLoaderConfig,
+    check_dataset,
+    check_options,
+    is_path,
+    length_of,
+)
 from headrace.loader.loader import Loader, open_path
 from headrace.order import detect_world
 from headrace.order.splits import split_parts
@@ -105,7 +111,7 @@ class DataModule:
                 opened, rest = open_path("DataModule", data, config, overrides, arguments)
                 self._opened.append(opened)
             elif data is not None or name == "train":
-                check_dataset("DataModule", name, data)
+                check_dataset(name, data)
             # a HuggingFace dataset gives lists of Python numbers until it is told a format
             if _is_huggingface(opened) and opened.format["type"] is None:
                 opened = opened.with_format("torch")

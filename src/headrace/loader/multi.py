@@ -25,8 +25,14 @@ from headrace.arguments import check_flag, check_integer, checks_keywords, param
 from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
-from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_options
-from headrace.loader.data import check_dataset, is_path, length_of
+from headrace.loader.config import (
+    NO_WORKERS,
+    DataLoaderConfig,
+    check_dataset,
+    check_options,
+    is_path,
+    length_of,
+)
 from headrace.loader.loader import Loader, open_path
 from headrace.loader.state import LoaderState, check_version
 from headrace.monitor.stats import Stats
@@ -321,7 +327,7 @@ class MultiDataLoader:
                 value, rest = open_path("MultiDataLoader", value, config, options, arguments)
                 self._opened.append(value)
             if not isinstance(value, Loader):
-                check_dataset("MultiDataLoader", f"loaders[{name!r}]", value)
+                check_dataset(f"loaders[{name!r}]", value)
                 datasets[name] = value
             elif any(other is value for other in found.values()):
                 raise ConfigError(

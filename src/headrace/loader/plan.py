@@ -17,8 +17,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError
-from headrace.loader.config import DataLoaderConfig
-from headrace.loader.data import length_of
+from headrace.loader.config import DataLoaderConfig, length_of
 from headrace.loader.state import is_stateful
 from headrace.order import (
     BalancedOrder,

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.errors import ConfigError
-from headrace.loader.config import DataLoaderConfig
-from headrace.loader.data import length_of
+from headrace.loader.config import DataLoaderConfig, length_of
 from headrace.loader.loader import Loader
 from headrace.loader.multi import MultiDataLoader
 from headrace.order import detect_world

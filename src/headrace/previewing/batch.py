@@ -15,7 +15,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import CollateError, ConfigError
-from headrace.loader.data import length_of
+from headrace.loader.config import length_of
 from headrace.loader.loader import create_dataloader
 
 _LONGEST = 40  # characters of a value in a caption

@@ -16,7 +16,7 @@ from headrace.core.batcher import Batcher
 from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.datasets.image.image import ImageDataset
-from headrace.loader.data import length_of
+from headrace.loader.config import length_of
 from headrace.loader.loader import Loader
 from headrace.memory.budget import format_size
 from headrace.monitor.stats import STAGES

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from headrace.arguments import check_callable, check_seconds, checks_keywords, described
 from headrace.core.modes import LoadingMode
 from headrace.errors import ConfigError, HeadraceError
-from headrace.loader.data import inner_datasets
+from headrace.loader.config import inner_datasets
 from headrace.loader.loader import Loader
 from headrace.monitor.stats import STAGES
 from headrace.order.seeding import preserved_rng

@@ -15,8 +15,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.modes import LoadingMode
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
-from headrace.loader.config import DataLoaderConfig, check_options
-from headrace.loader.data import check_dataset, is_path
+from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path
 from headrace.loader.loader import Loader, open_path
 from headrace.memory.per_process import is_daemonic
 from headrace.order.seeding import preserved_rng
@@ -159,7 +158,7 @@ def _check(
         if config is not None or overrides:
             raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
     else:
-        check_dataset(door, "data", data)
+        check_dataset("data", data)
         check_options(door, config, () if is_path(data) else overrides)
 
 

@@ -27,7 +27,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import EmptyBatchError, WorkerError
-from headrace.loader.data import inner_datasets, length_of
+from headrace.loader.config import inner_datasets, length_of
 from headrace.loader.state import asked, is_stateful, iterator_of, load_state
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags

@@ -35,7 +35,7 @@ from types import FunctionType
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.loader.data import inner_datasets
+from headrace.loader.config import inner_datasets
 from headrace.loader.worker.signals import OF_THE_JOB
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
