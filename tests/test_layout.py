@@ -78,14 +78,10 @@ INSIDE = {
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",
-    "formats/arrays": """
-        codecs compressors patches values chunks packed reader rows volumes
-    """,
+    "formats/arrays": "codecs values chunks packed reader rows volumes",
     "formats/sparse": "matrix rows opening",
     "formats/episodes": "windows source find",
-    "formats/hdf5": """
-        kind filters probe files remote links conventions chunks rows tree
-    """,
+    "formats/hdf5": "kind files remote chunks tree rows",
     "formats/zarr": """
         stores zips shards library rows ome
     """,

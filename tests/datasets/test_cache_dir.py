@@ -16,7 +16,6 @@ import pytest
 
 from headrace import HeadraceWarning, StreamingDataset, TextDataset
 from headrace.errors import AccessError
-from headrace.formats.hdf5 import chunks
 from headrace.io.array_file import ArrayWriter
 from headrace.testing.contract import same
 from tests.data.gallery import make_gallery
@@ -34,18 +33,13 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     (folder / "a.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "bb", "label": 2}\n')
     make_tar(folder / "a.tar", [("0.cls", b"2")])
     fields = {"text_field": "text", "target_field": "label"}
-    kept = ("lines", "tokens", "hdf5 chunks")
+    kept = ("lines", "tokens")
     return {
         **{name: made[name] for name in kept},
         "plain copy": functools.partial(TextDataset, folder / "a.txt.gz", unit="line"),
         "records": functools.partial(TextDataset, folder / "a.jsonl", **fields),
         "tar": functools.partial(StreamingDataset, folder / "a.tar"),
     }
-
-
-@pytest.fixture(autouse=True)
-def _all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "KEPT_FROM", 1)
 
 
 def first_of(opened: Callable[..., Any], cache: Path) -> Any:

@@ -27,7 +27,7 @@ from headrace import (
     ZarrDataset,
     open_dataset,
 )
-from headrace.formats.arrays.patches import PatchGrid
+from headrace.formats.arrays.volumes import PatchGrid
 from headrace.formats.zarr.stores import ZarrFolder
 from headrace.testing.contract import same
 

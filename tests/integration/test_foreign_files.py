@@ -14,7 +14,6 @@ from typing import Any
 import hdf5plugin  # noqa: F401  (for h5py: blosc, blosc2 and bzip2)
 import numpy as np
 import pytest
-import torch
 
 from headrace import HDF5Dataset
 
@@ -26,8 +25,6 @@ FILES = {
     "pytables": ("tables", 20),
 }
 """Package and least number of arrays of each kind of foreign_files.py."""
-TABLES = {"xarray": ("netCDF4", 50)}
-"""Package and least number of cases of each kind of foreign_tables.py."""
 
 
 def written(script: str, kind: str, package: str, folder: Path) -> Any:
@@ -77,25 +74,3 @@ def test_arrays_of_other_libraries(tmp_path: Path, kind: str) -> None:
         for direct in (True, False):
             with HDF5Dataset(tmp_path / file, name, direct=direct) as dataset:
                 assert wrong_row(dataset, rows) is None, (file, name, dataset.explain())
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_tables_of_other_libraries(tmp_path: Path, kind: str) -> None:
-    package, least = TABLES[kind]
-    cases = written("foreign_tables.py", kind, package, tmp_path)
-    assert len(cases) >= least
-    for file, options, samples in cases:
-        for direct in (True, False):
-            with HDF5Dataset(tmp_path / file, direct=direct, **options) as dataset:
-                assert wrong_row(dataset, samples) is None, (file, options)
-                check_form(dataset[0], samples[0])
-
-
-def check_form(sample: Any, row: Any) -> None:
-    """Columns and dtypes are those of the library."""
-    if isinstance(row, dict):
-        assert list(sample) == list(row)
-        for name, value in row.items():
-            check_form(sample[name], value)
-    elif isinstance(sample, torch.Tensor):
-        assert sample.numpy().dtype == np.asarray(row).dtype.newbyteorder("=")

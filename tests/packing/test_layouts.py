@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from headrace import HDF5Dataset, ZarrDataset, pack
 from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
-from headrace.formats.arrays import compressors
+from headrace.formats.arrays import codecs
 from headrace.packing import plan as layouts, verify
 from headrace.packing.hdf5 import PackedWriter
 from tests.packing.shared import flip, images
@@ -207,7 +207,7 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = pack(Rows(), tmp_path / "out", shard_size=2000, compression="gzip")
     (out / "manifest.json").unlink()
-    monkeypatch.setattr(compressors.zlib, "ZLIB_RUNTIME_VERSION", "9.9")
+    monkeypatch.setattr(codecs.zlib, "ZLIB_RUNTIME_VERSION", "9.9")
     with pytest.raises(TargetExistsError, match=r"zlib: .* there, 9\.9 now"):
         pack(Rows(), out, shard_size=2000, compression="gzip")
 

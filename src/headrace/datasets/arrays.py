@@ -9,7 +9,6 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -24,8 +23,8 @@ from headrace.formats.arrays.values import as_value, is_plain, long_doubles_in
 from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import only_dataset
-from headrace.formats.hdf5.rows import HDF5Source, open_files
-from headrace.formats.hdf5.tree import HDF5Tree
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.tree import Tree
@@ -248,9 +247,6 @@ class HDF5Dataset(ArrayDataset):
         transform: a callable that is applied to the row as a tensor (or the dict, or the str).
         loading_mode: see `LoadingMode`.
         dtype: NumPy or torch dtype that numbers are cast to, also torch.bfloat16. None: unchanged.
-        decode_cf: unpack netCDF numbers with ``scale_factor`` and ``add_offset``, and replace
-            ``_FillValue`` and ``missing_value`` by NaN, with the dtypes of xarray. Characters along
-            a last axis are joined to strings.
         encoding: encoding of strings. None: strings, and packed ``str``, are returned as bytes.
         direct: True: read the files directly if their layout is supported, which is faster. False:
             always use h5py. Samples are the same; `explain()` names the path of each dataset and
@@ -280,7 +276,6 @@ class HDF5Dataset(ArrayDataset):
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
         dtype: DTypeArgument | None = None,
-        decode_cf: bool = False,
         direct: bool = True,
         encoding: str | None = "utf-8",
         **options: Unpack[PathOptions],
@@ -296,29 +291,21 @@ class HDF5Dataset(ArrayDataset):
                 raise ConfigError(
                     f"encoding={encoding!r} is no encoding that Python knows: {error}"
                 ) from error
-        check_flag("decode_cf", decode_cf)
         reach, common = split_options(options)
-        paths, opened = open_files(data_path, reach)
+        paths, opened = open_files(data_path, reach, direct)
 
         def opened_at(path: str) -> tuple[HDF5Source, Any]:
             nonlocal names
             if names is None:
                 with opened.hdf5.reading(path) as file:
                     names = only_dataset(file, path, DATA, target_name)
-            source = HDF5Source(
-                path,
-                names,
-                direct=direct,
-                cache_dir=reach.cache_dir,
-                opened=opened,
-                decode_cf=decode_cf,
-            )
+            source = HDF5Source(path, names, opened=opened)
             if target_name is None:
                 return source, None
             if "/" not in target_name.strip("/"):  # in no table: the file need not be opened
                 return source, source.column(target_name)
-            with opened.hdf5.reading(path) as file:
-                return source, _targets(source, HDF5Tree(file, path, opened), target_name)
+            with opened.tree(path) as tree:
+                return source, _targets(source, tree, target_name)
 
         found = opened.hdf5.read_each(paths, opened_at, in_threads=True)
         sources, columns = zip(*found, strict=True)

@@ -33,7 +33,8 @@ from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.hdf5.rows import HDF5Source, open_files
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import open_files
 from headrace.formats.parallel import map_in
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.source import Source
@@ -152,7 +153,7 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
         raise FormatError(
             f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
         )
-    paths, opened = open_files(found[1] or path, remote)
+    paths, opened = open_files(found[1] or path, remote, direct)
     wanted = name
 
     def one(path: str) -> HDF5Source:
@@ -160,7 +161,7 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
         if wanted is None:
             with opened.hdf5.reading(path) as file:
                 wanted = only_dataset(file, path, DATA, None)
-        return HDF5Source(path, wanted, direct=direct, cache_dir=remote.cache_dir, opened=opened)
+        return HDF5Source(path, wanted, opened=opened)
 
     try:
         sources += opened.hdf5.read_each(paths, one)

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from headrace.formats.arrays.reader import OpenArrays
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.hdf5.rows import open_files
-from headrace.formats.hdf5.tree import HDF5Tree
+from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for, resolve
 from headrace.formats.tree import Tree
@@ -66,7 +65,7 @@ def look_into(
         opened = stores = OpenZarr(files.server, direct=direct)
         paths = files.urls()[:first]
     else:
-        paths, hdf5 = open_files(data_path, reach)
+        paths, hdf5 = open_files(data_path, reach, direct)
         opened = hdf5
         if stays_open:
             hdf5.hdf5.learn(paths)  # what the others take is asked for at once
@@ -78,10 +77,8 @@ def look_into(
         else:
 
             def look_at(path: str) -> T:
-                with hdf5.hdf5.reading(path) as file:
-                    return look(
-                        HDF5Tree(file, path, hdf5, direct=direct, cache_dir=reach.cache_dir)
-                    )
+                with hdf5.tree(path) as tree:
+                    return look(tree)
 
             found = hdf5.hdf5.read_each(paths, look_at)
     except BaseException:

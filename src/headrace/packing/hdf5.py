@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
-from headrace.formats.arrays.compressors import compress, shuffled, shuffles
+from headrace.formats.arrays.codecs import compress, shuffled, shuffles
 from headrace.formats.arrays.packed import (
     CRC,
     DATA,
@@ -35,7 +35,7 @@ from headrace.formats.arrays.packed import (
     bytes_of,
     info_text,
 )
-from headrace.formats.hdf5.filters import add_filters
+from headrace.formats.hdf5.chunks import add_filters
 from headrace.memory.whole import read_full, write_full, write_full_from
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan

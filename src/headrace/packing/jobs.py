@@ -34,7 +34,7 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, WriteError
 from headrace.formats.arrays.packed import TARGETS
-from headrace.formats.hdf5.filters import filter_versions
+from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.resolve.resolver import MANIFEST, PLAN
 from headrace.formats.source import PackPart
 from headrace.formats.tokens.packed import KIND

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from headrace.arguments import check_integer
 from headrace.errors import ConfigError
-from headrace.formats.arrays.compressors import COMPRESSIONS
+from headrace.formats.arrays.codecs import COMPRESSIONS
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import check_may_start

@@ -30,7 +30,7 @@ from headrace.formats.arrays.packed import (
     crc_of,
 )
 from headrace.formats.files import FilesSource, PairedSource
-from headrace.formats.hdf5.filters import filter_versions
+from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.memory.budget import format_size
 from headrace.packing.columns import (

@@ -245,7 +245,7 @@ def hdf5_library() -> ctypes.CDLL:
 def test_edge_chunks_may_not_be_filtered(
     tmp_path: Path, filters: list[str], probe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.formats.hdf5.probe._PROBE", probe)
+    monkeypatch.setattr("headrace.formats.hdf5.chunks._PROBE", probe)
     array, plist = values("i4", (6,)), h5p.create(h5p.DATASET_CREATE)
     plist.set_chunk((4, 6))
     for name in filters:

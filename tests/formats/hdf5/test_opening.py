@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, open_dataset
+from headrace.formats.hdf5 import chunks as hdf5_chunks
 from headrace.formats.hdf5.kind import is_hdf5
+from headrace.formats.hdf5.rows import HDF5Source
 
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)
 
@@ -133,3 +135,18 @@ def test_a_disk_that_fails_is_no_damage_of_a_file(
         (tmp_path / name).write_bytes(content)
         with pytest.raises(FormatError, match=name):
             HDF5Dataset(tmp_path / name)
+
+
+def test_offsets_beyond_the_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, count = write(tmp_path / "a.h5"), hdf5_chunks._counted
+
+    def huge(*given: Any) -> Any:
+        numbers, table = count(*given)
+        table[1, 3] = 1 << 50
+        return numbers, table
+
+    monkeypatch.setattr(hdf5_chunks, "_counted", huge)
+    with pytest.raises(FormatError, match=r"a\.h5.*chunk \(3, 0\) of 'gzip'"):
+        HDF5Source(path, "gzip")

@@ -23,7 +23,8 @@ from headrace.errors import (
     RemoteError,
 )
 from headrace.formats.hdf5 import remote as hdf5_far
-from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -134,7 +135,7 @@ def test_errors_of_the_server_come_out_of_h5py(
     server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path, fault: str, kind: Any
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    monkeypatch.setattr(hdf5_far, "ENDS", 16)  # else nothing is left to be read
+    monkeypatch.setattr(hdf5_far, "ENDS", 0)  # else nothing is left to be read
     url = server.url + "/a.h5"
     for name in ("packed", *BY_H5PY):
         opened = opened_of(cache_dir=tmp_path / name.replace("/", "-"))

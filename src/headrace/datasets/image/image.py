@@ -189,7 +189,8 @@ def _open_packed(
         )
     wanted.refuse_options("those of a packed file", "masks")
     # imported here: files of images need no reader of arrays
-    from headrace.formats.hdf5.rows import HDF5Source, open_files
+    from headrace.formats.hdf5.rows import HDF5Source
+    from headrace.formats.hdf5.tree import open_files
 
     paths, hdf5 = open_files(data_path, reach)
 

@@ -19,7 +19,7 @@ from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.datasets.text.tokenizing import way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.hdf5.rows import open_files
+from headrace.formats.hdf5.tree import open_files
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of

@@ -1,4 +1,4 @@
-"""Decodes the stored bytes of a chunk to the bytes of its array.
+"""Decodes the stored bytes of a chunk to the bytes of its array, and encodes some.
 
 The codecs are those that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is
 told how many bytes must come of it, and makes room for no more, whatever the data claim; anything
@@ -31,6 +31,10 @@ Bytes = Any
 
 ZLIB, GZIP = 15, 31
 """Window sizes by which zlib knows its own frames and gzip's."""
+COMPRESSIONS = ("gzip", "zstd")
+"""What `compress` knows: deflate in zlib's frame, and Zstandard."""
+LEVELS = {"gzip": 4, "zstd": 3}
+_PLAIN = 16  # bytes of the largest number
 
 
 class Codec(ABC):
@@ -205,7 +209,7 @@ class Crc32c(Codec):
         return _sized(memoryview(whole)[:-4], size)
 
 
-_local = threading.local()  # decompressors of zstandard are used by one thread at a time
+_local = threading.local()  # what zstandard has is used by one thread at a time
 
 
 @dataclass(frozen=True)
@@ -267,3 +271,42 @@ def _sized(data: Bytes, size: int | None) -> Bytes:
     if size is not None and len(data) != size:
         raise FormatError(f"{len(data):,} bytes come of it, not {size:,}")
     return data
+
+
+# -- encoding
+
+
+def compress(name: str, data: npt.NDArray[np.uint8]) -> bytes:
+    """Bytes ([n] uint8, C-contiguous) by one of the `COMPRESSIONS`; the same bytes give the same
+    result, whatever thread does it.
+    """
+    if name == "gzip":
+        return zlib.compress(data.data, LEVELS["gzip"])
+    import zstandard
+
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(LEVELS["zstd"])
+    return bytes(_local.compressor.compress(data))
+
+
+def shuffles(dtype: np.dtype[Any]) -> bool:
+    """True if the bytes of elements are sorted by their place in the element before they are
+    compressed: numbers of several bytes.
+    """
+    return dtype.names is None and 1 < dtype.itemsize <= _PLAIN
+
+
+def shuffled(data: npt.NDArray[np.uint8], itemsize: int) -> npt.NDArray[np.uint8]:
+    """Bytes ([n] uint8) sorted by their place in elements of so many bytes: all first bytes, all
+    second bytes...
+    """
+    return np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)
+
+
+def codec_versions(name: str) -> dict[str, str]:
+    """The versions of what decides the bytes that `compress` gives."""
+    if name == "gzip":
+        return {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+    import zstandard
+
+    return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}

@@ -1,17 +1,19 @@
 """The chunks of an HDF5 dataset, read directly or through h5py.
 
 Straight from the file, by a table of offsets and with our own codecs, where that is known to give
-what HDF5 would; else through h5py. Which one a dataset takes, and why, stands in `Chunks.how`.
+what HDF5 would, which is compared for a chunk or two; else through h5py. Which one a dataset takes,
+and why, stands in `Chunks.how`.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -19,38 +21,57 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import FormatError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FileChangedError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+)
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
     ChunkIndex,
     ChunkNames,
-    Chunks,
     DirectChunks,
     Grid,
     LibraryChunks,
 )
-from headrace.formats.arrays.codecs import Pipeline
+from headrace.formats.arrays.codecs import (
+    LEVELS,
+    Blosc,
+    Codec,
+    Fletcher32,
+    Inflate,
+    Pipeline,
+    TooLongError,
+    Unshuffle,
+    Zstd,
+    codec_versions,
+    shuffles,
+)
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.files import (
     HDF5Files,
+    Versions,
     check_has_values,
     with_ordered_fields,
     without_gc,
 )
-from headrace.formats.hdf5.filters import check_filters, codecs_of
-from headrace.formats.hdf5.links import Versions
-from headrace.formats.hdf5.probe import doubt_of, is_as_stored, place_of
-from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 
-TABLE_VERSION = 2
-KEPT_FROM = 20_000
-"""Chunks from which on a table is kept in the cache folder: fewer are counted in some 40 ms."""
+_log = logging.getLogger(__name__)
+
+_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
+# decoded bytes of a chunk up to which it is read in both ways when the file is opened
+_PROBE = 16 << 20
+_OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
 class HDF5Array:
@@ -59,7 +80,10 @@ class HDF5Array:
     def __init__(
         self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions
     ) -> None:
-        self._library, self._path, self._name, self._versions = library, path, name, versions
+        self._library = library
+        self._path = path
+        self._name = name
+        self._versions = versions
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         return self.read([part])[0]
@@ -70,7 +94,7 @@ class HDF5Array:
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
-            self._versions.check(file, [part[0].start for part in parts])
+            self._versions.check(file)
             dataset = with_ordered_fields(file[self._name])
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
@@ -79,7 +103,7 @@ class HDF5Array:
 
     def check(self, part: tuple[slice, ...]) -> None:
         with self._library.reading(self._path) as file:
-            self._versions.check(file, [part[0].start])
+            self._versions.check(file)
 
 
 class ObjectRows(LibraryRows):
@@ -88,7 +112,9 @@ class ObjectRows(LibraryRows):
     how = "h5py: elements of any size"
 
     def __init__(self, dataset: h5py.Dataset, array: HDF5Array) -> None:
-        self.shape, self.dtype, self._array = tuple(dataset.shape), dataset.dtype, array
+        self.shape = tuple(dataset.shape)
+        self.dtype = dataset.dtype
+        self._array = array
 
     def read(self, rows: Sequence[int]) -> list[Any]:
         parts = self._array.read([(slice(row, row + 1),) for row in rows])
@@ -140,10 +166,6 @@ class ChunkTable(ChunkIndex):
     def check(self, number: int) -> None:
         self._files.check(self._path)
 
-    def written(self) -> npt.NDArray[np.int64]:
-        """The numbers of the chunks that were written."""
-        return np.arange(len(self._starts.array)) if self._numbers is None else self._numbers.array
-
 
 def rows_of(
     dataset: h5py.Dataset,
@@ -151,10 +173,8 @@ def rows_of(
     name: str,
     hdf5: HDF5Files,
     library: WorkerFiles[h5py.File],
-    *,
     direct: bool = True,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Chunks | ObjectRows:
+) -> DirectChunks | LibraryChunks | ObjectRows:
     """The chunks of a dataset of numbers, or the rows of one of objects.
 
     Args:
@@ -162,8 +182,6 @@ def rows_of(
         path, name: of the file, and in it.
         hdf5, library: the files, and those that each process has open by h5py.
         direct: False: through h5py in any case.
-        cache_dir: where the table of a dataset of many chunks is kept; None: in the user's cache
-            folder.
 
     Raises:
         FormatError: no axis of rows, references, a filter that is missing, or a file that is
@@ -178,17 +196,16 @@ def rows_of(
     versions = Versions(dataset, path, name, hdf5)
     array = HDF5Array(library, path, name, versions)
     if holds_objects(dataset.dtype, where):
-        check_filters(dataset, where)
+        _check_filters(dataset, where)
         return ObjectRows(dataset, array)
-    chunks = _direct_chunks(dataset, name, hdf5, versions, cache_dir) if direct else "direct=False"
+    chunks = _direct_chunks(dataset, name, hdf5, versions) if direct else "direct=False"
     if isinstance(chunks, DirectChunks):
         return chunks
-    check_filters(dataset, where)
+    _check_filters(dataset, where)
     elements, dtype = _elements(dataset)
     height = dataset.chunks or (1, *dataset.shape[1:])
-    return LibraryChunks(
-        Grid((*dataset.shape, *elements), (*height, *elements)), dtype, array, f"h5py: {chunks}"
-    )
+    grid = Grid((*dataset.shape, *elements), (*height, *elements))
+    return LibraryChunks(grid, dtype, array, f"h5py: {chunks}")
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -211,51 +228,6 @@ def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
     )
 
 
-def _direct_chunks(
-    dataset: h5py.Dataset,
-    name: str,
-    hdf5: HDF5Files,
-    versions: Versions,
-    cache_dir: str | os.PathLike[str] | None,
-) -> DirectChunks | str:
-    """The chunks as they are read without h5py; or why they can't be."""
-    why, known, path = obstacle_of(dataset), versions.known, versions.path
-    if why is not None or known is None:
-        return str(why)
-    if not dataset.size:
-        return "it has no elements"
-    elements, dtype = _elements(dataset)
-    shape = (*dataset.shape, *elements)
-    grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
-    names = ChunkNames(path, name, grid)
-    if dataset.chunks is None:
-        begin, nbytes = place_of(dataset.id), math.prod(shape) * dtype.itemsize
-        if begin is None:
-            return "nothing has been written"
-        if begin + nbytes > known.size:
-            raise FormatError(
-                f"{redact(path)} is cut short: {known.size:,} bytes are not enough for {name!r}"
-            )
-        table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
-        return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
-    if math.prod(grid.counts) > COUNTABLE:
-        raise FormatError(
-            f"{redact(path)}: {name!r} has shape {list(shape)}, more chunks than can be counted: "
-            "the file is damaged"
-        )
-    chunked = _table(dataset, versions, hdf5, names, cache_dir)
-    if chunked is None:
-        return "the index of its chunks is unusual"
-    written, fill = chunked.written(), _fill_value(dataset, dtype)
-    if fill is None and len(written) < math.prod(grid.counts):
-        return "what was not written is no zeros, and each element an array"
-    whole = Grid(shape, (*grid.chunks, *elements))
-    chunks = DirectChunks(
-        whole, dtype, chunked, Pipeline(codecs_of(dataset)), hdf5.files, fill=fill, where=names
-    )
-    return hdf5.doubt(path, name, functools.partial(doubt_of, dataset, chunks, written)) or chunks
-
-
 def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape of an element, where each is an array, and the dtype of what is in it; else ()
     and the dtype.
@@ -264,18 +236,65 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return ((), dtype) if dtype.subdtype is None else (dtype.subdtype[1], dtype.subdtype[0])
 
 
-def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
-    """What HDF5 gives of chunks that were never written; None: h5py can't tell it."""
-    plist = dataset.id.get_create_plist()
-    if (
-        plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED
-        or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
-    ):
-        return np.zeros((), dtype)[()]
-    return dataset.fillvalue if dataset.dtype == dtype else None
+# -- direct reads
 
 
-def obstacle_of(dataset: h5py.Dataset) -> str | None:
+def _direct_chunks(
+    dataset: h5py.Dataset, name: str, hdf5: HDF5Files, versions: Versions
+) -> DirectChunks | str:
+    """The chunks as they are read without h5py; or why they can't be."""
+    why = _obstacle_of(dataset)
+    if why is not None:
+        return why
+    assert versions.known is not None
+    size = versions.known.size
+    path = versions.path
+    shown = redact(path)
+    elements, dtype = _elements(dataset)
+    shape = (*dataset.shape, *elements)
+    grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
+    names = ChunkNames(path, name, grid)
+    if dataset.chunks is None:
+        begin = place_of(dataset.id)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if begin is None:
+            return "nothing has been written"
+        if begin + nbytes > size:
+            raise FormatError(f"{shown} is cut short: {size:,} bytes are not enough for {name!r}")
+        table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
+        return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
+    if math.prod(grid.counts) > COUNTABLE:
+        raise FormatError(
+            f"{shown}: {name!r} has shape {list(shape)}, more chunks than can be counted: the "
+            "file is damaged"
+        )
+    counted = _counted(dataset, grid, shown)
+    if counted is None:
+        return "the index of its chunks is unusual"
+    written, places = counted
+    outside = (places[0] < 0) | (places[1] < 0) | (places[0] > size - places[1])
+    if outside.any():
+        place = grid.place(int(written[np.flatnonzero(outside)[0]]))
+        raise FormatError(
+            f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {size:,} bytes"
+        )
+    is_whole = len(written) == math.prod(grid.counts)
+    fill = _fill_value(dataset, dtype)
+    if fill is None and not is_whole:
+        return "what was not written is no zeros, and each element an array"
+    chunks = DirectChunks(
+        Grid(shape, (*grid.chunks, *elements)),
+        dtype,
+        ChunkTable(path, hdf5.files, places, None if is_whole else written),
+        Pipeline(_codecs_of(dataset)),
+        hdf5.files,
+        fill=fill,
+        where=names,
+    )
+    return hdf5.doubt(path, name, functools.partial(_doubt_of, dataset, chunks, written)) or chunks
+
+
+def _obstacle_of(dataset: h5py.Dataset) -> str | None:
     """Why a dataset can't be read directly, as far as its header says so; None: it can be, or
     its chunks say that it can't.
     """
@@ -292,6 +311,8 @@ def obstacle_of(dataset: h5py.Dataset) -> str | None:
         return "a compact dataset lies in the file's head"
     if not is_as_stored(dataset.id.get_type(), dataset.dtype):
         return f"its elements are converted to {dataset.dtype}"
+    if not dataset.size:
+        return "it has no elements"
     if dataset.chunks is None:
         return None
     if not hasattr(dataset.id, "chunk_iter"):
@@ -301,54 +322,59 @@ def obstacle_of(dataset: h5py.Dataset) -> str | None:
     if len(grows) == 1 and grows != [0]:
         return "HDF5 can't list the chunks of what grows along another axis than the first"
     try:
-        Pipeline(codecs_of(dataset))
+        Pipeline(_codecs_of(dataset))
     except ValueError as error:
         return str(error)
     return None
 
 
-def _table(
-    dataset: h5py.Dataset,
-    versions: Versions,
-    hdf5: HDF5Files,
-    names: ChunkNames,
-    cache_dir: str | os.PathLike[str] | None,
-) -> ChunkTable | None:
-    """Where the chunks lie; None: HDF5 may find others than those that it lists."""
-    _, name, grid = names
-    version = versions.known
-    assert version is not None
-    shown = redact(versions.path)
-    folder = os.fspath(cache_folder(cache_dir))
-    kept: ArrayFile | None = None
-    arrays: Any = None
-    if math.prod(grid.counts) >= KEPT_FROM and version.tag is not None:
-        about = {
-            "of": hdf5.files.identity(versions.path),
-            "header": h5py.h5o.get_info(dataset.id).addr,
-            "grid": [grid.shape, grid.chunks],
-        }
-        kept = ArrayFile(folder, "chunks", about, TABLE_VERSION, ["<i8", "<i8"])
-        arrays = kept.loaded()
-    if arrays is None:
-        arrays = _counted(dataset, grid, shown)
-        if arrays is None:
-            return None
-        if kept is not None:
-            with Unkept(folder, "tables of chunks are", "every start counts them anew"):
-                kept.write([arrays[0], arrays[1].reshape(-1)])
-    numbers = arrays[0]
-    table = arrays[1].reshape(3, len(numbers))
-    outside = (table[0] < 0) | (table[1] < 0) | (table[0] > version.size - table[1])
-    if outside.any():
-        place = grid.place(int(numbers[np.flatnonzero(outside)[0]]))
-        raise FormatError(
-            f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {version.size:,} "
-            "bytes"
-        )
-    if len(numbers) == math.prod(grid.counts):
-        numbers = None
-    return ChunkTable(versions.path, hdf5.files, table, numbers)
+def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
+    """True if elements are stored with the very bytes that h5py gives; not so integers of 12
+    bits in two bytes, say.
+    """
+    if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
+        number = h5py.h5t.py_create(dtype)
+        order = "BE" if number.get_order() == h5py.h5t.ORDER_BE else "LE"
+        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{order}", None)
+        return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
+    if (
+        isinstance(kind, h5py.h5t.TypeArrayID)
+        and dtype.subdtype is not None
+        and kind.get_array_dims() == dtype.shape
+    ):
+        return is_as_stored(kind.get_super(), dtype.base)
+    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None:
+        for number in range(kind.get_nmembers()):
+            name = kind.get_member_name(number).decode("utf-8", "surrogateescape")
+            inner, offset, *_ = dtype.fields.get(name, (dtype, -1))
+            if offset != kind.get_member_offset(number):
+                return False
+            if not is_as_stored(kind.get_member_type(number), inner):
+                return False
+        return int(kind.get_size()) == dtype.itemsize
+    return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
+def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
+    """The first byte in its file of a dataset in one piece; None: nothing has been written.
+
+    Of a file with a user block, `get_offset` gives a number then too.
+    """
+    if dataset.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED:
+        return None
+    place: int | None = dataset.get_offset()
+    return place
+
+
+def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
+    """What HDF5 gives of chunks that were never written; None: h5py can't tell it."""
+    plist = dataset.id.get_create_plist()
+    if (
+        plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED
+        or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
+    ):
+        return np.zeros((), dtype)[()]
+    return dataset.fillvalue if dataset.dtype == dtype else None
 
 
 def _counted(
@@ -381,13 +407,179 @@ def _counted(
         raise FormatError(
             f"{shown}: a chunk of {dataset.name!r} has {table[1].min()} bytes: the file is damaged"
         )
-    if odd.any() or not _in_order(places):
+    steps = np.diff(places, axis=0)
+    changing = np.argmax(steps != 0, axis=1)[:, None]  # the first coordinate that changes
+    in_order = (np.take_along_axis(steps, changing, axis=1) > 0).all()
+    if odd.any() or not in_order:
         return None
     return np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
 
 
-def _in_order(places: npt.NDArray[np.int64]) -> bool:
-    """True if each chunk lies behind the last one in C order."""
-    steps = np.diff(places, axis=0)
-    first = np.argmax(steps != 0, axis=1)  # the first coordinate that changes
-    return bool((np.take_along_axis(steps, first[:, None], axis=1) > 0).all())
+# -- comparison with h5py
+
+
+def _doubt_of(
+    dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]
+) -> str | None:
+    """What speaks against the direct path when one chunk, and one at an edge, are read in both
+    ways.
+
+    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we
+    don't know. What h5py can't read either is damaged, and leaves no doubt.
+    """
+    grid = chunks.grid
+    if not len(written):
+        return None
+    if dataset.file.userblock_size and not _lies_there(dataset, chunks, int(written[0])):
+        return "HDF5 lists its chunks without the file's user block"
+    if not chunks.pipeline:
+        return None
+    probed = {int(written[0])}
+    for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
+        if extent % chunk:
+            at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
+            probed.update(written[np.flatnonzero(at_edge)[:1]].tolist())
+    # which takes long: of these only such as may not have been filtered, by their sizes
+    if chunks.nbytes > _PROBE:
+        numbers = np.array(list(probed), np.int64)
+        probed = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
+    for number in sorted(probed):
+        part = grid.part(number)
+        problem: Exception | None = None
+        whole: npt.NDArray[Any] | None = None
+        try:
+            whole = chunks.decode(number, chunks.read([number])[0])
+        except TooLongError:  # nor should h5py try that: it makes room for all that comes
+            continue
+        except _OF_THE_WAY:
+            raise
+        except (HeadraceError, OSError) as error:
+            problem = error
+        try:
+            with asking("h5py", chunks.where(number)):
+                expected = np.ascontiguousarray(dataset[part[: len(dataset.shape)]])
+        except _OF_THE_WAY:
+            raise
+        # h5py lacks the filter, say; damaged chunks are found when they are read
+        except Exception as error:
+            _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
+            continue
+        if whole is not None:
+            ours = whole[tuple(slice(0, cut.stop - cut.start) for cut in part)]
+            if ours.tobytes() != expected.tobytes():
+                return f"chunk {grid.place(number)} is another one when it is read directly"
+        elif _is_sound(chunks, number, expected):
+            return f"chunk {grid.place(number)} can't be read directly ({problem})"
+    return None
+
+
+def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
+    """True if HDF5 itself reads the same stored bytes of a chunk: earlier versions counted
+    offsets from the end of a user block.
+    """
+    corner = tuple(cut.start for cut in chunks.grid.part(number))
+    _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
+    try:
+        stored = chunks.files.read(chunks.byte_ranges(np.array([number])))[0]
+    except FormatError:
+        return False
+    return bytes(stored or b"") == bytes(expected)
+
+
+def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
+    """True if what h5py gives of a chunk that can't be decoded here is more than what lay in
+    memory, which it gives of damaged ones too.
+
+    So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
+    """
+    if any(isinstance(codec, Fletcher32) for codec in chunks.pipeline.codecs):
+        return True
+    stored = chunks.read([number])[0][0]
+    if len(stored) != chunks.nbytes:
+        return False
+    whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
+    return whole[tuple(map(slice, expected.shape))].tobytes() == expected.tobytes()
+
+
+# -- filters
+
+_Filter = tuple[int, int, tuple[int, ...], bytes]
+
+
+def _filters_of(dataset: h5py.Dataset) -> list[_Filter]:
+    plist = dataset.id.get_create_plist()
+    return [plist.get_filter(number) for number in range(plist.get_nfilters())]
+
+
+def _name_of(filter_: _Filter) -> str:
+    """The name of a filter, as the file says it, or its number."""
+    return filter_[3].decode("utf-8", "replace").partition(";")[0] or f"filter {filter_[0]}"
+
+
+def _codecs_of(dataset: h5py.Dataset) -> list[Codec]:
+    """The filters, in the order in which they encode.
+
+    Raises:
+        ValueError: there is one that we have not.
+    """
+    codecs: list[Codec] = []
+    for filter_ in _filters_of(dataset):
+        code, _, values, _ = filter_
+        if code == 2:
+            codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
+        elif code in _CODECS:
+            codecs.append(_CODECS[code]())
+        else:
+            raise ValueError(f"filter {_name_of(filter_)}")
+    return codecs
+
+
+def _check_filters(dataset: h5py.Dataset, where: str) -> None:
+    """Raises a FormatError where h5py lacks a filter of a dataset that it is to read."""
+    missing = [one for one in _filters_of(dataset) if not h5py.h5z.filter_avail(one[0])]
+    if missing:
+        raise FormatError(
+            f"{where} is packed with {', '.join(map(_name_of, missing))}, which h5py lacks: pip "
+            "install hdf5plugin, and import it; or register the filter with HDF5 "
+            "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
+        )
+
+
+def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:
+    """Puts the filters of chunks that `headrace.formats.arrays.codecs` encodes into the properties
+    of a dataset to be made.
+    """
+    if shuffles(dtype):
+        plist.set_shuffle()
+    if compression == "gzip":
+        plist.set_deflate(LEVELS["gzip"])
+        return
+    plugin_version()
+    plist.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (LEVELS["zstd"],))
+
+
+def plugin_version() -> str:
+    """The version of hdf5plugin, whose filters h5py knows from then on: HDF5 writes the names of
+    filters that it knows into files.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    try:
+        import hdf5plugin
+    except ImportError:
+        raise ConfigError(
+            "compression='zstd' needs the package hdf5plugin: pip install 'headrace[hdf5]', or "
+            "use 'gzip'"
+        ) from None
+    return str(hdf5plugin.version)
+
+
+def filter_versions(compression: str) -> dict[str, str]:
+    """The versions of what decides the bytes of compressed chunks, and of what a file says of
+    them; by name.
+    """
+    versions = codec_versions(compression)
+    if compression == "gzip":
+        return versions
+    return versions | {"hdf5plugin": plugin_version()}

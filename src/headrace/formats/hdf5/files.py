@@ -1,28 +1,37 @@
-"""Opens HDF5 files, and lists what they hold."""
+"""Opens HDF5 files, lists what they hold, and finds the other files that a dataset's values lie in.
+
+HDF5 gives the fill value for a part of a virtual dataset whose source is missing, and follows
+sources that lead back to where they came from until its stack ends. Both are errors here. Of remote
+files nothing may lead to another file: HDF5 would look for it in the very same bytes, or on this
+machine's disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import h5py
 import numpy as np
 
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
 from headrace.formats.arrays.packed import PackedInfo, info_in
-from headrace.io.files import Files
+from headrace.io.files import Files, Version
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
-from headrace.io.local.files import LocalFiles
+from headrace.io.local.files import LocalFiles, changed
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 
-_LINKS, _LINKS_OUT = 1000, 32
+_LINKS = 1000
+_DEPTH = 32
+"""Files that links, or virtual datasets, lead through."""
 _CAN_NOT_LOCK = "unable to lock file"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
@@ -59,6 +68,9 @@ def without_gc() -> Iterator[None]:
                 gc.enable()
 
 
+# -- files
+
+
 class HDF5Files:
     """HDF5 files of this machine; those of a server are `headrace.formats.hdf5.remote.RemoteHDF5`.
 
@@ -79,18 +91,20 @@ class HDF5Files:
             DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or
                 being written; no (whole) HDF5 file.
         """
+        shown = redact(path)
         try:
             file = _open(path)
         except FileNotFoundError as error:
             raise DataNotFoundError(
-                f"{redact(path)} does not exist (working folder: {os.getcwd()})"
+                f"{shown} does not exist (working folder: {os.getcwd()})"
             ) from error
         except OSError as error:
             if _CAN_NOT_LOCK in str(error):
-                raise _locked(path, error) from error
+                raise _locked(shown, error) from error
             if isinstance(error, PermissionError):
-                raise AccessError(f"{redact(path)}: this user may not read the file") from error
-            if (failure := unreadable(redact(path), error)) is not None:
+                raise AccessError(f"{shown}: this user may not read the file") from error
+            failure = unreadable(shown, error)
+            if failure is not None:
                 raise failure from error
             if "already open for" in str(error):
                 return _open_beside_its_writer(path)
@@ -99,7 +113,7 @@ class HDF5Files:
             raise not_whole(path, error) from error
         if file.mode != "r":  # HDF5 gives the very file that is open already
             file.close()
-            raise AccessError(f"{redact(path)} is open for writing in this process: close it first")
+            raise AccessError(f"{shown} is open for writing in this process: close it first")
         return file
 
     @contextlib.contextmanager
@@ -124,23 +138,29 @@ class HDF5Files:
         Raises:
             MissingNameError: there is none; the message lists those there are, of many the nearest.
             DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing,
-                or can't be opened.
+                or can't be opened; or out of a remote file.
         """
-        dataset = file.get(name)
-        if isinstance(dataset, h5py.Dataset):
-            return with_ordered_fields(dataset)
+        if not self.files.is_remote:
+            dataset = file.get(name)
+            if isinstance(dataset, h5py.Dataset):
+                return with_ordered_fields(dataset)
         out = leads_out(file, name)
         if out is None:
+            dataset = file.get(name)
+            if isinstance(dataset, h5py.Dataset):
+                return with_ordered_fields(dataset)
             raise MissingNameError(
                 f"{redact(path)} has no dataset {name!r}; it has: "
                 f"{listed_names(dataset_names(file), name)}"
             )
         part, link, rest = out
         where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
-        target = found_from(link.filename, path, "HDF5_EXT_PREFIX")
+        if self.files.is_remote:
+            raise _other_file(where)
+        target = _found_from(link.filename, path, "HDF5_EXT_PREFIX")
         if target is None:
             raise DataNotFoundError(f"{where}, which is missing")
-        if steps < _LINKS_OUT:
+        if steps < _DEPTH:
             with self.open(target) as there:
                 self.dataset(there, rest, target, steps + 1)
         raise FormatError(
@@ -200,11 +220,8 @@ def _open(path: str, **options: Any) -> h5py.File:
             try:
                 return h5py.File(path, "r", locking=locking, **options)
             except OSError as error:
-                if (
-                    locking is None
-                    and _CAN_NOT_LOCK in str(error)
-                    and _errno_of(error) in _NO_LOCKS
-                ):
+                is_unlockable = _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS
+                if locking is None and is_unlockable:
                     break
                 if "flag values don't match" not in str(error):
                     raise
@@ -217,18 +234,17 @@ def _errno_of(error: OSError) -> int | None:
     return error.errno or (int(match[1]) if match else None)
 
 
-def _locked(path: str, error: OSError) -> AccessError:
+def _locked(shown: str, error: OSError) -> AccessError:
     number = _errno_of(error)
     if number in _LOCKED:
         return AccessError(
-            f"{redact(path)} is locked: another process has it open for writing: wait until it "
-            "has closed the file (the "
-            "environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is "
-            "being written may be read wrongly)"
+            f"{shown} is locked: another process has it open for writing: wait until it has "
+            "closed the file (the environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all "
+            "the same, and what is being written may be read wrongly)"
         )
     return AccessError(
-        f"{redact(path)} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE "
-        "opens it without a lock"
+        f"{shown} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE opens "
+        "it without a lock"
     )
 
 
@@ -238,9 +254,22 @@ def _open_beside_its_writer(path: str) -> h5py.File:
     except OSError as error:
         raise AccessError(
             f"{redact(path)} is being written by another process, which allows no readers "
-            "(file.swmr_mode = True): wait for its end; if it "
-            f"has died, `h5clear -s {redact(path)}` says so to the file"
+            "(file.swmr_mode = True): wait for its end; if it has died, `h5clear -s "
+            f"{redact(path)}` says so to the file"
         ) from error
+
+
+def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
+    """What a packed file says about itself; None for any other HDF5 file.
+
+    Raises:
+        FormatError: the file is of a later version of headrace, or damaged.
+    """
+    with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
+        return info_in(file.attrs, path)
+
+
+# -- datasets
 
 
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
@@ -261,8 +290,13 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
     shown: dict[str, str] = {}
     for name in likely or names:
         dataset = file[name]
-        if dataset.shape:
-            shown[name] = f"{name} {list(dataset.shape)} {_dtype_name(dataset)}"
+        if not dataset.shape:
+            continue
+        try:
+            kind = str(dataset.dtype)
+        except TypeError:  # h5py has none for some, such as times
+            kind = "of a type that h5py can't read"
+        shown[name] = f"{name} {list(dataset.shape)} {kind}"
     if len(shown) == 1:
         return next(iter(shown))
     what = "no dataset of samples"
@@ -273,63 +307,11 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
     )
 
 
-def _dtype_name(dataset: h5py.Dataset) -> str:
-    try:
-        return str(dataset.dtype)
-    except TypeError:  # h5py has none for some, such as times
-        return "of a type that h5py can't read"
-
-
 def dataset_names(file: h5py.File) -> list[str]:
     """The paths of all datasets inside the file; what links lead to is left out."""
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     return names
-
-
-def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
-    """The first link on the way to a name that leads into another file: its own name, the link, and
-    what is looked for there; None: there is none.
-    """
-    parts, group, steps = [part for part in name.split("/") if part], file, 0
-    while parts:
-        part, steps = parts.pop(0), steps + 1
-        link = (
-            group.get(part, getlink=True)
-            if isinstance(group, h5py.Group) and steps <= _LINKS
-            else None
-        )
-        if isinstance(link, h5py.ExternalLink):
-            return part, link, "/".join([link.path.rstrip("/"), *parts])
-        if isinstance(link, h5py.SoftLink):
-            parts = [one for one in link.path.split("/") if one] + parts
-            group = file if link.path.startswith("/") else group
-        elif link is not None:
-            group = group[part] if parts else None  # what it leads to is not opened
-        else:
-            return None  # there is no such thing: whoever opens it will say so
-    return None
-
-
-def found_from(name: str, path: str, variable: str) -> str | None:
-    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in
-    folders of a variable of the environment.
-    """
-    folder, places = os.path.dirname(path), list[str]()
-    if os.path.isabs(name):
-        places, name = [name], os.path.basename(name)
-    prefix = os.environ.get(variable, "")
-    own = [
-        prefix.replace("${ORIGIN}", folder, 1),
-        folder,
-        "",
-        os.path.dirname(os.path.realpath(path)),
-    ]
-    places += [os.path.join(one, name) for one in [*filter(None, prefix.split(":")), *own]]
-    return next((place for place in places if os.path.exists(place)), None)
-
-
-# -- datasets
 
 
 class OrderedDataset(h5py.Dataset):  # type: ignore[misc]
@@ -380,9 +362,8 @@ def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
     fields = sorted(dtype.fields.items(), key=lambda field: field[1][1])
     names = [name for name, _ in fields]
     formats = [_ordered(of_field[0]) for _, of_field in fields]
-    if names == list(dtype.names or ()) and all(
-        inner is dtype[name] for name, inner in zip(names, formats, strict=True)
-    ):
+    are_ordered = [inner is dtype[name] for name, inner in zip(names, formats, strict=True)]
+    if names == list(dtype.names or ()) and all(are_ordered):
         return dtype
     offsets = [of_field[1] for _, of_field in fields]
     return np.dtype(
@@ -396,11 +377,208 @@ def check_has_values(dataset: h5py.Dataset, where: str) -> None:
         raise FormatError(f"{where} has a null dataspace, and so no values: name another dataset")
 
 
-def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
-    """What a packed file says about itself; None for any other HDF5 file.
+# -- other files that a dataset needs
+
+
+def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] | None:
+    """The first link on the way to a name that leads into another file: its own name, the link, and
+    what is looked for there; None: there is none.
+    """
+    parts = [part for part in name.split("/") if part]
+    group = file
+    for _ in range(_LINKS):
+        if not parts or not isinstance(group, h5py.Group):
+            return None
+        part = parts.pop(0)
+        link = group.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            return part, link, "/".join([link.path.rstrip("/"), *parts])
+        if isinstance(link, h5py.SoftLink):
+            parts = [one for one in link.path.split("/") if one] + parts
+            if link.path.startswith("/"):
+                group = file
+        elif link is None or not parts:  # what it leads to is not opened
+            return None
+        else:
+            group = group[part]
+    return None
+
+
+def _found_from(name: str, path: str, variable: str) -> str | None:
+    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in
+    folders of a variable of the environment.
+    """
+    folder = os.path.dirname(path)
+    places: list[str] = []
+    if os.path.isabs(name):
+        places.append(name)
+        name = os.path.basename(name)
+    prefix = os.environ.get(variable, "")
+    folders = [*filter(None, prefix.split(":")), prefix.replace("${ORIGIN}", folder, 1)]
+    folders += [folder, "", os.path.dirname(os.path.realpath(path))]
+    places += [os.path.join(one, name) for one in folders]
+    return next((place for place in places if os.path.exists(place)), None)
+
+
+def _other_file(what: str) -> FormatError:
+    """The error of a remote file that leads to another file."""
+    return FormatError(
+        f"{what}: far away other files are not followed: open that file itself, or a copy of all "
+        "of them on this machine"
+    )
+
+
+class Versions:
+    """The versions of the files that hold a dataset's bytes.
+
+    Args:
+        dataset: open.
+        path: of the file in which it was looked for; or its URL.
+        name: by which it was found; a link to another file may have led there.
+        hdf5: opens that file, and others.
+
+    Attributes:
+        path: of the file that holds it.
+        known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so
+            that it may change.
 
     Raises:
-        FormatError: the file is of a later version of headrace, or damaged.
+        DataNotFoundError: a file that a virtual or external dataset is made of is missing; the
+            message names it.
+        FormatError: a source is missing in its file, or a virtual dataset leads back to itself; or,
+            of a remote file, to another.
+        FileChangedError: the file has been changed since it was opened.
     """
-    with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
-        return info_in(file.attrs, path)
+
+    def __init__(self, dataset: h5py.Dataset, path: str, name: str, hdf5: HDF5Files) -> None:
+        file = dataset.file
+        self._name = name
+        self.path = path
+        self._is_linked = False
+        if not hdf5.files.is_remote:  # what is remote leads nowhere else
+            self.path = os.path.abspath(file.filename)
+            self._is_linked = self.path != path
+        self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
+        self._files = cast(LocalFiles, hdf5.files)
+        self._check(file)
+        self._others: dict[str, None] = {}
+        self._follow(dataset, self.path, [], hdf5, set())
+        for other in self._others:
+            self._files.version(other)
+
+    def _check(self, file: h5py.File) -> None:
+        """Compares the file as h5py has it open with its version."""
+        if self.known is None or file.driver != "sec2":
+            return
+        if not self._files.is_same(self.path, file.id.get_vfd_handle()):
+            raise changed(self.path)
+
+    def check(self, file: h5py.File) -> None:
+        """Compares the file that holds the dataset, as h5py has it open, and the others.
+
+        Args:
+            file: in which it was looked for.
+
+        Raises:
+            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5
+                would give the fill value.
+        """
+        if self.known is not None and self._is_linked:
+            dataset = file.get(self._name)
+            if dataset is None:
+                raise changed(file.filename)
+            self._check(dataset.file)
+        else:
+            self._check(file)
+        for path in self._others:
+            if not os.path.exists(path):
+                raise DataNotFoundError(
+                    f"{redact(path)} is gone, which holds rows of {redact(file.filename)}"
+                )
+            if not self._files.is_same(path):
+                raise changed(path)
+
+    def _follow(
+        self,
+        dataset: h5py.Dataset,
+        path: str,
+        way: list[tuple[str, str]],
+        hdf5: HDF5Files,
+        seen: set[tuple[str, str]],
+    ) -> None:
+        """Notes the files of external storage, and of all sources of a virtual dataset.
+
+        Args:
+            dataset, path: where this step of the way is.
+            way: the steps before.
+            hdf5: opens files.
+            seen: steps that need not be gone again.
+        """
+        is_remote = hdf5.files.is_remote
+        here = (path if is_remote else os.path.realpath(path), str(dataset.name))
+        where = f"{redact(path)}: {dataset.name!r}"
+        if here in way or len(way) > _DEPTH:
+            raise FormatError(
+                f"{where}, a virtual dataset, leads back to itself, or through more than {_DEPTH} "
+                "others"
+            )
+        if here in seen:
+            return
+        seen.add(here)
+        for name, _, _ in dataset.external or ():
+            external = f"{where} lies in the external file {redact(name)!r}"
+            if is_remote:
+                raise _other_file(external)
+            # HDF5 looks below the prefix that is set, or else in the working folder
+            prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
+            if prefix.startswith("${ORIGIN}"):
+                prefix = os.path.dirname(path) + prefix.removeprefix("${ORIGIN}")
+            place = os.path.join("" if prefix == "." else prefix, name)
+            if not os.path.exists(place):
+                raise DataNotFoundError(
+                    f"{external}, which does not exist (working folder: {os.getcwd()})"
+                )
+            self._others[place] = None
+        for source in dataset.virtual_sources() if dataset.is_virtual else ():
+            if is_remote and source.file_name != ".":
+                raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
+            for file_name in _files_of(source.file_name, path, where):
+                if file_name != path:
+                    self._others[file_name] = None
+                if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
+                    continue  # there are as many sources as there are: none is missing
+                with hdf5.reading(file_name) as file:
+                    target = file.get(_plain(source.dset_name))
+                    if not isinstance(target, h5py.Dataset):
+                        raise FormatError(
+                            f"{where}, a virtual dataset, needs {source.dset_name!r} of "
+                            f"{redact(file_name)}, which is missing"
+                        )
+                    self._follow(target, file_name, [*way, here], hdf5, seen)
+
+
+def _is_pattern(name: str) -> bool:
+    return "%b" in name.replace("%%", "")
+
+
+def _plain(name: str, number: int = 0) -> str:
+    """A source's name as HDF5 reads it: "%b" is a number, and "%%" a percent sign."""
+    return "%".join(part.replace("%b", str(number)) for part in name.split("%%"))
+
+
+def _files_of(name: str, path: str, what: str) -> list[str]:
+    """The files that the name of a source means."""
+    if name == ".":
+        return [path]
+    if not _is_pattern(name):
+        place = _found_from(_plain(name), path, "HDF5_VDS_PREFIX")
+        if place is None:
+            raise DataNotFoundError(f"{what} needs {redact(_plain(name))!r}, which is missing")
+        return [place]
+    found: list[str] = []
+    for number in itertools.count():
+        place = _found_from(_plain(name, number), path, "HDF5_VDS_PREFIX")
+        if place is None:
+            return found
+        found.append(place)
+    return found

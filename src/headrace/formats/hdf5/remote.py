@@ -3,9 +3,9 @@ no requests.
 
 NOTE [ h5py and remote files ]
 
-* h5py reads through a file object, here `RemoteFile`: from the known parts of the file, else in
+* h5py reads through a file object, here `RemoteFile`: from the known pages of the file, else in
   aligned pieces from the server.
-* While a dataset is opened, exactly what h5py reads is recorded and becomes the file's index:
+* While a dataset is opened, the pages that h5py reads are recorded and become the file's index:
   superblock, groups, headers, lists of chunks, the columns of packed files. Later openings find it
   there. If they need more (another name), it is fetched, and the index is cached again with both.
   Chunks that are read to compare our decoding with h5py's are not part of it; the result of the
@@ -19,9 +19,8 @@ NOTE [ h5py and remote files ]
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import itertools
+import io
 import json
 import threading
 import time
@@ -34,7 +33,7 @@ import h5py
 import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError
-from headrace.formats.hdf5.files import HDF5Files, leads_out, not_whole, without_gc
+from headrace.formats.hdf5.files import HDF5Files, not_whole, without_gc
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, found_index, keep_index, learn_indexed
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
@@ -42,6 +41,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 
+PAGE = 4 << 10
 PIECE = 64 << 10
 WIDEST = 4 << 20
 """Bytes that are fetched at least; and at most of what nobody has asked for, where one read
@@ -54,92 +54,82 @@ what describes a file lies there.
 TOGETHER = 64
 """Files whose ends are fetched at once."""
 _THREADS = 16
-_HELD = 8 << 20  # bytes of pieces that are not recorded, for each open file
+_HELD = 8 << 20  # bytes of pages that are not recorded, for each open file
 
 T = TypeVar("T")
 
 
 class _Known:
-    """What is known of a file: its index, what h5py has read besides, and what was fetched.
+    """The pages of a file that are known: those of its index, and those that were fetched last.
 
     Args:
+        size: of the file.
         arrays: the index, if there is one.
         is_afresh: True if the file is read past everything that is cached.
     """
 
-    def __init__(self, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
+    def __init__(self, size: int, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
+        self.size = size
         self.is_afresh = is_afresh
         self.is_new = arrays is None
         self.is_recording = False
         self.file: h5py.File | None = None
         self.doubts: dict[str, str | None] = {}
-        self._starts: list[int] = []
-        self._indexed: list[memoryview] = []
-        self._reads: dict[int, memoryview] = {}
-        self._pieces: OrderedDict[int, memoryview] = OrderedDict()
+        self._indexed: dict[int, bytes | memoryview] = {}
+        self._fetched: OrderedDict[int, memoryview] = OrderedDict()
         if arrays is not None:
-            offsets, lengths, data, doubts = arrays
-            edges = itertools.accumulate(lengths.tolist(), initial=0)
-            view: Any = memoryview(data)  # type: ignore[arg-type]
-            self._starts = offsets.tolist()
-            self._indexed = [view[first:end] for first, end in itertools.pairwise(edges)]
+            numbers, data, doubts = arrays
+            view = memoryview(data)  # type: ignore[arg-type]
+            for at, number in enumerate(numbers.tolist()):
+                self._indexed[number] = view[at * PAGE : (at + 1) * PAGE]
             self.doubts = json.loads(doubts.tobytes())
 
     def arrays(self) -> Arrays:
-        """The index: offsets and lengths, sorted, the bytes one after the other, and what speaks
-        against decoding, as JSON.
+        """The index: the numbers of pages, sorted, their bytes, of which only the last page of a
+        file may be shorter, and what speaks against decoding, as JSON.
         """
-        indexed = zip(self._starts, self._indexed, strict=True)
-        merged: list[tuple[int, bytearray]] = []
-        for start, data in sorted([*indexed, *self._reads.items()], key=lambda part: part[0]):
-            if merged and start <= merged[-1][0] + len(merged[-1][1]):
-                first, joined = merged[-1]
-                joined += data[first + len(joined) - start :]
-            else:
-                merged.append((start, bytearray(data)))
+        numbers = sorted(self._indexed)
         return [
-            np.array([start for start, _ in merged], np.int64),
-            np.array([len(data) for _, data in merged], np.int64),
-            np.frombuffer(b"".join(data for _, data in merged), np.uint8),
+            np.array(numbers, np.int64),
+            np.frombuffer(b"".join([self._indexed[number] for number in numbers]), np.uint8),
             np.frombuffer(json.dumps(self.doubts).encode(), np.uint8),
         ]
 
     def hold(self, start: int, data: memoryview | None) -> None:
-        """Holds a piece for a while."""
-        self._pieces[start] = data or memoryview(b"")
-        while sum(map(len, self._pieces.values())) > _HELD and len(self._pieces) > 1:
-            self._pieces.popitem(last=False)
+        """Holds the pages of a piece, which begins with one, for a while."""
+        piece = data or memoryview(b"")
+        for at in range(0, len(piece), PAGE):
+            self._fetched[(start + at) // PAGE] = piece[at : at + PAGE]
+        most = max(_HELD, len(piece)) // PAGE + 1
+        while len(self._fetched) > most:
+            self._fetched.popitem(last=False)
 
     def fill(self, start: int, out: memoryview) -> bool:
-        """Copies bytes, if they are there; records them where that is wanted."""
-        at = bisect.bisect_right(self._starts, start) - 1
-        if at >= 0:
-            first = start - self._starts[at]
-            if first + len(out) <= len(self._indexed[at]):
-                out[:] = self._indexed[at][first : first + len(out)]
-                return True
-        recorded = self._reads.get(start, b"")
-        if len(recorded) >= len(out):
-            out[:] = recorded[: len(out)]
-            return True
-        for first, piece in reversed(self._pieces.items()):
-            if first <= start and start + len(out) <= first + len(piece):
-                out[:] = piece[start - first : start - first + len(out)]
-                if self.is_recording:
-                    self._reads[start] = memoryview(bytes(out))
+        """Copies bytes, if they are there; records their pages where that is wanted."""
+        numbers = range(start // PAGE, -(-(start + len(out)) // PAGE))
+        pages: list[bytes | memoryview] = []
+        for number in numbers:
+            page = self._indexed.get(number) or self._fetched.get(number)
+            if page is None:
+                return False
+            pages.append(page)
+        first = start - numbers.start * PAGE
+        out[:] = memoryview(b"".join(pages))[first : first + len(out)]
+        if self.is_recording:
+            for number, page in zip(numbers, pages, strict=True):
+                if number not in self._indexed:
+                    self._indexed[number] = bytes(page)
                     self.is_new = True
-                return True
-        return False
+        return True
 
 
-class RemoteFile:
+class RemoteFile(io.RawIOBase):
     """A remote file as h5py wants it: seekable, and read in one thread at a time."""
 
     def __init__(self, files: RemoteFiles, url: str, known: _Known) -> None:
         self._files = files
         self._url = url
         self._known = known
-        self._size = files.version(url).size
         self._at = 0
         self._end = -1  # of the last fetch
         self._width = PIECE
@@ -148,19 +138,12 @@ class RemoteFile:
         """h5py counts from the beginning or the end."""
         self._at = offset
         if whence == 2:
-            self._at += self._size
+            self._at += self._known.size
         return self._at
 
     def tell(self) -> int:
         """The position."""
         return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        """Bytes from the position on."""
-        left = max(0, self._size - self._at)
-        buffer = bytearray(left if size < 0 else min(left, size))
-        self.readinto(buffer)
-        return bytes(buffer)
 
     def readinto(self, buffer: Any) -> int:
         """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk. Errors
@@ -168,9 +151,10 @@ class RemoteFile:
         """
         out = memoryview(buffer)
         try:
-            inside = max(0, min(len(out), self._size - self._at))
+            inside = max(0, min(len(out), self._known.size - self._at))
             if inside and not self._known.fill(self._at, out[:inside]):
-                self._fetch(self._at, out[:inside])
+                self._fetch(self._at, self._at + inside)
+                self._known.fill(self._at, out[:inside])
             out[inside:] = bytes(len(out) - inside)
         except BaseException as error:
             remember(error)
@@ -178,23 +162,17 @@ class RemoteFile:
         self._at += len(out)
         return len(out)
 
-    def flush(self) -> None:
-        """Nothing is written."""
-
-    def _fetch(self, start: int, out: memoryview) -> None:
+    def _fetch(self, start: int, stop: int) -> None:
         """Fetches pieces that hold some bytes; see NOTE [ h5py and remote files ]."""
         known = self._known
-        stop = start + len(out)
         first = start // PIECE * PIECE
         follows = first <= self._end <= stop
         self._width = min(WIDEST, 2 * self._width) if follows else PIECE
-        self._end = min(self._size, max(-(-stop // PIECE) * PIECE, first + self._width))
+        self._end = min(known.size, max(-(-stop // PIECE) * PIECE, first + self._width))
         with without_gc(), contextlib.ExitStack() as stack:
             if known.is_afresh:
                 stack.enter_context(self._files.bypassing_cache())
             known.hold(first, self._files.read(ByteRanges.of([(self._url, first, self._end)]))[0])
-        if not known.fill(start, out):
-            raise FormatError(f"{redact(self._url)}: bytes {start:,} to {stop:,} did not come")
 
 
 class RemoteHDF5(HDF5Files):
@@ -236,19 +214,21 @@ class RemoteHDF5(HDF5Files):
         """What is known of some files: their indices, or else their ends, which are fetched
         together.
         """
-        every = [_Known(found_index(self.files, url, self._kind)) for url in urls]
+        every: list[_Known] = []
+        new: list[_Known] = []
         ends: list[tuple[str, int, int]] = []
-        for url, known in zip(urls, every, strict=True):
+        for url in urls:
+            size = self.files.version(url).size
+            known = _Known(size, found_index(self.files, url, self._kind))
+            every.append(known)
             if known.is_new:
-                size = self.files.version(url).size
                 first = min(ENDS, size)
-                ends += [(url, 0, first), (url, max(first, size - ENDS), size)]
+                last = max(first, (size - ENDS) // PAGE * PAGE)
+                new += [known, known]
+                ends += [(url, 0, first), (url, last, size)]
         pieces = self.files.read(ByteRanges.of(ends)) if ends else []
-        each = iter(zip(ends, pieces, strict=True))
-        for known in every:
-            if known.is_new:
-                for (_, start, _), piece in itertools.islice(each, 2):
-                    known.hold(start, piece)
+        for known, (_, start, _), piece in zip(new, ends, pieces, strict=True):
+            known.hold(start, piece)
         return every
 
     def _read(self, url: str, known: _Known, function: Callable[[str], T]) -> T:
@@ -257,7 +237,7 @@ class RemoteHDF5(HDF5Files):
             result = self._recorded(url, known, function)
         except (FormatError, MissingNameError, BudgetError):
             # what was read before may have been damaged on its way, or here
-            known = _Known(is_afresh=True)
+            known = _Known(known.size, is_afresh=True)
             with self.files.bypassing_cache():
                 result = self._recorded(url, known, function)
         if known.is_new:
@@ -279,7 +259,7 @@ class RemoteHDF5(HDF5Files):
 
     def arrays_of(self, url: str, function: Callable[[str], object]) -> Arrays:
         """The index of a file: what a function reads of it through h5py."""
-        known = _Known()
+        known = _Known(self.files.version(url).size)
         self._recorded(url, known, function)
         return known.arrays()
 
@@ -309,15 +289,6 @@ class RemoteHDF5(HDF5Files):
         with asking("h5py", redact(path)):
             yield known.file
 
-    def dataset(self, file: h5py.File, name: str, path: str, steps: int = 0) -> h5py.Dataset:
-        out = leads_out(file, name)
-        if out is not None:  # perhaps to a file of this machine
-            raise other_file(
-                f"{redact(path)}: the link {out[0]!r} on the way to {name!r} leads into "
-                f"{redact(out[1].filename)!r}"
-            )
-        return super().dataset(file, name, path)
-
     def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
         known = self._opening(path)
         if known is None:
@@ -333,11 +304,3 @@ class RemoteHDF5(HDF5Files):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteHDF5, (self.files, self._kind)
-
-
-def other_file(what: str) -> FormatError:
-    """The error of a remote file that leads to another file."""
-    return FormatError(
-        f"{what}: far away other files are not followed: open that file itself, or a copy of all "
-        "of them on this machine"
-    )

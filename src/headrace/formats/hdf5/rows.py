@@ -5,27 +5,16 @@ Rows of one dataset or of several, and the flat bytes with offsets that `headrac
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import (
-    FileChangedError,
-    FormatError,
-    HeadraceError,
-    RemoteError,
-    warn,
-)
-from headrace.formats.arrays.chunks import Chunks
+from headrace.errors import FormatError
 from headrace.formats.arrays.packed import (
-    BESIDE,
     CRC,
     DATA,
     IMAGE,
@@ -37,143 +26,20 @@ from headrace.formats.arrays.packed import (
     TARGETS,
     PackedInfo,
     are_offsets,
-    are_targets,
     crc_of,
+    info_in,
     offsets_named,
     target_named,
 )
-from headrace.formats.arrays.reader import ArrayReader, Map, OpenArrays
-from headrace.formats.arrays.rows import ArraysSource, LibraryRows
+from headrace.formats.arrays.reader import Map
+from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.describe import Description
-from headrace.formats.hdf5.chunks import holds_objects, rows_of
-from headrace.formats.hdf5.conventions import UnpackedChunks, packing_of
-from headrace.formats.hdf5.files import (
-    HDF5Files,
-    check_has_values,
-    dataset_names,
-    packed_info,
-    with_ordered_fields,
-)
-from headrace.formats.hdf5.kind import HDF5, is_hdf5
-from headrace.formats.hdf5.links import Versions
-from headrace.formats.hdf5.remote import RemoteHDF5
-from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.resolver import DataPath, resolve
+from headrace.formats.hdf5.tree import HDF5Tree, OpenHDF5
 from headrace.formats.source import PackPart, Rows
-from headrace.io.array_file import Arrays
-from headrace.io.index import IndexKind
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import in_one_line, redact
+from headrace.io.paths import in_one_line
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
-
-_COLUMN_BYTES = 64 << 20
-
-
-def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    """Of all datasets of a file, whichever will be asked for."""
-    files.learn([url])
-    opened = OpenHDF5(files)
-    assert isinstance(opened.hdf5, RemoteHDF5)
-    return opened.hdf5.arrays_of(url, functools.partial(_read_all, opened))
-
-
-def _read_all(opened: OpenHDF5, url: str) -> None:
-    """Reads what opening each dataset takes, and the values of those that may be targets, or
-    columns of a packed file.
-    """
-    info = packed_info(url, opened.hdf5)
-    columns = BESIDE
-    if info is None:
-        columns = set()
-    with opened.hdf5.reading(url) as file:
-        file.visititems(_read_attributes)
-        for name in dataset_names(file):
-            try:
-                dataset = with_ordered_fields(file[name])
-                is_column = (
-                    dataset.shape is not None
-                    and len(dataset.shape) == 1
-                    and dataset.nbytes <= _COLUMN_BYTES
-                )
-                if (
-                    name in columns
-                    or (info is not None and are_targets(name))
-                    or (is_column and not _holds_samples(file, name))
-                ):
-                    # first: chunks that are compared with h5py's are not recorded, and h5py reads
-                    # them once
-                    np.asarray(dataset)
-                if dataset.shape and not holds_objects(dataset.dtype, f"{redact(url)}: {name!r}"):
-                    rows_of(dataset, url, name, opened.hdf5, opened.library)
-            except (RemoteError, FileChangedError):
-                raise
-            except (HeadraceError, TypeError) as error:
-                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
-
-
-def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
-    for key in item.attrs:
-        # of a type that h5py lacks
-        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
-            item.attrs.get(key)
-
-
-def _holds_samples(file: h5py.File, name: str) -> bool:
-    """True for the values of a sparse matrix and their columns, which are no part of what
-    opening it takes.
-    """
-    group, _, last = name.rpartition("/")
-    return last in ("data", "indices") and f"{group}/indptr" in file
-
-
-INDEX = IndexKind("hdf5", 1, ("<i8", "<i8", "u1", "u1"), _make_index)
-"""Offsets and lengths of what h5py reads of a file to open datasets; these bytes; and as JSON, by
-dataset, what speaks against decoding it here.
-"""
-
-
-_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
-"""What netCDF files begin with that are no HDF5 files."""
-
-
-class OpenHDF5(OpenArrays[h5py.File]):
-    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
-    that it has decoded.
-    """
-
-    def __init__(self, server: RemoteFiles | None = None) -> None:
-        self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
-        super().__init__(self.hdf5.files, self.hdf5.open, h5py.File.close)
-
-
-def open_files(data_path: DataPath | FileSet, options: RemoteOptions) -> tuple[list[str], OpenHDF5]:
-    """The paths or URLs of the HDF5 files that a path means, and what is open of them.
-
-    Raises:
-        ConfigError, DataNotFoundError, AccessError, RemoteError: see
-            `headrace.formats.resolve.resolver.resolve`.
-        FormatError: one of them is no HDF5 file.
-    """
-    files = resolve(data_path, HDF5, options)
-    paths, opened = files.urls(), OpenHDF5(files.server)
-    for path in [] if files.is_remote else paths:
-        if not is_hdf5(path):
-            if os.access(path, os.R_OK):
-                with open(path, "rb", buffering=0) as file:
-                    if file.read(4) in _CLASSIC:
-                        raise FormatError(
-                            f"{redact(path)} is a netCDF-3 file, and no HDF5 file: convert it to "
-                            "netCDF-4, by nccopy -k nc4 or xarray"
-                        )
-                raise FormatError(
-                    f"{redact(path)} is no HDF5 file, whatever its name says: it is damaged, or a "
-                    "server's page: fetch it again"
-                )
-            opened.hdf5.open(path)  # says what is wrong
-    return paths, opened
 
 
 class HDF5Source(ArraysSource):
@@ -187,11 +53,8 @@ class HDF5Source(ArraysSource):
     Args:
         path: a local file; or, where `opened` has the files of its server, a URL.
         name: dataset inside the file; or several of equal length.
-        direct: read the file itself where its layout is known; False: through h5py alone.
-        cache_dir: where the table of a dataset of many chunks is kept; None: the user's cache
-            folder.
+        direct: of `OpenHDF5`, where there is none.
         opened: what is open and decoded, to be shared with other sources.
-        decode_cf: packed numbers of netCDF are unpacked, see `headrace.formats.hdf5.conventions`.
 
     Attributes:
         info: what the pack says about itself; None: it is none.
@@ -218,70 +81,43 @@ class HDF5Source(ArraysSource):
         name: str | Sequence[str] = DATA,
         *,
         direct: bool = True,
-        cache_dir: str | os.PathLike[str] | None = None,
         opened: OpenHDF5 | None = None,
-        decode_cf: bool = False,
     ) -> None:
-        opened = opened or OpenHDF5()
-        hdf5 = opened.hdf5
-        self._file = os.fspath(path)
-        if not opened.files.is_remote:
-            self._file = os.path.abspath(os.path.expanduser(self._file))
-        self._decodes_cf = decode_cf
-        self.info = packed_info(self._file, hdf5)
+        opened = opened or OpenHDF5(direct=direct)
         self.names: PackedNames | None = None
         names = (name,) if isinstance(name, str) else tuple(name)
-        fields: dict[str, ArrayReader | LibraryRows] = {}
-        chunks: list[Any] = []
-        with hdf5.reading(self._file) as file:
-            for one in names:
-                dataset = hdf5.dataset(file, one, self._file)
-                rows = rows_of(
-                    dataset,
-                    self._file,
-                    one,
-                    hdf5,
-                    opened.library,
-                    direct=direct,
-                    cache_dir=cache_dir,
-                )
-                if isinstance(rows, Chunks):
-                    packing = packing_of(dataset) if decode_cf else None
-                    if packing is not None:
-                        rows = UnpackedChunks(rows, packing)
-                    fields[one] = ArrayReader(rows, opened.chunks, f"{self._file}\0{one}")
-                else:
-                    fields[one] = rows
-                chunks.append([dataset.chunks, "cf"] if decode_cf else dataset.chunks)
-            super().__init__(
-                redact(self._file), opened, name if isinstance(name, str) else names, fields, chunks
-            )
+        with opened.tree(path) as tree:
+            self._file = tree.path
+            self.info = info_in(tree.attrs(""), tree.path)
+            fields = {one: tree.reader(one) for one in names}
+            chunks = [tree.dataset(one).chunks for one in names]
+            is_one = isinstance(name, str)
+            super().__init__(tree.shown, opened, names[0] if is_one else names, fields, chunks)
             if self.info is not None and name == DATA:
                 self.of_samples = self.info
                 self.part = None if self.info.part is None else PackPart(*self.info.part)
-                self._read_index(file, self.info)
+                self._read_index(tree, self.info)
 
     # -- packs
 
-    def _read_index(self, file: h5py.File, packed: PackedInfo) -> None:
+    def _read_index(self, tree: HDF5Tree, packed: PackedInfo) -> None:
         """Offsets, checksums and names of a packed file, which must fit each other."""
         wrong: list[str] = []
         if packed.is_flat:
-            offsets = self._column(file, OFFSETS).astype(np.int64, copy=False)
+            offsets = self._column(tree, OFFSETS).astype(np.int64, copy=False)
             self._offsets = SharedArray(offsets)
             if not are_offsets(offsets, packed.count, self.shape[0]):
                 wrong.append(OFFSETS)
         elif self.shape[0] != packed.count:
             wrong.append(DATA)
-        if NAMES in file:
-            self.names = PackedNames.from_arrays(
-                self._column(file, NAMES), self._column(file, NAME_OFFSETS)
-            )
-            joined, edges = self.names.arrays
+        if tree.is_array(NAMES):
+            joined = self._column(tree, NAMES)
+            edges = self._column(tree, NAME_OFFSETS)
+            self.names = PackedNames.from_arrays(joined, edges)
             if not are_offsets(edges, packed.count, len(joined)):
                 wrong.append(NAME_OFFSETS)
-        if CRC in file:
-            self._crc = SharedArray(self._column(file, CRC))
+        if tree.is_array(CRC):
+            self._crc = SharedArray(self._column(tree, CRC))
             if self._crc.array.shape != (packed.count,):
                 wrong.append(CRC)
         if wrong:
@@ -321,21 +157,15 @@ class HDF5Source(ArraysSource):
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
+    def _column(self, tree: HDF5Tree, name: str) -> npt.NDArray[Any]:
         """An array as a whole, compared with its checksum."""
-        dataset = self._opened.hdf5.dataset(file, name, self._file)
-        check_has_values(dataset, f"{self.path}: {name!r}")
-        Versions(dataset, self._file, name, self._opened.hdf5)
-        column = np.asarray(dataset)
+        column = tree.whole(name)
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
             raise FormatError(
                 f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
             )
-        packing = packing_of(dataset) if self._decodes_cf else None
-        if packing is None:
-            return column
-        return packing.decode(column)
+        return column
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole array with one row a sample, such as the targets; of targets that are dicts a
@@ -346,9 +176,9 @@ class HDF5Source(ArraysSource):
         """
         columns = self._columns_of(name)
         arrays: dict[str, npt.NDArray[Any]] = {}
-        with self._opened.hdf5.reading(self._file) as file:
+        with self._opened.tree(self._file) as tree:
             for one, stored in columns.items():
-                arrays[one] = array = self._column(file, stored)
+                arrays[one] = array = self._column(tree, stored)
                 if array.ndim == 0 or len(array) != len(self):
                     raise FormatError(
                         f"{self.path}: {stored!r} has shape {array.shape}, not one row for each "
@@ -364,13 +194,13 @@ class HDF5Source(ArraysSource):
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """An array as a whole, compared with its checksum."""
-        with self._opened.hdf5.reading(self._file) as file:
-            return self._column(file, name)
+        with self._opened.tree(self._file) as tree:
+            return self._column(tree, name)
 
     def has_column(self, name: str) -> bool:
         """True if there is such a `column`."""
-        with self._opened.hdf5.reading(self._file) as file:
-            return all(stored in file for stored in self._columns_of(name).values())
+        with self._opened.tree(self._file) as tree:
+            return all(map(tree.is_array, self._columns_of(name).values()))
 
     def _columns_of(self, name: str) -> dict[str, str]:
         """The arrays of the columns of targets that are dicts; of others one without a name."""

@@ -1,7 +1,11 @@
-"""HDF5 files as trees of groups and arrays."""
+"""HDF5 files, local or remote: what is open of them, what is kept of remote ones, and each as a
+tree of groups and arrays.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -11,15 +15,55 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
 from headrace.formats.arrays.chunks import DirectChunks
-from headrace.formats.arrays.reader import ArrayReader
+from headrace.formats.arrays.packed import BESIDE, are_targets, info_in
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
-from headrace.formats.hdf5.chunks import ObjectRows, rows_of
-from headrace.formats.hdf5.files import check_has_values
-from headrace.formats.hdf5.links import Versions
-from headrace.formats.hdf5.probe import is_as_stored, place_of
-from headrace.formats.hdf5.rows import OpenHDF5
+from headrace.formats.hdf5.chunks import ObjectRows, is_as_stored, place_of, rows_of
+from headrace.formats.hdf5.files import HDF5Files, Versions, check_has_values, dataset_names
+from headrace.formats.hdf5.kind import HDF5, is_hdf5
+from headrace.formats.hdf5.remote import RemoteHDF5
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.tree import NodeKind, StoredArray, Tree
+from headrace.io.array_file import Arrays
+from headrace.io.index import IndexKind
+from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+
+_COLUMN_BYTES = 64 << 20
+_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""What netCDF files begin with that are no HDF5 files."""
+
+
+class OpenHDF5(OpenArrays[h5py.File]):
+    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
+    that it has decoded.
+
+    Args:
+        server: that they lie on; None: on this machine.
+        direct: read the files themselves where their layout is known; False: through h5py alone.
+    """
+
+    def __init__(self, server: RemoteFiles | None = None, *, direct: bool = True) -> None:
+        self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
+        self.direct = direct
+        super().__init__(self.hdf5.files, self.hdf5.open, h5py.File.close)
+
+    @contextlib.contextmanager
+    def tree(self, path: str | os.PathLike[str]) -> Iterator[HDF5Tree]:
+        """A file as a tree, which is open inside.
+
+        Raises:
+            DataNotFoundError, AccessError, FormatError, BudgetError: see `HDF5Files.reading`.
+        """
+        path = os.fspath(path)
+        if not self.files.is_remote:
+            path = os.path.abspath(os.path.expanduser(path))
+        with self.hdf5.reading(path) as file:
+            yield HDF5Tree(file, path, self)
 
 
 class HDF5Tree(Tree):
@@ -28,28 +72,14 @@ class HDF5Tree(Tree):
     Args:
         file: by h5py.
         path, opened: see `Tree`.
-        direct: False: arrays are read through h5py alone.
-        cache_dir: where the table of an array of many chunks is cached.
     """
 
     dataset_class = "HDF5Dataset"
     opened: OpenHDF5
 
-    def __init__(
-        self,
-        file: h5py.File,
-        path: str,
-        opened: OpenHDF5,
-        *,
-        direct: bool = True,
-        cache_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        if not opened.files.is_remote:
-            path = os.path.abspath(os.path.expanduser(path))
+    def __init__(self, file: h5py.File, path: str, opened: OpenHDF5) -> None:
         super().__init__(path, opened)
         self.file = file
-        self._direct = direct
-        self._cache_dir = cache_dir
         self._number: int | None = None  # of the file, once it was compared with its version
         self._parent: tuple[str, Any] | None = None  # the group that was looked into last
 
@@ -59,55 +89,47 @@ class HDF5Tree(Tree):
             return "group"
         return "array" if found is h5py.Dataset else None
 
-    def _group(self, name: str) -> h5py.Group | None:
-        found = self.file.get(name or "/")
-        return found if isinstance(found, h5py.Group) else None
-
     def nodes(self, group: str = "") -> list[str]:
         names: list[str] = []
-        found = self._group(group)
-        if found is not None:
+        found = self.file.get(group or "/")
+        if isinstance(found, h5py.Group):
             found.visit(names.append)
         if group:
             return [f"{group}/{name}" for name in names]
         return names
 
     def children(self, group: str) -> list[str]:
-        return list(self._group(group) or ())
+        found = self.file.get(group or "/")
+        return list(found) if isinstance(found, h5py.Group) else []
 
     def attrs(self, name: str) -> Mapping[str, Any]:
         return _Attributes(self.file[name or "/"].attrs)
 
-    def _dataset(self, name: str) -> h5py.Dataset:
+    def dataset(self, name: str) -> h5py.Dataset:
+        """A dataset of the file; see `HDF5Files.dataset`."""
         return self.opened.hdf5.dataset(self.file, name, self.path)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._dataset(name).shape or ())
+        return tuple(self.dataset(name).shape or ())
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self._dataset(name).dtype
+        dtype: np.dtype[Any] = self.dataset(name).dtype
         return dtype
 
     def reader(self, name: str) -> ArrayReader | LibraryRows:
-        rows = rows_of(
-            self._dataset(name),
-            self.path,
-            name,
-            self.opened.hdf5,
-            self.opened.library,
-            direct=self._direct,
-            cache_dir=self._cache_dir,
-        )
+        opened = self.opened
+        dataset = self.dataset(name)
+        rows = rows_of(dataset, self.path, name, opened.hdf5, opened.library, opened.direct)
         if isinstance(rows, ObjectRows):
             return rows
-        return ArrayReader(rows, self.opened.chunks, f"{self.path}\0{name}")
+        return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
 
     def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
-        chunks = self._dataset(name).chunks
+        chunks = self.dataset(name).chunks
         return None if chunks is None else int(chunks[0])
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        dataset = self._dataset(name)
+        dataset = self.dataset(name)
         check_has_values(dataset, f"{self.shown}: {name!r}")
         Versions(dataset, self.path, name, self.opened.hdf5)
         return np.asarray(dataset)
@@ -117,7 +139,7 @@ class HDF5Tree(Tree):
             plain = self._plain(name)
             if plain is not None:
                 return plain
-        elif self._direct and hasattr(os, "preadv") and not self.file.swmr_mode:
+        elif self.opened.direct and hasattr(os, "preadv") and not self.file.swmr_mode:
             # the first array goes the long way, which compares the file with its version
             self._number = h5py.h5o.get_info(self.file["/"].id).fileno
         found = super().stored(name)
@@ -182,3 +204,93 @@ class _Attributes(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def open_files(
+    data_path: DataPath | FileSet, options: RemoteOptions, direct: bool = True
+) -> tuple[list[str], OpenHDF5]:
+    """The paths or URLs of the HDF5 files that a path means, and what is open of them.
+
+    Args:
+        data_path, options: what is meant, and how URLs are reached.
+        direct: see `OpenHDF5`.
+
+    Raises:
+        ConfigError, DataNotFoundError, AccessError, RemoteError: see
+            `headrace.formats.resolve.resolver.resolve`.
+        FormatError: one of them is no HDF5 file.
+    """
+    files = resolve(data_path, HDF5, options)
+    paths = files.urls()
+    opened = OpenHDF5(files.server, direct=direct)
+    for path in [] if files.is_remote else paths:
+        if is_hdf5(path):
+            continue
+        shown = redact(path)
+        if os.access(path, os.R_OK):
+            with open(path, "rb", buffering=0) as file:
+                is_classic = file.read(4) in _CLASSIC
+            if is_classic:
+                raise FormatError(
+                    f"{shown} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by "
+                    "nccopy -k nc4 or xarray"
+                )
+            raise FormatError(
+                f"{shown} is no HDF5 file, whatever its name says: it is damaged, or a server's "
+                "page: fetch it again"
+            )
+        opened.hdf5.open(path)  # says what is wrong
+    return paths, opened
+
+
+# -- the index of a remote file
+
+
+def _make_index(files: RemoteFiles, url: str) -> Arrays:
+    """Of all datasets of a file, whichever will be asked for."""
+    files.learn([url])
+    opened = OpenHDF5(files)
+    assert isinstance(opened.hdf5, RemoteHDF5)
+    return opened.hdf5.arrays_of(url, functools.partial(_read_all, opened))
+
+
+def _read_all(opened: OpenHDF5, url: str) -> None:
+    """Reads what opening each dataset takes, and the values of those that may be targets, or
+    columns of a packed file.
+    """
+    with opened.tree(url) as tree:
+        is_packed = info_in(tree.file.attrs, url) is not None
+        tree.file.visititems(_read_attributes)
+        for name in dataset_names(tree.file):
+            try:
+                dataset = tree.dataset(name)
+                shape = dataset.shape
+                is_column = is_packed and (name in BESIDE or are_targets(name))
+                if shape is not None and len(shape) == 1 and dataset.nbytes <= _COLUMN_BYTES:
+                    # no part of what opening a sparse matrix takes
+                    group, _, last = name.rpartition("/")
+                    are_values = last in ("data", "indices") and f"{group}/indptr" in tree.file
+                    is_column = is_column or not are_values
+                if is_column:
+                    # first: chunks that are compared with h5py's are not recorded, and h5py reads
+                    # them once
+                    np.asarray(dataset)
+                if shape:
+                    tree.reader(name)
+            except (RemoteError, FileChangedError):
+                raise
+            except (HeadraceError, TypeError) as error:
+                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
+
+
+def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
+    for key in item.attrs:
+        # of a type that h5py lacks
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+            item.attrs.get(key)
+
+
+INDEX = IndexKind("hdf5", 2, ("<i8", "u1", "u1"), _make_index)
+"""The numbers of the pages that h5py reads of a file to open datasets; these pages; and as JSON, by
+dataset, what speaks against decoding it here.
+"""

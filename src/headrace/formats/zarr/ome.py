@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import shown_array
-from headrace.formats.arrays.patches import Box, PatchGrid
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.arrays.volumes import PatchSource, Volume
+from headrace.formats.arrays.volumes import Box, PatchGrid, PatchSource, Volume
 from headrace.formats.zarr.rows import OpenZarr
 from headrace.formats.zarr.stores import Store, key_of
 from headrace.io.nearest_names import listed_names
