@@ -49,7 +49,7 @@ INSIDE = {
         machine
     """,
     "monitor": "stats hooks memory",
-    "collate": "normalization fields stack vision pad text registry",
+    "collate": "stack vision sequences registry",
     "loader": """
         config state plan budget worker device build ranks epoch
         loader multi module steps

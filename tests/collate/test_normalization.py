@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.collate.normalization import Normalization
+from headrace.collate.vision import Normalization
 from headrace.datasets.image.pixels import IMAGENET, normalize
 from headrace.testing.contract import same
 

@@ -1,9 +1,8 @@
 """Collate functions: samples to a batch."""
 
-from headrace.collate.pad import Padded, pad_collate
 from headrace.collate.registry import collators
+from headrace.collate.sequences import Padded, TextCollator, document_mask, pad_collate
 from headrace.collate.stack import Batch, list_collate, stack_collate
-from headrace.collate.text import TextCollator, document_mask
 from headrace.collate.vision import DetectionCollator, VisionCollator
 
 __all__ = [

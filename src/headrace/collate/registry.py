@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.arguments import described, is_of_callables
-from headrace.collate.pad import pad_collate
+from headrace.collate.sequences import TextCollator, pad_collate
 from headrace.collate.stack import list_collate, stack_collate
-from headrace.collate.text import TextCollator
 from headrace.collate.vision import DetectionCollator, VisionCollator
 from headrace.errors import ConfigError
 from headrace.synonyms import COLLATORS

@@ -17,8 +17,7 @@ import torch
 
 from headrace.casting import as_array, known_dtype
 from headrace.collate import TextCollator, list_collate, stack_collate
-from headrace.collate.fields import Step
-from headrace.collate.stack import stack_tree
+from headrace.collate.stack import Step, stack_tree
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.held import Held

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.arguments import check_callable
-from headrace.collate.normalization import Normalization
+from headrace.collate.vision import Normalization
 from headrace.dtypes import AnyArray, ArraySpec
 from headrace.errors import ConfigError, SampleError
 

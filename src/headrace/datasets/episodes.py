@@ -16,9 +16,8 @@ import torch
 
 from headrace.arguments import check_integer
 from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_dtype
-from headrace.collate.fields import FieldPath
-from headrace.collate.pad import Padding, to_rows
-from headrace.collate.stack import USUAL, stack_inside, stack_tree
+from headrace.collate.sequences import Padding, to_rows
+from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
 from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.casting import DTypeArgument, dtype_named
-from headrace.collate.fields import FieldPath, at_path
-from headrace.collate.stack import USUAL, stack_tree
+from headrace.collate.stack import USUAL, FieldPath, at_path, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder

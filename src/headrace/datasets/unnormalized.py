@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headrace.collate import DetectionCollator, VisionCollator, list_collate
-from headrace.collate.normalization import Normalization
+from headrace.collate.vision import Normalization
 from headrace.core.batcher import Batcher, Collating, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Unnormalized

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headrace import create_dataloader, move_to_device
-from headrace.collate.normalization import Normalization
+from headrace.collate.vision import Normalization
 from headrace.datasets.image.pixels import IMAGENET
 from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher

@@ -16,7 +16,7 @@ from PIL import Image
 
 from headrace.casting import FLOAT32, DTypeArgument, known_dtype, normalized_dtype
 from headrace.collate import DetectionCollator
-from headrace.collate.normalization import check_normalize
+from headrace.collate.vision import check_normalize
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Unnormalized

@@ -28,7 +28,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from headrace.casting import as_tensor, cast_into
-from headrace.collate.normalization import STATISTICS, Normalization
+from headrace.collate.vision import STATISTICS, Normalization
 from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
