@@ -86,9 +86,7 @@ INSIDE = {
         stores zips shards library rows ome
     """,
     "formats/text": "plain records chats index source",
-    "formats/table": """
-        library columns in_place files parquet arrow source arrays
-    """,
+    "formats/table": "columns files arrow source arrays",
     "formats/tar": "index source",
     "formats/tokens": "source packed",
     "formats": """

@@ -31,7 +31,7 @@ from headrace.errors import (
 )
 from headrace.formats.files import folder_targets
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.table import library
+from headrace.formats.table import columns as library
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions

@@ -302,7 +302,7 @@ def test_repeated_texts_stay_dictionaries(kind: str, tmp_path: Path) -> None:
     with TableDataset(path) as dataset:
         (table,) = dataset.sample_source.tables
         if not table.is_in_place:
-            block = table.decode(0, dataset.sample_source._read_blocks([0])[0])
+            block = table.decode(0, dataset.sample_source._blocks.read([0])[0])
             assert block.nbytes < 1_000_000  # decoded texts are 40 MB
         assert dataset.sample_source.layout_nbytes >= 16 * n or kind == "feather"  # the lists
         assert dataset[n - 1]["x"] == long

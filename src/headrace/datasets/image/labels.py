@@ -35,7 +35,7 @@ from headrace.errors import (
 )
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
-from headrace.formats.table.library import pyarrow
+from headrace.formats.table.columns import pyarrow
 from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
 from headrace.io.paths import check_regular, composed, in_ascii, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions

@@ -21,8 +21,8 @@ from headrace.formats.arrays.codecs import Pipeline
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.table.columns import HeldBytes
 from headrace.formats.table.files import NPY_MAGIC
-from headrace.formats.table.library import HeldBytes
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.local.files import LocalFiles

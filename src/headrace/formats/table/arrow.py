@@ -1,9 +1,12 @@
 """Arrow files and streams: of record batches that lie on this machine as they are in memory only
 the rows are read, others are read as a whole and decoded by pyarrow.
 
-An Arrow file ends with a footer that says where its record batches lie; a stream, as HuggingFace's
-`datasets` writes it under the same ending, is a chain of messages, each of which says how long it
-is. pyarrow reads the messages.
+A stream, as HuggingFace's `datasets` writes it, is a chain of messages, each of which says how long
+it is; an Arrow file is such a chain between a magic number and a footer. pyarrow reads the
+messages. The metadata of a record batch says where the buffers of each column lie. They stay in the
+file (https://arrow.apache.org/docs/format/Columnar.html), from which the bytes of rows are read by
+their positions, and become arrays of pyarrow's. Nothing is mapped: if somebody cuts the file short
+while it is read, that is an error, and no signal that ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -18,9 +21,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
+from headrace.formats.table.columns import inner_types, opened, pyarrow, what_is, zeros
 from headrace.formats.table.files import CONTINUED, MAGIC, Block, TableFile
-from headrace.formats.table.in_place import Batch, StoredRows, batch_of, fits, read_batch
-from headrace.formats.table.library import opened, pyarrow, zeros
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
@@ -30,196 +32,130 @@ from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
-# bytes of a stream that are read at once to look for its messages
+# bytes that are read at once to look for messages
 _LOCAL = 4 << 10
 _REMOTE = 1 << 20
-_TAIL = 64 << 10  # bytes at the end of a file that are read first
 _LONGEST = 256 << 20  # bytes of the metadata of a message
 _MOST_ROWS = 1 << 40  # of a record batch
-_BLOCK = np.dtype([("start", "<i8"), ("metadata", "<i4"), ("pad", "<i4"), ("body", "<i8")])
-"""Where a message lies, as the footer of a file has it."""
 
 
-class _Layout(NamedTuple):
-    """Where the parts of an Arrow file lie: first byte and end of the messages with the schema and
-    with dictionaries ([n, 2]), and of the record batches, with their rows ([n, 3]).
+# -- messages
+
+
+def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
+    """First byte, end and rows of each record batch ([n, 3]); and the bytes of the schema and of
+    all dictionaries, with which each record batch is a stream of its own.
+
+    Raises:
+        FormatError: the file is no Arrow file, or a damaged one; the message does not name it.
     """
-
-    heads: IntArray
-    batches: IntArray
-
-
-class _Scan:
-    """Finds the messages of an Arrow file or stream.
-
-    Args:
-        files: by which it is read.
-        path: of the file.
-        window: bytes that are read at once to look for messages of a stream.
-    """
-
-    def __init__(self, files: Files, path: str, window: int) -> None:
-        self._files = files
-        self._path = path
-        self._window = window
-        self.size = files.version(path).size
-
-    def layout(self) -> _Layout:
-        """Where the parts lie.
-
-        Raises:
-            FormatError: the file is no Arrow file, or a damaged one; the message does not name it.
-        """
-        try:
-            if self._read([(0, min(self.size, 8))])[0].startswith(MAGIC):
-                return self._of_file()
-            return self._of_stream()
-        except (struct.error, pyarrow().ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"its messages can't be read ({error})") from error
-
-    def _read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self._files.read_each(
-            ByteRanges.of([(self._path, start, stop) for start, stop in ranges])
-        )
-
-    def _of_file(self) -> _Layout:
-        size = self.size
-        tail = self._read([(max(0, size - _TAIL), size)])[0]
-        if not tail.endswith(MAGIC) or size < 20:
-            raise FormatError("it does not end as Arrow files do: it is cut short")
-        length = int.from_bytes(tail[-10:-6], "little", signed=True)
-        if not 0 < length <= size - 18:
-            raise FormatError(f"its footer would have {length:,} bytes")
-        if length + 10 > len(tail):
-            tail = self._read([(size - 10 - length, size)])[0]
-        footer = tail[-10 - length : -10]
-        others = _blocks(footer, 2)
-        blocks = _blocks(footer, 3)
-        for block in np.concatenate([others, blocks]).tolist():
-            start, metadata, _, body = block
-            stop = start + metadata + body
-            if not (start >= 8 and 8 <= metadata <= _LONGEST and body >= 0 and stop <= size):
-                raise FormatError(
-                    f"its footer names bytes {start:,} to {stop:,}, and it has {size:,}"
-                )
-        schema = next(self._messages(8), None)
-        if schema is None:
-            raise FormatError("there is no message behind its first bytes")
-        heads = [(block["start"], block["start"] + block["metadata"]) for block in blocks]
-        batches = []
-        for block, data in zip(blocks.tolist(), self._read(heads), strict=True):
-            start, metadata, _, body = block
-            message = self._message(data, start)
-            if message.type != "record batch" or message.body.size > body:
-                raise FormatError(f"there is no record batch at byte {start:,}")
-            batches.append((start, start + metadata + body, _rows(message, start)))
-        ends = [(one["start"], one["start"] + one["metadata"] + one["body"]) for one in others]
-        return _layout_of([schema[:2], *ends], batches)
-
-    def _of_stream(self) -> _Layout:
-        heads = list[tuple[int, int]]()
-        batches = []
-        for start, stop, message in self._messages(0):
+    heads = list[tuple[int, int]]()
+    batches = []
+    pa = pyarrow()
+    try:
+        for start, stop, message in _messages(files, path):
             if message.type == ("dictionary" if heads else "schema"):
                 heads.append((start, stop))
             elif message.type == "record batch" and heads:
-                batches.append((start, stop, _rows(message, start)))
+                rows = pa.ipc.read_record_batch(message, pa.schema([])).num_rows
+                if not 0 <= rows <= _MOST_ROWS:
+                    raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
+                batches.append((start, stop, rows))
             else:
                 raise FormatError(f"there is no message that belongs there at byte {start:,}")
-        if not heads:
-            raise FormatError("it is empty")
-        return _layout_of(heads, batches)
-
-    def _messages(self, start: int) -> Iterator[tuple[int, int, Any]]:
-        """First byte, end and message of each; a stream ends with its file, or with a message of
-        no bytes.
-        """
-        data = b""
-        begin = 0
-        while start < self.size:
-            if not begin <= start <= start + 8 <= begin + len(data):
-                data = self._read([(start, min(self.size, start + self._window))])[0]
-                begin = start
-            head = message_head(data[start - begin :])
-            if head == 0:
-                return
-            if not 0 < head <= min(_LONGEST, self.size - start):
-                raise FormatError(
-                    f"a message at byte {start:,} would have {head:,} bytes: it is cut short, or "
-                    "no Arrow file"
-                )
-            if start + head > begin + len(data):
-                stop = min(self.size, start + max(self._window, head))
-                data = self._read([(start, stop)])[0]
-                begin = start
-            message = self._message(data[start - begin : start - begin + head], start)
-            stop = start + head + message.body.size
-            yield start, stop, message
-            start = stop
-
-    def _message(self, head: bytes, start: int) -> Any:
-        """A message of its metadata, with a body that is all zeros."""
-        left = self.size - start - len(head)
-        return pyarrow().ipc.read_message(opened([memoryview(head)], left, zeros))
+    except (struct.error, pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"its messages can't be read ({error})") from error
+    if not heads:
+        raise FormatError("it is empty")
+    head = files.read_joined(ByteRanges.of([(path, start, stop) for start, stop in heads]))
+    return np.array(batches, np.int64).reshape(-1, 3), head
 
 
-def message_head(data: bytes) -> int:
+def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
+    """First byte, end and message of each, with a body that is all zeros; they end with the file,
+    in front of its footer, or with a message of no bytes.
+    """
+    window = _REMOTE if files.is_remote else _LOCAL
+    size = end = files.version(path).size
+
+    def read(start: int, stop: int) -> bytes:
+        return files.read_joined(ByteRanges.of([(path, start, min(size, stop))]))
+
+    begin = start = 0
+    data = read(0, window)
+    if data.startswith(MAGIC):
+        tail = read(max(0, size - 10), size)
+        end = size - 10 - int.from_bytes(tail[:4], "little", signed=True)
+        if not tail.endswith(MAGIC) or not 8 < end < size - 10:
+            raise FormatError("it does not end as Arrow files do: it is cut short")
+        start = 8
+    while start < end:
+        if not begin <= start <= start + 8 <= begin + len(data):
+            data = read(start, start + window)
+            begin = start
+        head = _message_head(data[start - begin :])
+        if head == 0:
+            return
+        if not 0 < head <= min(_LONGEST, end - start):
+            raise FormatError(
+                f"a message at byte {start:,} would have {head:,} bytes: it is cut short, or no "
+                "Arrow file"
+            )
+        if start + head > begin + len(data):
+            data = read(start, start + max(window, head))
+            begin = start
+        metadata = memoryview(data)[start - begin : start - begin + head]
+        message = pyarrow().ipc.read_message(opened([metadata], end - start - head, zeros))
+        stop = start + head + message.body.size
+        yield start, stop, message
+        start = stop
+
+
+def _message_head(data: bytes) -> int:
     """Bytes of a message before its body, by its first eight bytes; 0: it is the end mark."""
     at = 8 if data.startswith(CONTINUED) else 4  # before Arrow 0.15
     length: int = struct.unpack_from("<i", data, at - 4)[0]
     return length and at + length
 
 
-def _rows(message: Any, start: int) -> int:
-    pa = pyarrow()
-    rows: int = pa.ipc.read_record_batch(message, pa.schema([])).num_rows
-    if not 0 <= rows <= _MOST_ROWS:
-        raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
-    return rows
-
-
-def _blocks(footer: bytes, field: int) -> npt.NDArray[Any]:
-    """A vector of the footer, which is a FlatBuffer (https://flatbuffers.dev/internals): pyarrow
-    does not say where messages lie.
-    """
-    root = struct.unpack_from("<I", footer)[0]
-    vtable = root - struct.unpack_from("<i", footer, root)[0]
-    if 4 + 2 * field >= struct.unpack_from("<H", footer, vtable)[0]:
-        return np.zeros(0, _BLOCK)
-    offset = struct.unpack_from("<H", footer, vtable + 4 + 2 * field)[0]
-    if not offset:
-        return np.zeros(0, _BLOCK)
-    at = root + offset + struct.unpack_from("<I", footer, root + offset)[0]
-    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, at)[0], at + 4)
-
-
-def _layout_of(heads: Sequence[Any], batches: Sequence[Any]) -> _Layout:
-    return _Layout(
-        np.array(heads, np.int64).reshape(-1, 2), np.array(batches, np.int64).reshape(-1, 3)
-    )
-
-
-def _head(files: Files, path: str, layout: _Layout) -> bytes:
-    """The schema and all dictionaries: with these each record batch is a stream of its own."""
-    return files.read_joined(ByteRanges.in_file(path, *layout.heads.T))
-
-
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    layout = _Scan(files, url, _REMOTE).layout()
-    head = np.frombuffer(_head(files, url, layout), np.uint8)
-    return [layout.batches.reshape(-1), head]
+    batches, head = _scanned(files, url)
+    return [batches.reshape(-1), np.frombuffer(head, np.uint8)]
 
 
 INDEX = IndexKind("arrow", 2, ("<i8", "u1"), _make_index)
 """Where the record batches lie, and their rows; and the bytes of schema and dictionaries."""
 
 
+def _read_batch(parts: Sequence[memoryview], schema: Any, names: Sequence[str]) -> Any:
+    """A record batch of pyarrow's, whose columns lie in `parts` where they are not compressed.
+
+    Args:
+        parts: of a stream, one after the other: the messages with the schema and all dictionaries,
+            and the record batch.
+        schema: of the stream.
+        names: of the columns that are wanted.
+
+    Raises:
+        Exception: whatever pyarrow makes of a damaged one.
+    """
+    ipc = pyarrow().ipc
+    numbers = [schema.get_field_index(name) for name in names]
+    options = ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
+    return ipc.open_stream(opened(parts), options=options).read_next_batch()
+
+
+# -- files
+
+
 class _Known(NamedTuple):
-    """What is known of the record batches of a file.
+    """What is known of the record batches of a file whose rows are read by themselves.
 
     Attributes:
-        arrays: of pyarrow's, which say what columns are like: see `Batch`.
-        places: [2, batches, buffers] where the buffers of record batches begin and end.
+        arrays: of pyarrow's, with the types and dictionaries of the columns; their values are never
+            looked at.
+        places: [2, batches, buffers] where the buffers of record batches begin and end, in the
+            order of the format, all columns one after the other; -1: there is none.
         is_known: [batches] of which.
     """
 
@@ -252,9 +188,7 @@ class ArrowTable(TableFile):
                 self._head = head.tobytes()
                 places = table.reshape(-1, 3)
             else:
-                layout = _Scan(files, path, _LOCAL).layout()
-                self._head = _head(files, path, layout)
-                places = layout.batches
+                places, self._head = _scanned(files, path)
         except FormatError as error:
             raise FormatError(f"{shown} is no Arrow file, or a damaged one: {error}") from error
         self._known: _Known | None = None
@@ -274,11 +208,11 @@ class ArrowTable(TableFile):
         self._known = None
         self.is_in_place = False
         types = [self.schema.field(name).type for name in names]
-        if self._files.is_remote or not self.rows.any() or not all(map(fits, types)):
+        if self._files.is_remote or not self.rows.any() or not all(map(_fits, types)):
             return
         # zeros can't be decompressed
         with asking("pyarrow", self.shown), contextlib.suppress(OSError):
-            self.is_in_place = self._batch(int((self.rows > 0).argmax())) is not None
+            self.is_in_place = self._buffers(int((self.rows > 0).argmax())) is not None
 
     @property
     def nbytes(self) -> IntArray:
@@ -286,19 +220,15 @@ class ArrowTable(TableFile):
         stored: IntArray = self._stops.array - self._starts.array
         return np.maximum(stored, self.rows * self.fixed_nbytes)
 
-    def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
+    def ranges(self, block: int) -> ByteRanges:
         if self.is_in_place:
-            return [ByteRanges.of([])] * len(blocks)
-        numbers = np.asarray(blocks, np.int64)[:, None]
-        starts = self._starts.array[numbers]
-        stops = self._stops.array[numbers]
-        return [
-            ByteRanges.in_file(self.path, start, stop)
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+            return ByteRanges.of([])
+        return ByteRanges.of(
+            [(self.path, int(self._starts.array[block]), int(self._stops.array[block]))]
+        )
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        return read_batch([memoryview(self._head), held[0][1]], self.schema, self.names)
+        return _read_batch([memoryview(self._head), held[0][1]], self.schema, self.names)
 
     def take(self, blocks: IntArray, rows: IntArray) -> Block:
         """Rows of record batches that lie as they are in memory.
@@ -314,42 +244,213 @@ class ArrowTable(TableFile):
         with asking("pyarrow", self.shown):
             known = self._learn(blocks)
             starts, stops = known.places[:, blocks]
-            stored = StoredRows(self._files, self.path, rows, starts.T, stops.T)
-            return self.block(list(map(stored.column, known.arrays)), len(rows), 0)
+            stored = _StoredRows(self._files, self.path, starts.T, stops.T)
+            ones = np.ones_like(rows)
+            arrays = [stored.spans(like, rows, ones) for like in known.arrays]
+            return self.block(arrays, len(rows), 0)
 
     def _learn(self, blocks: IntArray) -> _Known:
         """What is known of record batches, these among them."""
         known = self._known
-        if known is None:
-            first = self._plain_batch(int(blocks[0]))
-            places = np.empty((2, len(self.rows), len(first.starts)), np.int64)
-            known = _Known(first.arrays, places, np.zeros(len(self.rows), bool))
-            self._known = known  # of threads that come here together each goes on with its own
-        for number in distinct(blocks[~known.is_known[blocks]]).tolist():
-            batch = self._plain_batch(number)
-            known.places[:, number] = batch.starts, batch.stops
+        unknown = blocks if known is None else blocks[~known.is_known[blocks]]
+        for number in distinct(unknown).tolist():
+            found = self._buffers(number)
+            if found is None:
+                raise FormatError(
+                    f"{self.where(number)} is compressed, and others are not: write the file again"
+                )
+            arrays, places = found
+            if known is None:
+                all_places = np.empty((2, len(self.rows), places.shape[1]), np.int64)
+                known = _Known(arrays, all_places, np.zeros(len(self.rows), bool))
+                # of threads that come here together each goes on with its own
+                self._known = known
+            known.places[:, number] = places
             known.is_known[number] = True
+        assert known is not None
         return known
 
-    def _plain_batch(self, number: int) -> Batch:
-        batch = self._batch(number)
-        if batch is None:
-            raise FormatError(
-                f"{self.where(number)} is compressed, and others are not: write the file again"
-            )
-        return batch
+    def _buffers(self, number: int) -> tuple[list[Any], IntArray] | None:
+        """The columns of a record batch as arrays of pyarrow's, whose values are all zeros, and
+        where their buffers lie in the file ([2, buffers]): see `_Known`. None: pyarrow makes others
+        of them, since they are compressed or of another byte order.
 
-    def _batch(self, number: int) -> Batch | None:
+        Raises:
+            Exception: whatever pyarrow makes of a damaged one.
+        """
         start = int(self._starts.array[number])
         stop = int(self._stops.array[number])
-        data = self._read(start, min(stop, start + _LOCAL))
-        head = message_head(data)
-        if head > len(data):
-            data = self._read(start, start + head)
-        return batch_of(self._head, data[:head], start + head, stop, self.schema, self.names)
+        metadata = self._read(start, min(stop, start + _LOCAL))
+        head = _message_head(metadata)
+        if head > len(metadata):
+            metadata = self._read(start, start + head)
+        begin = start + head
+        body = zeros(0, max(1, stop - begin))
+        parts = [memoryview(self._head), memoryview(metadata)[:head], body[: stop - begin]]
+        batch = _read_batch(parts, self.schema, self.names)
+        arrays = [batch.column(name) for name in self.names]
+        address = pyarrow().py_buffer(body).address
+        places = []
+        for array in arrays:
+            array.validate()  # that buffers are as long as so many rows need
+            for buffer in array.buffers():
+                if buffer is None or not buffer.size:
+                    places.append((-1, -1))
+                    continue
+                at = buffer.address - address + begin
+                if not begin <= at <= at + buffer.size <= stop:
+                    return None
+                places.append((at, at + buffer.size))
+        return arrays, np.array(places, np.int64).reshape(-1, 2).T
 
     def _read(self, start: int, stop: int) -> bytes:
         return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_known": None}
+
+
+# -- rows of record batches that are not compressed
+
+
+def _fits(kind: Any) -> bool:
+    """True if rows of a type can be read without the others of their record batch."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        return what_is(kind) in ("text", "bytes")
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return False
+    return all(map(_fits, inner_types(kind)))
+
+
+class _StoredRows:
+    """Reads rows of the record batches of a file, a column after the other.
+
+    Of each row a span of items is read of each buffer: one of its own column, of lists as many as
+    it has of that of their items, and so on.
+
+    Args:
+        files: by which it is read.
+        path: of the file.
+        starts, stops: [buffers, n] where the buffers of the record batch of each row lie.
+    """
+
+    def __init__(self, files: Files, path: str, starts: IntArray, stops: IntArray) -> None:
+        self._files = files
+        self._path = path
+        self._starts = starts
+        self._stops = stops
+        self._buffers = iter(range(len(starts)))
+
+    def spans(self, like: Any, begins: IntArray, lengths: IntArray) -> Any:
+        """The items of spans of the next column, or of one inside, one span after the other, as an
+        array of pyarrow's.
+
+        Args:
+            like: an array of the column's, that says its type, and has its dictionary.
+            begins, lengths: [n] of the span of each row.
+
+        Raises:
+            FormatError: the file is damaged.
+            FileChangedError, OSError: the file can't be read, or is another one.
+        """
+        pa = pyarrow()
+        kind = like.type
+        if isinstance(like, pa.ExtensionArray):
+            return pa.ExtensionArray.from_storage(kind, self.spans(like.storage, begins, lengths))
+        count = int(lengths.sum())
+        what = what_is(kind)
+        if what == "null":
+            next(self._buffers)
+            return pa.nulls(count)
+        buffers = [self._valid(begins, lengths)]
+        children = []
+        if what == "struct":
+            for number in range(kind.num_fields):
+                children.append(self.spans(like.field(number), begins, lengths))
+        elif what == "fixed":
+            size = kind.list_size
+            children.append(self.spans(like.values, begins * size, lengths * size))
+        elif pa.types.is_dictionary(kind):
+            buffers.append(self._numbers(kind.index_type, begins, lengths))
+            codes = pa.Array.from_buffers(kind.index_type, count, buffers)
+            return pa.DictionaryArray.from_arrays(codes, like.dictionary, safe=False)
+        elif what == "number" or pa.types.is_fixed_size_binary(kind):
+            buffers.append(self._numbers(kind, begins, lengths))
+        else:
+            offsets, firsts, ends = self._offsets(kind, begins, lengths)
+            buffers.append(pa.py_buffer(offsets))
+            if what == "list":
+                children.append(self.spans(like.values, firsts, ends - firsts))
+            else:
+                buffers.append(pa.py_buffer(self._joined(next(self._buffers), firsts, ends)))
+        return pa.Array.from_buffers(kind, count, buffers, children=children)
+
+    # -- the buffers of columns, in the order of the format
+
+    def _valid(self, begins: IntArray, lengths: IntArray) -> Any:
+        """Bits that are 0 where there is no value; None: there are all."""
+        buffer = next(self._buffers)
+        has_bits = self._starts[buffer] >= 0
+        if not has_bits.any():
+            return None
+        bits = np.ones(int(lengths.sum()), np.uint8)
+        bits[np.repeat(has_bits, lengths)] = self._bits(buffer, begins, lengths * has_bits)
+        return pyarrow().py_buffer(np.packbits(bits, bitorder="little"))
+
+    def _offsets(
+        self, kind: Any, begins: IntArray, lengths: IntArray
+    ) -> tuple[npt.NDArray[Any], IntArray, IntArray]:
+        """Offsets of lists, texts or bytes one behind the other; and where those of each span
+        begin and end in the file.
+        """
+        dtype = np.dtype(np.int64 if str(kind).startswith("large") else np.int32)
+        width = dtype.itemsize
+        filled = lengths > 0
+        counts = lengths + filled
+        data = self._joined(next(self._buffers), begins * width, (begins + counts) * width)
+        offsets = np.frombuffer(data, dtype).astype(np.int64)
+        last = np.cumsum(counts)[filled] - 1  # of each span that is not empty
+        firsts = np.zeros_like(begins)
+        ends = np.zeros_like(begins)
+        firsts[filled] = offsets[last - lengths[filled]]
+        ends[filled] = offsets[last]
+        sizes = np.delete(np.diff(offsets), last[:-1])
+        if firsts.min(initial=0) < 0 or sizes.min(initial=0) < 0:
+            raise FormatError("a value would end before it begins: the file is damaged")
+        made = np.zeros(len(sizes) + 1, dtype)
+        np.cumsum(sizes, out=made[1:])
+        return made, firsts, ends
+
+    def _numbers(self, kind: Any, begins: IntArray, lengths: IntArray) -> Any:
+        """The numbers of spans, or bytes of a fixed size."""
+        buffer = next(self._buffers)
+        if pyarrow().types.is_boolean(kind):
+            bits = self._bits(buffer, begins, lengths)
+            return pyarrow().py_buffer(np.packbits(bits, bitorder="little"))
+        width = kind.byte_width
+        data = self._joined(buffer, begins * width, (begins + lengths) * width)
+        return pyarrow().py_buffer(data)
+
+    def _bits(self, buffer: int, begins: IntArray, lengths: IntArray) -> npt.NDArray[np.uint8]:
+        firsts = begins // 8
+        ends = np.where(lengths > 0, -(-(begins + lengths) // 8), firsts)
+        data = np.frombuffer(self._joined(buffer, firsts, ends), np.uint8)
+        bits = np.unpackbits(data, bitorder="little")
+        nbytes = ends - firsts
+        starts = 8 * (np.cumsum(nbytes) - nbytes) + begins % 8  # of each span among the bits
+        inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return bits[np.repeat(starts, lengths) + inside]
+
+    def _joined(self, buffer: int, begins: IntArray, ends: IntArray) -> bytes:
+        """Bytes of a buffer, one range after the other."""
+        filled = ends > begins
+        if not filled.any():
+            return b""
+        first = np.maximum(self._starts[buffer], 0)
+        stops = first + ends
+        if ((stops > self._stops[buffer]) & filled).any():
+            raise FormatError("a row lies outside of its record batch: the file is damaged")
+        return self._files.read_joined(ByteRanges.in_file(self._path, first + begins, stops))

@@ -1,26 +1,133 @@
-"""The types of columns, and the columns of a row group or record batch, whose rows become values
-when they are asked for: numbers as NumPy arrays, texts by pyarrow.
+"""pyarrow, imported when it is first needed and given bytes that were read already; the types of
+columns; and the columns of a row group or record batch, whose rows become values when they are
+asked for: numbers as NumPy arrays, texts by pyarrow.
+
+Threads of pyarrow are not used, and it opens no file: what is read, where and when is
+`headrace.io`'s business, and workers may be forked.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
+import io
 import math
+import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import FormatError
-from headrace.formats.table.library import pyarrow
+from headrace.errors import ConfigError, FormatError
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of rows that are lists of lists in the file, by the names of columns."""
 Mask = npt.NDArray[np.bool_]
 _FEW = 8  # texts that are made one by one
+Fetch = Callable[[int, int], memoryview]
+"""First byte and end of a range -> its bytes."""
+
+
+# -- pyarrow
+
+
+@functools.cache
+def pyarrow() -> Any:
+    """The package pyarrow, with its modules for Parquet and for Arrow files.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            "Parquet and Arrow files need the package pyarrow: pip install 'headrace[arrow]'"
+        ) from error
+    return pyarrow
+
+
+def nothing_else(start: int, stop: int) -> memoryview:
+    """A `Fetch` for a file that is held as a whole."""
+    raise FormatError(f"it ends at byte {start:,}, within a message of {stop - start:,} bytes")
+
+
+def zeros(start: int, stop: int) -> memoryview:
+    """A `Fetch` whose bytes are all zero: memory that takes no room, as nobody writes to it."""
+    if hasattr(mmap, "PROT_READ"):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return memoryview(mmap.mmap(-1, stop - start, flags=flags, prot=mmap.PROT_READ))
+    return memoryview(mmap.mmap(-1, stop - start))
+
+
+class HeldBytes(io.RawIOBase):
+    """A file, of which some ranges are held: what libraries read that take an open file.
+
+    Args:
+        size: of the file.
+        held: first byte of each range, and its bytes; ranges don't overlap.
+        fetch: reads any other range.
+    """
+
+    mode = "rb"
+
+    def __init__(self, size: int, held: Sequence[tuple[int, memoryview]], fetch: Fetch) -> None:
+        self._size = size
+        self._fetch = fetch
+        self._at = 0
+        ranges = sorted(held, key=lambda one: one[0])
+        self._starts = [start for start, _ in ranges]
+        self._views = [view for _, view in ranges]
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """The next so many bytes, without a copy; all that are left, if `size` is negative or
+        None.
+        """
+        start = self._at
+        stop = self._size
+        if size is not None and size >= 0:
+            stop = min(start + size, stop)
+        if stop <= start:
+            return b""
+        self._at = stop
+        number = bisect.bisect_right(self._starts, start) - 1
+        if number >= 0 and stop <= self._starts[number] + len(self._views[number]):
+            first = self._starts[number]
+            return self._views[number][start - first : stop - first]
+        return self._fetch(start, stop)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def opened(parts: Sequence[memoryview], more: int = 0, fetch: Fetch = nothing_else) -> Any:
+    """What pyarrow takes for a file: some bytes, one after the other, and `more` that are
+    fetched.
+    """
+    held = []
+    size = 0
+    for part in parts:
+        held.append((size, part))
+        size += len(part)
+    return pyarrow().PythonFile(HeldBytes(size + more, held, fetch), mode="r")
 
 
 # -- types
@@ -199,13 +306,30 @@ class Numbers(Column):
 
 
 class Texts(Column):
-    """Texts, bytes, or nothing, in an array of pyarrow's."""
+    """Texts, bytes, or nothing, in an array of pyarrow's, or in its dictionary: decoded they may
+    take any memory.
+    """
 
     def __init__(self, name: str, array: Any) -> None:
         self.name = name
         self._array = array
+        self._codes: npt.NDArray[Any] | None = None
+        if not pyarrow().types.is_dictionary(array.type):
+            return
+        self.valid = _valid_of(array)
+        self._array = array.dictionary
+        self._codes = _flat(array.indices)
 
     def value(self, row: int) -> Any:
+        if self._codes is not None:
+            if self.valid is not None and not self.valid[row]:
+                return None
+            row = self._codes.item(row)
+            if not 0 <= row < len(self._array):
+                raise FormatError(
+                    f"column {self.name!r} refers to item {row:,} of its dictionary, which has "
+                    f"{len(self._array):,}: the file is damaged"
+                )
         try:
             return self._array[row].as_py()
         except UnicodeDecodeError as error:
@@ -214,16 +338,16 @@ class Texts(Column):
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:
-        if len(rows) < _FEW:
+        if len(rows) < _FEW or self._codes is not None:
             return super().values(rows)
         taken = Texts(self.name, self._array.take(pyarrow().array(rows)))
         return list(taken.span(0, len(rows)))
 
     def span(self, begin: int, end: int) -> Any:
-        try:
-            return self._array[begin:end].to_pylist()
-        except UnicodeDecodeError:
-            return super().span(begin, end)  # which says what is wrong
+        if self._codes is None:
+            with contextlib.suppress(UnicodeDecodeError):  # `value` says what is wrong
+                return self._array[begin:end].to_pylist()
+        return super().span(begin, end)
 
 
 class Lists(Column):
@@ -259,30 +383,6 @@ class Structs(Column):
         return {name: column.value(row) for name, column in self._fields.items()}
 
 
-class Coded(Column):
-    """Texts or bytes, of which each row holds the number of one in a dictionary: decoded they may
-    take any memory.
-    """
-
-    def __init__(self, name: str, array: Any) -> None:
-        self.name = name
-        self._codes = _flat(array.indices)
-        self._count = len(array.dictionary)
-        self._items = column_of(name, array.dictionary)
-        self.valid = _valid_of(array)
-
-    def value(self, row: int) -> Any:
-        if self.valid is not None and not self.valid[row]:
-            return None
-        code = self._codes.item(row)
-        if not 0 <= code < self._count:
-            raise FormatError(
-                f"column {self.name!r} refers to item {code:,} of its dictionary, which has "
-                f"{self._count:,}: the file is damaged"
-            )
-        return self._items.value(code)
-
-
 def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Column:
     """A column of an array of pyarrow's, or of several that are one.
 
@@ -303,8 +403,6 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     if spec is not None:
         return _numbers_of(name, array, spec.shape)
     array = _stored(array)
-    if pa.types.is_dictionary(array.type):
-        return Coded(name, array)
     what = what_is(array.type)
     if what == "struct":
         fields = {}

@@ -1,9 +1,11 @@
 """Which files are tables, and what each has in common, whatever its format: a schema, and blocks
-of rows that are decoded together.
+of rows that are decoded together. And Parquet files: the column chunks of row groups are read by
+ranges, and decoded by pyarrow.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +19,16 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.resolve.file_set import BOOKKEEPING, READERS, FileSet, Format
-from headrace.formats.table.columns import Column, column_of, refused, spec_of
+from headrace.formats.table.columns import (
+    Column,
+    HeldBytes,
+    column_of,
+    inner_types,
+    pyarrow,
+    refused,
+    spec_of,
+)
+from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.nearest_names import listed_names
 from headrace.io.paths import is_url, named_part, redact
@@ -29,12 +40,18 @@ MAGIC = b"ARROW1"
 """What an Arrow file begins and ends with."""
 CONTINUED = b"\xff\xff\xff\xff"
 """What each message of a stream begins with, and so the stream."""
-_ARRAYS = (".npy", ".npz")
 _SPLIT = re.compile(
     r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
 )
 """Names of the files of one split of a data set, as HuggingFace has them."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
+TAIL = 64 << 10
+"""Bytes at the end of a file that are read first."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_PAGE_HEADS = 4 << 10  # bytes of the headers and statistics of a few data pages
+_ENCRYPTED_MAGIC = b"PARE"
+_IS_ENCRYPTED = "is encrypted, or some of its columns are, which is not supported: decrypt it"
+_SIGNATURE = 28  # bytes after the footer, in files with encrypted columns
 
 
 def is_table(path: str) -> bool:
@@ -97,15 +114,36 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
     return chosen
 
 
+def kind_of_table(path: str) -> str:
+    """What a file is: "parquet", "arrow" or "numpy", by its name, or, of a file of this machine
+    whose name says nothing, by its first bytes.
+
+    Raises:
+        AccessError: this user may not read it.
+    """
+    if TABLES.fits(path) or is_url(path):
+        name = named_part(path).lower()
+        if name.endswith((".parquet", ".pq")):
+            return "parquet"
+        return "numpy" if name.endswith((".npy", ".npz")) else "arrow"
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(8)
+    except PermissionError as error:
+        raise AccessError(f"{redact(path)}: this user may not read the file") from error
+    if head.startswith(NPY_MAGIC):
+        return "numpy"
+    return "parquet" if head.startswith(PARQUET_MAGIC) else "arrow"
+
+
 def hold_arrays(files: FileSet, shown: str) -> bool:
-    """True if files are NumPy's, and False if they are tables, by their names, or else by their
-    content.
+    """True if files are NumPy's, and False if they are tables.
 
     Raises:
         FormatError: some are, and some are not.
         AccessError: this user may not read one.
     """
-    found = [_is_array(files.url(number)) for number in range(len(files))]
+    found = [kind_of_table(path) == "numpy" for path in files.urls()]
     if any(found) != all(found):
         one, other = (redact(files.url(found.index(which))) for which in (True, False))
         raise FormatError(
@@ -113,16 +151,6 @@ def hold_arrays(files: FileSet, shown: str) -> bool:
             "dataset of each"
         )
     return bool(found) and found[0]
-
-
-def _is_array(path: str) -> bool:
-    if TABLES.fits(path) or is_url(path):
-        return named_part(path).lower().endswith(_ARRAYS)
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(len(NPY_MAGIC)) == NPY_MAGIC
-    except PermissionError as error:
-        raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
 
 class Block(NamedTuple):
@@ -210,8 +238,8 @@ class TableFile(ABC):
         return sum(spec.nbytes for spec in specs if spec is not None)
 
     @abstractmethod
-    def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
-        """Where the bytes of each block lie that are read of it."""
+    def ranges(self, block: int) -> ByteRanges:
+        """Where the bytes of a block lie that are read of it."""
 
     @abstractmethod
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
@@ -297,3 +325,151 @@ def feature_in(schema: Any, name: str) -> dict[str, Any]:
     if isinstance(feature, dict):
         return feature
     return {}
+
+
+# -- Parquet
+
+
+class ParquetTable(TableFile):
+    """A Parquet file.
+
+    Args:
+        path, shown: see `TableFile`.
+        files: by which it is read.
+        tail: its last bytes, `TAIL` of them.
+
+    Raises:
+        FormatError: it is none, or cut short.
+    """
+
+    kind = "Parquet"
+    block_is = "row group"
+    blocks_are = "row groups"
+
+    def __init__(self, path: str, shown: str, files: Files, tail: bytes) -> None:
+        self.files = files
+        self._size = files.version(path).size
+        length = int.from_bytes(tail[-8:-4], "little")
+        if tail.endswith(_ENCRYPTED_MAGIC):
+            raise FormatError(f"{shown} {_IS_ENCRYPTED}")
+        if len(tail) < 12 or not tail.endswith(PARQUET_MAGIC) or length + 12 > self._size:
+            raise FormatError(
+                f"{shown} is no Parquet file, or a damaged one: it does not end as one does, or "
+                "is cut short"
+            )
+        self._end = self._size - length - 8  # of the row groups
+        if length + 8 > len(tail):
+            tail = files.read_joined(ByteRanges.of([(path, self._end, self._size)]))
+        held = HeldBytes(self._size, [(self._size - len(tail), memoryview(tail))], self._read)
+        with asking("pyarrow", shown):
+            self._metadata = pyarrow().parquet.read_metadata(held)
+            schema = self._metadata.schema.to_arrow_schema()
+            if length - self._metadata.serialized_size == _SIGNATURE:
+                raise FormatError(f"{shown} {_IS_ENCRYPTED}")
+            groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+            rows = [group.num_rows for group in groups]
+        super().__init__(path, shown, schema, np.array(rows, np.int64))
+
+    def choose(self, names: Sequence[str]) -> None:
+        super().choose(names)
+        counts = [_leaves(field.type) for field in self.schema]
+        if sum(counts) != self._metadata.num_columns:
+            raise FormatError(
+                f"{self.shown}: its schema has {sum(counts)} columns, and its row groups have "
+                f"{self._metadata.num_columns}"
+            )
+        ends = np.cumsum([0, *counts]).tolist()
+        leaves = dict(zip(self.schema.names, itertools.pairwise(ends), strict=True))
+        wanted = [leaf for name in names for leaf in range(*leaves[name])]
+        places = np.zeros((3, len(self.rows), len(wanted)), np.int64)
+        coded = set()
+        with asking("pyarrow", self.shown):
+            widths = [self._width(leaf) for leaf in wanted]
+            for number in range(len(self.rows)):
+                group = self._metadata.row_group(number)
+                for at, leaf in enumerate(wanted):
+                    chunk = group.column(leaf)
+                    start = chunk.data_page_offset
+                    first = chunk.dictionary_page_offset
+                    if first is not None and 0 < first < start:
+                        start = first
+                    nbytes = chunk.total_uncompressed_size
+                    if _is_coded(chunk):
+                        coded.add(self._metadata.schema.column(leaf).path)
+                        nbytes += 4 * chunk.num_values
+                    nbytes = max(nbytes, widths[at] * chunk.num_values)
+                    places[:, number, at] = start, start + chunk.total_compressed_size, nbytes
+        self._coded = sorted(coded)
+        places[:, self.rows == 0] = 4  # of no rows nothing is read, wherever it is said to lie
+        self._starts, self._stops, sizes = places
+        wrong = (self._starts < 4) | (self._stops < self._starts) | (self._stops > self._end)
+        if wrong.any():
+            number, at = (int(one[0]) for one in np.nonzero(wrong))
+            raise FormatError(
+                f"{self.where(number)} would lie at bytes {self._starts[number, at]:,} to "
+                f"{self._stops[number, at]:,}, and the row groups of the file end at byte "
+                f"{self._end:,}: it is cut short"
+            )
+        self._nbytes: IntArray = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
+
+    def _width(self, leaf: int) -> int:
+        """Bytes of a decoded value of a column of the file; 0 where values differ in length."""
+        column = self._metadata.schema.column(leaf)
+        if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            return int(column.length)
+        return _WIDTHS.get(column.physical_type, 0)
+
+    @property
+    def nbytes(self) -> IntArray:
+        return self._nbytes
+
+    def ranges(self, block: int) -> ByteRanges:
+        return ByteRanges.in_file(self.path, self._starts[block], self._stops[block])
+
+    def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
+        pa = pyarrow()
+        file = pa.parquet.ParquetFile(
+            pa.PythonFile(HeldBytes(self._size, held, self._read), mode="r"),
+            metadata=self._metadata,
+            pre_buffer=False,
+            read_dictionary=self._coded,
+            page_checksum_verification=True,
+        )
+        return file.read_row_group(block, columns=list(self.names), use_threads=False)
+
+    def _read(self, start: int, stop: int) -> memoryview:
+        """What is asked for besides the ranges of a row group."""
+        return memoryview(self.files.read_joined(ByteRanges.of([(self.path, start, stop)])))
+
+
+def _is_coded(chunk: Any) -> bool:
+    """True if a column chunk holds texts or bytes as numbers of values in its dictionary.
+
+    Decoded, its repeated values may take any multiple of what is stored. A writer whose dictionary
+    becomes too large goes on with plain values: then the data pages are longer than numbers of
+    values would be.
+    """
+    first = chunk.dictionary_page_offset
+    if (
+        chunk.physical_type != "BYTE_ARRAY"
+        or first is None
+        or not 0 < first < chunk.data_page_offset
+    ):
+        return False
+    data_nbytes = chunk.total_compressed_size - (chunk.data_page_offset - first)
+    return bool(data_nbytes <= _PAGE_HEADS + 4 * chunk.num_values)
+
+
+def _leaves(kind: Any) -> int:
+    """Columns of the file that a column of the schema consists of."""
+    pa = pyarrow()
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_map(kind):
+        return _leaves(kind.key_type) + _leaves(kind.item_type)
+    if pa.types.is_dictionary(kind):
+        return 1
+    inner = inner_types(kind)
+    if inner or pa.types.is_struct(kind):
+        return sum(map(_leaves, inner))
+    return 1

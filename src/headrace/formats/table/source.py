@@ -30,22 +30,22 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
-from headrace.formats.arrays.reader import ChunkCache
+from headrace.formats.arrays.chunks import Chunks
+from headrace.formats.arrays.reader import ChunkCache, visit
 from headrace.formats.describe import Column, Description
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.source import Locatable, Rows, RowSource
 from headrace.formats.table.arrow import INDEX, ArrowTable
-from headrace.formats.table.columns import Numbers, is_categorical
+from headrace.formats.table.columns import Numbers, is_categorical, pyarrow
 from headrace.formats.table.files import (
-    PARQUET_MAGIC,
-    TABLES,
+    TAIL,
     Block,
+    ParquetTable,
     TableFile,
     classes_in,
+    kind_of_table,
     table_paths,
 )
-from headrace.formats.table.library import pyarrow
-from headrace.formats.table.parquet import TAIL, ParquetTable
 from headrace.io.files import Files
 from headrace.io.index import learn_indexed
 from headrace.io.local.files import LocalFiles
@@ -54,9 +54,6 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
-# decoded bytes of the blocks whose stored bytes are fetched from a server, and held, at once
-_GROUP = 64 << 20
-_LOCAL_GROUP = 16 << 20  # the same of local files, which are read into memory that is used again
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
@@ -80,16 +77,16 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     server = files.server
     reader: Files = server or LocalFiles()
     paths = [files.url(number) for number in table_paths(files, shown)]
+    are_parquet = [kind_of_table(path) == "parquet" for path in paths]
     if server is not None:
-        learn_indexed(server, [path for path in paths if not _ends_as_parquet(path)], INDEX)
+        others = [path for path, is_one in zip(paths, are_parquet, strict=True) if not is_one]
+        learn_indexed(server, others, INDEX)
         server.learn(paths)
-    sizes = [reader.version(path).size for path in paths]
-    for path, size in zip(paths, sizes, strict=True):
+    tails = []
+    for path, is_parquet in zip(paths, are_parquet, strict=True):
+        size = reader.version(path).size
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
-    are_parquet = [_is_parquet(path, reader) for path in paths]
-    tails = []
-    for path, size, is_parquet in zip(paths, sizes, are_parquet, strict=True):
         if is_parquet:
             tails.append((path, max(0, size - TAIL), size))
     each = iter(reader.read_each(ByteRanges.of(tails)))
@@ -104,15 +101,56 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     return opened, reader
 
 
-def _is_parquet(path: str, files: Files) -> bool:
-    """By its name, or, of a file of this machine whose name says nothing, by its first bytes."""
-    if files.is_remote or TABLES.fits(path):
-        return _ends_as_parquet(path)
-    return files.read_joined(ByteRanges.of([(path, 0, len(PARQUET_MAGIC))])) == PARQUET_MAGIC
+class _Blocks(Chunks):
+    """The blocks of all files of a table, as chunks of a column of rows.
 
+    Args:
+        tables: the files.
+        files: by which they are read.
 
-def _ends_as_parquet(path: str) -> bool:
-    return path.partition("?")[0].lower().endswith((".parquet", ".pq"))
+    Attributes:
+        starts: the first row of each block that has rows, and the end of the last.
+        tables, table_of: the files, and the number of each block's.
+        sizes: bytes of each block, decoded.
+        nbytes: of the largest.
+    """
+
+    def __init__(self, tables: Sequence[TableFile], files: Files) -> None:
+        self.tables = tables
+        self._files = files
+        rows = np.concatenate([table.rows for table in tables])
+        counts = [len(table.rows) for table in tables]
+        numbers = np.concatenate([np.arange(count) for count in counts])
+        sizes = np.concatenate([table.nbytes for table in tables]).astype(np.int64)
+        self.starts = SharedArray(np.cumsum([0, *rows[rows > 0]]))
+        self.table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[rows > 0])
+        self.number_of = SharedArray(numbers[rows > 0])
+        self.sizes = SharedArray(sizes[rows > 0])
+        self.nbytes = int(sizes[rows > 0].max(initial=0))
+
+    def _at(self, block: int) -> tuple[TableFile, int]:
+        return self.tables[int(self.table_of.array[block])], int(self.number_of.array[block])
+
+    def ranges(self, blocks: Sequence[int]) -> list[ByteRanges]:
+        """Where the bytes of blocks lie."""
+        found = []
+        for block in blocks:
+            table, number = self._at(block)
+            found.append(table.ranges(number))
+        return found
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """First byte and bytes of the ranges of blocks."""
+        ranges = self.ranges(numbers)
+        views = iter(self._files.read(ByteRanges.joined(ranges)))
+        return [list(zip(one.start.tolist(), views, strict=False)) for one in ranges]
+
+    def decode(self, number: int, data: Any) -> Any:
+        table, inside = self._at(number)
+        return table.decode(inside, data)
+
+    def check_cached(self, number: int) -> None:
+        self._files.check(self._at(number)[0].path)
 
 
 class TableSource(RowSource, Locatable):
@@ -149,21 +187,11 @@ class TableSource(RowSource, Locatable):
                         f"{table.shown} and {first.shown} can't be one table: column {name!r} is "
                         f"{table.kinds[name]} here, and {first.kinds[name]} there"
                     )
-        rows = np.concatenate([table.rows for table in self.tables])
-        counts = [len(table.rows) for table in self.tables]
+        self._blocks = _Blocks(self.tables, files)
         self._firsts = np.cumsum([0, *(int(table.rows.sum()) for table in self.tables)])
-        numbers = np.concatenate([np.arange(count) for count in counts])
-        nbytes = np.concatenate([table.nbytes for table in self.tables]).astype(np.int64)
-        # of each block with rows: its first one, its file, its number there, and its bytes
-        self._starts = SharedArray(np.cumsum([0, *rows[rows > 0]]))
-        self._table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[rows > 0])
-        self._number_of = SharedArray(numbers[rows > 0])
-        self._nbytes = SharedArray(nbytes[rows > 0])
-        in_place = np.array([table.is_in_place for table in filled], bool)
-        self.is_in_place: bool = bool(in_place.all())
-        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
         self._in_place = np.array([table.is_in_place for table in self.tables], bool)
-        self._largest = int(nbytes[rows > 0].max(initial=0))
+        self.is_in_place: bool = all(table.is_in_place for table in filled)
+        """True if nothing is decoded, for the files lie on this machine, and not compressed."""
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
         self._decoded = ChunkCache(0)
@@ -174,20 +202,20 @@ class TableSource(RowSource, Locatable):
     # -- what it is
 
     def __len__(self) -> int:
-        return int(self._starts.array[-1])
+        return int(self._firsts[-1])
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        return np.diff(self._starts.array)
+        return np.diff(self._blocks.starts.array)
 
     @property
     def block_nbytes(self) -> int:
         if self.is_in_place:
             return 0
-        return self._largest
+        return self._blocks.nbytes
 
     @property
     def layout_nbytes(self) -> int:
-        return self._largest
+        return self._blocks.nbytes
 
     @property
     def decoded_nbytes(self) -> int:
@@ -197,7 +225,7 @@ class TableSource(RowSource, Locatable):
         # follow
         specs = [spec for spec in self.specs.values() if spec is not None]
         masks = sum(-(-math.prod(spec.shape) // 8) for spec in specs)
-        return int(self._nbytes.array.sum()) + len(self) * masks
+        return int(self._blocks.sizes.array.sum()) + len(self) * masks
 
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
@@ -205,7 +233,7 @@ class TableSource(RowSource, Locatable):
 
     @property
     def stored_nbytes(self) -> int:
-        ranges = [one for table in self.tables for one in table.ranges(range(len(table.rows)))]
+        ranges = self._blocks.ranges(range(len(self.blocks())))
         return sum(int(one.nbytes.sum()) for one in ranges)
 
     def fingerprint(self) -> str:
@@ -233,7 +261,7 @@ class TableSource(RowSource, Locatable):
         for table in self.tables:
             way = "of the rows" if table.is_in_place else f"+ pyarrow, a {table.block_is} at a time"
             ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] += len(table.rows)
-        sizes = self._nbytes.array
+        sizes = self._blocks.sizes.array
         column = Column("rows", "; ".join(f"{count:,} {way}" for way, count in ways.items()))
         column.sample = ", ".join(f"{name} {self.first.kinds[name]}" for name in self.names)
         column.nbytes = column.read = int(sizes.sum()) // max(1, len(self))
@@ -293,20 +321,21 @@ class TableSource(RowSource, Locatable):
             OSError: a file can't be read.
         """
         rows = np.asarray(indices, np.int64)
-        starts = self._starts.array
+        starts = self._blocks.starts.array
         numbers = np.searchsorted(starts, rows, side="right") - 1
         places = numbers.argsort(kind="stable")
         numbers = numbers[places]
         inner = rows[places] - starts[numbers]
-        tables = self._table_of.array[numbers]
+        tables = self._blocks.table_of.array[numbers]
         is_decoded = ~self._in_place[tables]
         for first, last in _runs(tables):
-            if is_decoded[first]:
-                continue
-            some = slice(first, last)
             table = self.tables[int(tables[first])]
-            block = table.take(self._number_of.array[numbers[some]], inner[some])
-            _write(block, None, places[some], outs)
+            if not is_decoded[first]:
+                some = slice(first, last)
+                block = table.take(self._blocks.number_of.array[numbers[some]], inner[some])
+                _write(block, np.arange(last - first), places[some], outs)
+            elif not self.files.is_remote:  # a server is not asked
+                self.files.check(table.path)
         if is_decoded.any():
             self._visit(numbers[is_decoded], inner[is_decoded], places[is_decoded], outs)
 
@@ -316,82 +345,30 @@ class TableSource(RowSource, Locatable):
         """Writes rows of blocks that are decoded, sorted by block."""
         runs = _runs(numbers)
         blocks = numbers[[first for first, _ in runs]].tolist()
-        tables = self._table_of.array[blocks].tolist()
-        if not self.files.is_remote:  # a server is not asked
-            for table in set(tables):
-                self.files.check(self.tables[table].path)
-        missing = []
-        few = list[tuple[Block, int, int]]()
+        used = [0] * len(runs)
+        if self._drops_used:
+            used = [last - first for first, last in runs]
+
         row_of = rows.tolist()
         place_of = places.tolist()
-        for at, kept in enumerate(self._decoded.get_many("", blocks)):
-            if kept is None:
-                missing.append(at)
-                continue
+
+        def use(at: int, block: Any) -> None:
             first, last = runs[at]
-            if self._drops_used:
-                kept.left -= last - first
-                if kept.left <= 0:
-                    self._decoded.drop(("", blocks[at]))
-            if last - first < _FEW:
-                few += [(kept.chunk, row_of[one], place_of[one]) for one in range(first, last)]
-            else:
-                _write(kept.chunk, rows[first:last], places[first:last], outs)
-        _write_rows(few, outs)
-        self._counts["chunk_hits"] += len(runs) - len(missing)
-        self._counts["chunks_decoded"] += len(missing)
-        for group in self._groups(missing, blocks):
-            held: list[Any] = self._read_blocks([blocks[at] for at in group])
-
-            def work(number: int, group: list[int] = group, held: list[Any] = held) -> None:
-                stored = held[number]
-                held[number] = None
-                first, last = runs[group[number]]
-                which = blocks[group[number]]
-                table = self.tables[tables[group[number]]]
-                block = table.decode(int(self._number_of.array[which]), stored)
+            if last - first >= _FEW:
                 _write(block, rows[first:last], places[first:last], outs)
-                used = last - first if self._drops_used else 0
-                self._decoded.used(("", which), block, used)
+                return
+            for name, out in outs.items():
+                column = block.columns[name]
+                value = column.value if isinstance(out, list) else column.view
+                for one in range(first, last):
+                    out[place_of[one]] = value(row_of[one])
 
-            self.run(work, len(group))
-
-    def _groups(self, missing: list[int], blocks: list[int]) -> list[list[int]]:
-        """Those of some blocks that are missing, as they are read together."""
-        groups = list[list[int]]()
-        most = _GROUP if self.files.is_remote else _LOCAL_GROUP
-        nbytes = 0
-        for at in missing:
-            size = int(self._nbytes.array[blocks[at]])
-            if not groups or nbytes + size > most:
-                groups.append([])
-                nbytes = 0
-            groups[-1].append(at)
-            nbytes += size
-        return groups
-
-    def _ranges(self, numbers: Sequence[int]) -> list[ByteRanges]:
-        ranges = []
-        for number in numbers:
-            table = self.tables[int(self._table_of.array[number])]
-            ranges += table.ranges([int(self._number_of.array[number])])
-        return ranges
-
-    def _read_blocks(self, numbers: Sequence[int]) -> list[list[tuple[int, memoryview]]]:
-        """First byte and bytes of the ranges of blocks."""
-        ranges = self._ranges(numbers)
-        views = iter(self.files.read(ByteRanges.joined(ranges)))
-        held = []
-        for one in ranges:
-            pairs = zip(one.start.tolist(), views, strict=False)
-            held.append([(start, view) for start, view in pairs if view is not None])
-        return held
+        visit(self._blocks, self._decoded, "", blocks, used, use, self.run, [self._counts])
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        if not len(indices):
-            return ByteRanges.of([])
-        numbers = distinct(np.searchsorted(self._starts.array, indices, side="right") - 1)
-        return ByteRanges.joined(self._ranges(numbers.tolist()))
+        starts = self._blocks.starts.array
+        numbers = distinct(np.searchsorted(starts, indices, side="right") - 1)
+        return ByteRanges.joined(self._blocks.ranges(numbers.tolist()))
 
     # -- whole columns
 
@@ -453,29 +430,17 @@ def _runs(numbers: IntArray) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *edges.tolist(), len(numbers)]))
 
 
-def _write(block: Block, rows: IntArray | None, places: IntArray, outs: Mapping[str, Out]) -> None:
-    """Copies rows of a block, or all, to their places."""
+def _write(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
+    """Copies rows of a block to their places."""
     for name, out in outs.items():
         column = block.columns[name]
-        if not isinstance(column, Numbers):
-            values = column.span(0, len(block)) if rows is None else column.values(rows)
-            for place, value in zip(places.tolist(), values, strict=True):
+        if isinstance(out, list):
+            for place, value in zip(places.tolist(), column.values(rows), strict=True):
                 out[place] = value
             continue
-        chosen = np.arange(len(block)) if rows is None else rows
-        if isinstance(out, list) or out[:1].nbytes >= _WIDE:
-            for row, place in zip(chosen.tolist(), places.tolist(), strict=True):
-                out[place] = column.value(row) if isinstance(out, list) else column.view(row)
+        assert isinstance(column, Numbers)
+        if out[:1].nbytes >= _WIDE:
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+                out[place] = column.view(row)
         else:
-            out[places] = column.take(chosen)
-
-
-def _write_rows(rows: Sequence[tuple[Block, int, int]], outs: Mapping[str, Out]) -> None:
-    """Copies rows of several blocks, given by block, number and place."""
-    for name, out in outs.items():
-        if isinstance(out, np.ndarray):
-            for block, row, place in rows:
-                out[place] = block.columns[name].view(row)  # type: ignore[attr-defined]
-        else:
-            for block, row, place in rows:
-                out[place] = block.columns[name].value(row)
+            out[places] = column.take(rows)
