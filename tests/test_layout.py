@@ -80,7 +80,7 @@ INSIDE = {
     "formats/resolve": "file_set local remote resolver",
     "formats/arrays": "codecs values chunks packed reader rows volumes",
     "formats/sparse": "matrix rows opening",
-    "formats/episodes": "windows source find",
+    "formats/episodes": "source find",
     "formats/hdf5": "kind files remote chunks tree rows",
     "formats/zarr": """
         stores zips shards library rows ome

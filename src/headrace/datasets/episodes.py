@@ -4,7 +4,6 @@ samples.
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,12 +28,10 @@ from headrace.datasets.arrays import as_input
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.formats.arrays.values import as_value, long_doubles_in
-from headrace.formats.episodes.find import EpisodeOptions, open_episodes
-from headrace.formats.episodes.source import MASK, EpisodeSource
-from headrace.formats.episodes.windows import Windows, window_options
+from headrace.formats.episodes.find import EpisodeOptions, by_key, open_episodes
+from headrace.formats.episodes.source import MASK, EpisodeSource, WindowOptions, Windows
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.trees import tree_kind
-from headrace.io.nearest_names import listed_names
 from headrace.memory.store import MISSING
 from headrace.sorting import distinct
 
@@ -43,7 +40,7 @@ LENGTHS = "lengths"
 
 
 class EpisodeDecoder(Decoder):
-    """Dicts of tensors by key; lists for strings and for elements of variable length.
+    """Dicts of tensors by key.
 
     Args:
         dtypes: by key, the dtype that numbers are cast to.
@@ -61,15 +58,9 @@ class EpisodeDecoder(Decoder):
         self._sample_nbytes = sample_nbytes
 
     def decode(self, record: Any) -> Any:
-        values: dict[str, Any] = {}
-        for name, value in record.items():
-            if isinstance(value, list):
-                values[name] = [as_value(one, self._encoding) for one in value]
-                continue
-            values[name] = as_value(value, self._encoding)
-            dtype = self._dtypes.get(name)
-            if dtype is not None and isinstance(values[name], (np.ndarray, np.generic)):
-                values[name] = cast(values[name], dtype)
+        values = {name: as_value(value, self._encoding) for name, value in record.items()}
+        for name, dtype in self._dtypes.items():
+            values[name] = cast(values[name], dtype)
         return values
 
     def to_input(self, value: Any) -> Any:
@@ -81,7 +72,7 @@ class EpisodeDecoder(Decoder):
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         """Reads windows of numbers straight into their batch, if they are stacked and not held."""
         source = dataset.sample_source
-        if not isinstance(source, EpisodeSource) or source.static or source.holds_objects:
+        if not isinstance(source, EpisodeSource) or source.static:
             return None
         window = source.windows.options.window
         if window is None or not collating.stacks or not dataset.value_source.is_direct:
@@ -152,10 +143,9 @@ class EpisodeDataset(BaseDataset):
     Diffusion Policy (HDF5 or Zarr) store the steps of all episodes in arrays ``data/<key>``, and in
     ``meta/episode_ends`` the row after the last step of each.
 
-    A sample is a dict by key: tensors [steps, ...], or lists of str or of tensors if elements vary
-    in size. With `window`, samples have that many steps, and "mask", bool [window], is True for
-    steps inside the episode. Whole episodes of a batch are padded to the longest, with "mask", bool
-    [batch, steps], and "lengths".
+    A sample is a dict by key of tensors [steps, ...]. With `window`, samples have that many steps,
+    and "mask", bool [window], is True for steps inside the episode. Whole episodes of a batch are
+    padded to the longest, with "mask", bool [batch, steps], and "lengths".
 
     Args:
         data_path: as in `HDF5Dataset` or `ZarrDataset`.
@@ -227,9 +217,13 @@ class EpisodeDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        longest = _checked_window(window)
-        windows = window_options(
-            longest,
+        longest: Any = window
+        if isinstance(window, Mapping):
+            if not window:
+                raise ConfigError("window={} has no key: pass an integer, or steps by key")
+            longest = max(check_integer(f"window[{key!r}]", window[key], 1) for key in window)
+        windows = _window_options(
+            check_integer("window", longest, 1, optional=True),
             check_integer("stride", stride, 1, optional=True),
             check_integer("pad_before", pad_before, 0),
             check_integer("pad_after", pad_after, 0, optional=True),
@@ -252,8 +246,7 @@ class EpisodeDataset(BaseDataset):
             episodes=wanted,
             windows=window,
         )
-        kind = tree_kind(data_path, reach)
-        source = open_episodes(data_path, kind, reach, how, windows, direct)
+        source = open_episodes(data_path, tree_kind(data_path, reach), reach, how, windows, direct)
         try:
             dtypes = _dtypes_of(source, dtype)
             lengths = source.windows.lengths
@@ -315,7 +308,6 @@ class EpisodeDataset(BaseDataset):
         if (
             not (overlaps and is_held and len(source))
             or self._held_of is not None
-            or source.holds_objects
             or "decode" in self._overridden
             or isinstance(self._cache_size, int)
         ):
@@ -327,7 +319,7 @@ class EpisodeDataset(BaseDataset):
 
     def held_nbytes(self) -> int | None:
         source = self.sample_source
-        if source.holds_objects or "decode" in self._overridden:
+        if "decode" in self._overridden:
             return None
         per_sample = self._decoder.sample_nbytes()
         if per_sample is None:
@@ -392,20 +384,34 @@ def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -
     return [band for number in numbers for band in _load_bands(source, bands, [number])]
 
 
-def _checked_window(window: Any) -> int | None:
-    """The steps of the longest window, checked."""
-    if not isinstance(window, Mapping):
-        return check_integer("window", window, 1, optional=True)
-    if not window:
-        raise ConfigError("window={} has no key: pass an integer, or steps by key")
-    return max(check_integer(f"window[{name!r}]", steps, 1) for name, steps in window.items())
+def _window_options(
+    window: int | None, stride: int | None, before: int, after: int | None, pad: str
+) -> WindowOptions:
+    """The options, checked. Without `after` each step begins a window, as far as the stride
+    allows.
+    """
+    if pad not in ("edge", "constant"):
+        raise ConfigError(f"pad must be 'edge' or 'constant', not {pad!r}")
+    given = {"stride": stride, "pad_before": before, "pad_after": after}
+    if window is None:
+        for name, value in given.items():
+            if value:
+                raise ConfigError(f"{name}={value!r} goes with windows: pass window= too")
+        return WindowOptions(pad=pad)
+    for name in ("pad_before", "pad_after"):
+        if not (given[name] or 0) < window:
+            raise ConfigError(
+                f"{name}={given[name]} must be at least 0, and less than window={window}: a window "
+                "has at least one step"
+            )
+    return WindowOptions(window, stride or 1, before, window - 1 if after is None else after, pad)
 
 
 def _sample_nbytes(
     source: EpisodeSource, window: int, dtypes: Mapping[str, np.dtype[Any]]
 ) -> int | None:
-    """Bytes of a window of all keys and its mask; None: there are values of any size."""
-    if source.holds_objects or source.static:
+    """Bytes of a window of all keys and its mask; None: there are static values besides."""
+    if source.static:
         return None
     nbytes = window
     for key in source.keys:
@@ -423,19 +429,15 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
     """By key, the dtype that it is cast to."""
-    by_pattern = dtype
     if not isinstance(dtype, Mapping):
-        by_pattern = {"*": dtype}
+        dtype = {"*": dtype}
+    named = {pattern: dtype_named(kind) for pattern, kind in dtype.items()}
+    chosen = by_key("dtype", named, [key.name for key in source.keys])
     found: dict[str, np.dtype[Any]] = {}
-    for pattern, kind in by_pattern.items():
-        named = dtype_named(kind)
-        keys = [key for key in source.keys if fnmatch.fnmatchcase(key.name, pattern)]
-        if not keys and source.keys:
-            names = listed_names([key.name for key in source.keys], pattern)
-            raise ConfigError(f"dtype= has {pattern!r}, which is no key; the keys are: {names}")
-        for key in keys:
-            if named is not None and key.dtype.kind in "biufc":
-                found[key.name] = named
+    for key in source.keys:
+        kind = chosen.get(key.name)
+        if kind is not None and key.dtype.kind in "biufc":
+            found[key.name] = kind
     for key in source.keys:
         if long_doubles_in(key.dtype) == "" and key.name not in found:
             raise FormatError(

@@ -11,16 +11,21 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, ConfigError, FormatError, MissingNameError, warn
-from headrace.formats.arrays.reader import OpenArrays
-from headrace.formats.episodes.source import MASK, EpisodeArrays, EpisodeSource
-from headrace.formats.episodes.windows import WindowOptions, Windows
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.episodes.source import (
+    MASK,
+    EpisodeArrays,
+    EpisodeSource,
+    WindowOptions,
+    Windows,
+)
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tree import StoredArray, Tree, join
@@ -29,13 +34,13 @@ from headrace.io.nearest_names import listed_names
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
-from headrace.sorting import distinct
 
 STEPS = "data"
 ENDS = "meta/episode_ends"
 
 _STATIC_BYTES = 256 << 20
 _NUMBERED = re.compile(r"^\D*\d+$")
+T = TypeVar("T")
 
 
 class EpisodeOptions(NamedTuple):
@@ -93,16 +98,12 @@ def numbered_groups(tree: Tree) -> str | None:
     LIBERO lay them out: ``data`` is a group of groups that are numbered, and have several arrays;
     None: it holds something else.
     """
-    if not tree.is_group(STEPS):
-        return None
     names = tree.children(STEPS)
     if not names or not all(map(_NUMBERED.match, names)):
         return None
     if not all(tree.is_group(f"{STEPS}/{name}") for name in names[:64]):
         return None
-    if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1:
-        return f"{STEPS}/*"
-    return None
+    return f"{STEPS}/*" if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1 else None
 
 
 def groups_matching(tree: Tree, pattern: str) -> list[str]:
@@ -122,9 +123,7 @@ def groups_matching(tree: Tree, pattern: str) -> list[str]:
 
 def arrays_in(tree: Tree, group: str) -> list[str]:
     """The arrays below a group that have an axis, by their paths in it, in natural order."""
-    start = 0
-    if group:
-        start = len(group) + 1
+    start = len(join(group, ""))
     names = [name for name in tree.nodes(group) if tree.is_array(name) and tree.shape(name)]
     return sorted((name[start:] for name in names), key=_natural)
 
@@ -137,16 +136,12 @@ def episode_ends(tree: Tree) -> IntArray:
     """
     where = f"{tree.shown}: {ENDS}"
     shape = tree.shape(ENDS)
-    if len(shape) != 1 or not shape[0]:
+    if len(shape) != 1 or not shape[0] or tree.dtype(ENDS).kind not in "iu":
         raise FormatError(
-            f"{where} has shape {list(shape)}, and must have one number per episode: write "
+            f"{where} holds {tree.described(ENDS)}, and must hold one integer per episode: write "
             "[episodes] int64"
         )
     stored = tree.column(ENDS)
-    if stored.dtype.kind not in "iu":
-        raise FormatError(
-            f"{where} holds {tree.described(ENDS)}, and must hold integers: write [episodes] int64"
-        )
     largest = int(stored.max())
     if largest > np.iinfo(np.int64).max:
         raise FormatError(
@@ -175,6 +170,24 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _is_pattern(name: str) -> bool:
     return any(letter in name for letter in "*?[")
+
+
+def by_key(option: str, given: Mapping[str, T], keys: Sequence[str]) -> dict[str, T]:
+    """What an option gives keys, or patterns of such.
+
+    Raises:
+        ConfigError: a pattern means no key.
+    """
+    found: dict[str, T] = {}
+    for pattern, value in given.items():
+        matches = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
+        if not matches and keys:
+            raise ConfigError(
+                f"{option}= has {pattern!r}, which is no key; the keys are: "
+                f"{listed_names(keys, pattern)}"
+            )
+        found |= dict.fromkeys(matches, value)
+    return found
 
 
 class _Finder:
@@ -208,6 +221,11 @@ class _Finder:
             self.are_buffers = is_replay(tree)
         if self.are_buffers:
             return self._of_buffer(tree)
+        return self._of_groups(tree)
+
+    # -- an episode is a group
+
+    def _of_groups(self, tree: Tree) -> list[Episode]:
         pattern = self.options.groups
         if pattern is None:
             pattern = self._pattern(tree)
@@ -218,27 +236,14 @@ class _Finder:
                 f"{tree.shown} has no groups {pattern!r}, of which each would be an episode; it "
                 f"has: {listed_names(groups, pattern)}"
             )
-        by_name = {name.rpartition("/")[2]: name for name in names} | {name: name for name in names}
-        wanted = self.options.episodes
-        if isinstance(wanted, str):
-            listed = tree.whole(wanted).reshape(-1).tolist()
-            wanted = tuple(one.decode() if isinstance(one, bytes) else str(one) for one in listed)
-            absent = [name for name in wanted if name not in by_name]
-            if absent:
-                raise MissingNameError(
-                    f"{tree.shown}: {self.options.episodes!r} lists {absent[0]!r}, which is "
-                    f"missing; the file has: {listed_names(names, absent[0])}"
-                )
-        if wanted is not None:
-            self._note(by_name, names)
-            chosen = {by_name[name] for name in wanted if name in by_name}
-            names = sorted(chosen, key=_natural)
-        return [self._of_group(tree, name) for name in names]
-
-    def _note(self, by_name: Mapping[str, Any], names: Iterable[str]) -> None:
-        self.missing -= by_name.keys()
-        if self.missing:
-            self.known.update(dict.fromkeys(names))
+        episodes: list[Episode] = []
+        for number in self._chosen(tree, names):
+            group = names[number]
+            arrays = self._arrays(tree, group)
+            static = {key: self._value(tree, group, key) for key in self.options.static}
+            length = next(iter(arrays.values())).shape[0]
+            episodes.append(Episode(tree.path, group, arrays, static, 0, length))
+        return episodes
 
     def _pattern(self, tree: Tree) -> str:
         """The pattern of the episodes if the user did not pass it."""
@@ -246,11 +251,8 @@ class _Finder:
         if found is not None:
             return found
         kinds = {name: tree.kind(name) for name in tree.children("")}
-        if (
-            kinds
-            and all(_NUMBERED.match(name) for name in kinds)
-            and {*kinds.values()} == {"group"}
-        ):
+        are_numbered = all(_NUMBERED.match(name) for name in kinds)
+        if kinds and are_numbered and {*kinds.values()} == {"group"}:
             return "*"
         if "array" in kinds.values():
             return ""
@@ -260,6 +262,92 @@ class _Finder:
             f"(a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
             f"{listed_names(groups)}"
         )
+
+    def _value(self, tree: Tree, group: str, key: str) -> Any:
+        """A static value: of an array, or of an attribute of the episode."""
+        name = join(group, key)
+        if tree.is_array(name):
+            _check_static(key, tree.nbytes(name))
+            return tree.whole(name)[()]
+        attributes = tree.attrs(group)
+        if key in attributes:
+            return attributes[key]
+        names = [*arrays_in(tree, group), *attributes]
+        raise MissingNameError(
+            f"{tree.shown}: {group or '/'} has no array and no attribute {key!r}; it has: "
+            f"{listed_names(names, key)}"
+        )
+
+    # -- episodes are ranges of rows
+
+    def _of_buffer(self, tree: Tree) -> list[Episode]:
+        if not is_replay(tree):
+            raise FormatError(
+                f"{tree.shown} is no replay buffer, as the first file is: it has no array {ENDS!r} "
+                f"beside a group {STEPS!r}"
+            )
+        ends = episode_ends(tree)
+        arrays = self._arrays(tree, STEPS)
+        rows = next(iter(arrays.values())).shape[0]
+        if rows != ends[-1]:
+            raise FormatError(
+                f"{tree.shown}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the "
+                f"arrays of {STEPS!r} have {rows:,} rows: the file was not finished, or is "
+                "damaged: write it again"
+            )
+        static: dict[str, Any] = {}
+        for name in self.options.static:
+            shape = tree.shape(name)
+            if shape[:1] != ends.shape:
+                raise FormatError(
+                    f"{tree.shown}: {name!r} has shape {list(shape)}, and static= takes arrays "
+                    f"with one value for each of {len(ends):,} episodes"
+                )
+            _check_static(name, tree.nbytes(name))
+            static[name] = tree.column(name)
+        names = [f"episode_{number}" for number in range(len(ends))]
+        firsts = [0, *ends.tolist()]
+        episodes: list[Episode] = []
+        for number in self._chosen(tree, names):
+            own = {name: values[number] for name, values in static.items()}
+            first = firsts[number]
+            length = firsts[number + 1] - first
+            episodes.append(Episode(tree.path, names[number], arrays, own, first, length))
+        return episodes
+
+    # -- both
+
+    def _chosen(self, tree: Tree, names: Sequence[str]) -> list[int]:
+        """The numbers of the episodes that are read, rising."""
+        wanted = self.options.episodes
+        if wanted is None:
+            return [*range(len(names))]
+        numbers: dict[Any, int] = {}
+        for number, name in enumerate(names):
+            numbers[name.rpartition("/")[2]] = numbers[name] = number
+        if isinstance(wanted, tuple):
+            self.missing -= numbers.keys()
+            if self.missing:
+                self.known.update(dict.fromkeys(names))
+            return sorted({numbers[name] for name in wanted if name in numbers})
+        listed = tree.column(wanted)
+        if listed.dtype.kind == "b" and listed.shape == (len(names),):
+            return [*np.flatnonzero(listed).tolist()]
+        if self.are_buffers:
+            numbers = {number: number for number in range(len(names))}
+            if listed.dtype.kind not in "iu" or listed.ndim != 1:
+                raise FormatError(
+                    f"{tree.shown}: {wanted!r}, which episodes= names, holds "
+                    f"{tree.described(wanted)}: it must have the numbers of episodes, or a bool "
+                    f"for each of {len(names):,}"
+                )
+        for one in listed.reshape(-1).tolist():
+            if one not in numbers:
+                raise MissingNameError(
+                    f"{tree.shown}: {wanted!r} lists {one!r}, which is missing; there are: "
+                    f"{listed_names(names, str(one))}"
+                )
+        return sorted({numbers[one] for one in listed.reshape(-1).tolist()})
 
     def _keys_of(self, tree: Tree, group: str) -> list[str]:
         """The keys, by the first episode."""
@@ -310,6 +398,11 @@ class _Finder:
                     f"{tree.shown}: {join(group, key)!r} is a single value, it has no axis of "
                     "time: name it as static="
                 )
+            if not isinstance(array.reader, ArrayReader | None):
+                raise FormatError(
+                    f"{tree.shown}: {join(group, key)!r} holds elements of any size "
+                    f"({array.dtype}), of which there are no windows: leave it out of keys="
+                )
             arrays[key] = array
         if len({array.shape[0] for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
@@ -318,98 +411,6 @@ class _Finder:
                 "those that belong together as keys=, and those without an axis of time as static="
             )
         return arrays
-
-    # -- an episode is a group
-
-    def _of_group(self, tree: Tree, group: str) -> Episode:
-        arrays = self._arrays(tree, group)
-        static = {key: self._value(tree, group, key) for key in self.options.static}
-        length = next(iter(arrays.values())).shape[0]
-        return Episode(tree.path, group, arrays, static, 0, length)
-
-    def _value(self, tree: Tree, group: str, key: str) -> Any:
-        """A static value: of an array, or of an attribute of the episode."""
-        name = join(group, key)
-        if tree.is_array(name):
-            _check_static(key, tree.nbytes(name))
-            return tree.whole(name)[()]
-        attributes = tree.attrs(group)
-        if key in attributes:
-            return attributes[key]
-        names = [*arrays_in(tree, group), *attributes]
-        raise MissingNameError(
-            f"{tree.shown}: {group or '/'} has no array and no attribute {key!r}; it has: "
-            f"{listed_names(names, key)}"
-        )
-
-    # -- episodes are ranges of rows
-
-    def _of_buffer(self, tree: Tree) -> list[Episode]:
-        if not is_replay(tree):
-            raise FormatError(
-                f"{tree.shown} is no replay buffer, as the first file is: it has no array {ENDS!r} "
-                f"beside a group {STEPS!r}"
-            )
-        ends = episode_ends(tree)
-        arrays = self._arrays(tree, STEPS)
-        rows = next(iter(arrays.values())).shape[0]
-        if rows != ends[-1]:
-            raise FormatError(
-                f"{tree.shown}: the last episode ends at row {int(ends[-1]):,}, by {ENDS}, and the "
-                f"arrays of {STEPS!r} have {rows:,} rows: the file was not finished, or is "
-                "damaged: write it again"
-            )
-        static = {name: self._values(tree, name, len(ends)) for name in self.options.static}
-        episodes: list[Episode] = []
-        for number in self._numbers(tree, len(ends)).tolist():
-            first = 0
-            if number:
-                first = int(ends[number - 1])
-            own = {name: values[number] for name, values in static.items()}
-            length = int(ends[number]) - first
-            episodes.append(Episode(tree.path, _name(number), arrays, own, first, length))
-        return episodes
-
-    def _numbers(self, tree: Tree, count: int) -> IntArray:
-        """The numbers of the episodes that are read, rising."""
-        wanted = self.options.episodes
-        if wanted is None:
-            return np.arange(count)
-        if isinstance(wanted, tuple):
-            by_name = {_name(number): number for number in range(count)}
-            self._note(by_name, by_name)
-            return np.array(sorted({by_name[name] for name in wanted if name in by_name}), np.int64)
-        listed = tree.column(wanted)
-        if listed.dtype.kind == "b" and listed.shape == (count,):
-            return np.flatnonzero(listed)
-        if listed.dtype.kind not in "iu" or listed.ndim != 1:
-            raise FormatError(
-                f"{tree.shown}: {wanted!r}, which episodes= names, holds {tree.described(wanted)}: "
-                f"it must have the numbers of episodes, or a bool for each of {count:,}"
-            )
-        outside = listed[(listed < 0) | (listed >= count)]
-        if outside.size:
-            raise MissingNameError(
-                f"{tree.shown}: {wanted!r} lists episode {outside[0]}, which is missing; there are "
-                f"0 to {count - 1:,}"
-            )
-        return distinct(listed).astype(np.int64)
-
-    def _values(self, tree: Tree, name: str, count: int) -> Any:
-        """An array with one value per episode."""
-        shape = tree.shape(name)
-        if shape[:1] != (count,):
-            raise FormatError(
-                f"{tree.shown}: {name!r} has shape {list(shape)}, and static= takes arrays with "
-                f"one value for each of {count:,} episodes"
-            )
-        _check_static(name, tree.nbytes(name))
-        return tree.column(name)
-
-
-def _name(number: int) -> str:
-    """What an episode of a replay buffer is called."""
-    return f"episode_{number}"
 
 
 # -- all files
@@ -473,22 +474,21 @@ def _joined(
             more = f" and {len(empty) - 1:,} more"
         warn(f"{empty[0]}{more}: the episode has no steps, and is left out")
     episodes = [episode for episode in everything if episode.length]
-    numbers: dict[str, int] = {}  # of files
-    for episode in everything:
-        numbers.setdefault(episode.path, len(numbers))
-    for episode in episodes:
-        for array in episode.arrays.values():
-            numbers.setdefault(array.path, len(numbers))
-    steps = _steps_of(keys, options.windows)
+    paths = [episode.path for episode in everything]
+    paths += [array.path for episode in episodes for array in episode.arrays.values()]
+    numbers = {path: number for number, path in enumerate(dict.fromkeys(paths))}
+    steps: Mapping[str, int | None] = dict.fromkeys(keys, windows.window)
+    if isinstance(options.windows, Mapping):
+        steps = by_key("window", options.windows, keys)
+        missing = [key for key in keys if key not in steps]
+        if missing:
+            raise ConfigError(
+                f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for "
+                "all), or leave it out of keys="
+            )
     arrays: list[EpisodeArrays] = []
     if episodes:
         arrays = [_arrays(key, episodes, numbers, steps[key]) for key in keys]
-    objects = [array.name for array in arrays if array.holds_objects]
-    if objects and windows.pad == "constant":
-        raise ConfigError(
-            f"pad='constant' has no value for {objects[0]!r}, whose elements are of any size: pass "
-            "pad='edge'"
-        )
     static = {
         name: _stacked(name, [episode.static[name] for episode in episodes])
         for name in options.static
@@ -512,67 +512,31 @@ def _joined(
     )
 
 
-def _steps_of(
-    keys: Sequence[str], windows: int | Mapping[str, int] | None
-) -> dict[str, int | None]:
-    """Steps of a window of each key.
-
-    Raises:
-        ConfigError: a key has none, or a pattern means no key.
-    """
-    if not isinstance(windows, Mapping):
-        return dict.fromkeys(keys, windows)
-    found: dict[str, int | None] = {}
-    for pattern, steps in windows.items():
-        matches = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
-        if not matches:
-            raise ConfigError(
-                f"window= has {pattern!r}, which is no key; the keys are: "
-                f"{listed_names(keys, pattern)}"
-            )
-        found |= dict.fromkeys(matches, steps)
-    missing = [key for key in keys if key not in found]
-    if missing:
-        raise ConfigError(
-            f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for "
-            "all), or leave it out of keys="
-        )
-    return found
-
-
 def _arrays(
     key: str, episodes: Sequence[Episode], numbers: Mapping[str, int], window: int | None
 ) -> EpisodeArrays:
     """The arrays of a key of all episodes."""
     first = episodes[0].arrays[key]
-    row_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-    begins: list[tuple[int, int]] = []
-    readers: dict[int, Any] = {}
-    reader_of: list[int] = []
+    row_shape = first.shape[1:]
+    row_bytes = math.prod(row_shape) * first.dtype.itemsize
+    readers: dict[int, tuple[int, Any]] = {}
+    table: list[tuple[int, int, int, int]] = []
     for episode in episodes:
         array = episode.arrays[key]
-        if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
+        if (array.shape[1:], array.dtype) != (row_shape, first.dtype):
             raise FormatError(
                 f"{episode.where}: steps of {key!r} are {array.dtype} {list(array.shape[1:])}, "
-                f"and in {episodes[0].where} {first.dtype} {list(first.shape[1:])}: name the "
+                f"and in {episodes[0].where} {first.dtype} {list(row_shape)}: name the "
                 "episodes that are alike as episodes=, or leave the key out of keys="
             )
         if array.reader is None:
-            begins.append((numbers[array.path], array.begin + episode.first * row_bytes))
-            reader_of.append(-1)
+            begin = array.begin + episode.first * row_bytes
+            table.append((numbers[array.path], begin, -1, 0))
             continue
-        begins.append((-1, -1))
-        readers.setdefault(id(array.reader), (len(readers), array.reader))
-        reader_of.append(readers[id(array.reader)][0])
+        number, _ = readers.setdefault(id(array.reader), (len(readers), array.reader))
+        table.append((-1, -1, number, episode.first))
     return EpisodeArrays(
-        key,
-        first.shape[1:],
-        first.dtype,
-        begins,
-        [reader for _, reader in readers.values()],
-        reader_of,
-        np.array([episode.first for episode in episodes], np.int64),
-        window,
+        key, row_shape, first.dtype, [reader for _, reader in readers.values()], table, window
     )
 
 

@@ -5,6 +5,9 @@ NOTE [ from windows to arrays ]
 
 * A key, such as "obs/image", has one array in each episode, or one for many; its rows, all of one
   shape and dtype, are the steps.
+* Windows of one length begin `stride` steps apart in each episode, perhaps before its first step,
+  and may end behind its last one. All follows from the lengths of the episodes by arithmetic: there
+  is no list of windows.
 * Where arrays lie in their file as they are, in one piece, nothing is held of each but file and
   first byte, and the steps that a batch needs of all keys and episodes are read by one call.
 * Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is
@@ -25,9 +28,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.arrays.rows import LibraryRows, ReadersSource
+from headrace.formats.arrays.rows import ReadersSource
 from headrace.formats.describe import Column, Description
-from headrace.formats.episodes.windows import WindowOptions, Windows
 from headrace.formats.source import one_after_the_other
 from headrace.io.local.files import bytes_of
 from headrace.io.packed_strings import PackedNames
@@ -43,17 +45,127 @@ MASK = "mask"
 """Of windows: which steps lie inside of the episode."""
 
 
+class WindowOptions(NamedTuple):
+    """How windows lie in an episode.
+
+    Attributes:
+        window: steps of a window; None: a sample is a whole episode.
+        stride: from the beginning of one window to that of the next.
+        before: steps that the first window begins before the episode.
+        after: steps that windows may end behind the episode.
+        pad: what a window has there: "edge": the first or last step again; "constant": zeros.
+    """
+
+    window: int | None = None
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+    pad: str = "edge"
+
+
+class Windows:
+    """The windows of some episodes; or, without a window, the episodes themselves.
+
+    Args:
+        lengths: [episodes] steps of each, one at least.
+        options: how windows lie in them.
+    """
+
+    def __init__(self, lengths: IntArray, options: WindowOptions) -> None:
+        self.options = options
+        counts = np.ones(len(lengths), np.int64)
+        if options.window is not None:
+            free = lengths - options.window + options.after + options.before
+            counts = np.maximum(0, free // options.stride + 1)
+        self._lengths = SharedArray(lengths)
+        self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
+
+    def __len__(self) -> int:
+        return int(self._first.array[-1])
+
+    @property
+    def lengths(self) -> IntArray:
+        """[episodes] steps of each."""
+        return self._lengths.array
+
+    @property
+    def counts(self) -> IntArray:
+        """[episodes] windows of each."""
+        return np.diff(self._first.array)
+
+    def episode_of(self, indices: npt.NDArray[np.int64]) -> IntArray:
+        """The number of the episode that each window lies in."""
+        return np.searchsorted(self._first.array, indices, side="right") - 1
+
+    def places(self, indices: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
+        """The episode of each window, and the step that it begins at, which may be below 0."""
+        episodes = self.episode_of(indices)
+        numbers = indices - self._first.array[episodes]
+        return episodes, numbers * self.options.stride - self.options.before
+
+    def inside(
+        self, episodes: IntArray, starts: IntArray, window: int | None
+    ) -> tuple[IntArray, IntArray]:
+        """The first step that is read of each window, and one past the last: at least one."""
+        lengths = self.lengths[episodes]
+        if window is None:
+            return np.zeros(len(episodes), np.int64), lengths
+        firsts = np.clip(starts, 0, lengths - 1)
+        return firsts, np.minimum(np.maximum(starts + window, firsts + 1), lengths)
+
+    def holding(self, episode: int, first: int, end: int) -> IntArray:
+        """The numbers of the windows that steps of an episode lie in, of windows that don't overlap
+        and begin at the first step.
+        """
+        begin = int(self._first.array[episode])
+        stride = self.options.stride
+        return np.arange(begin + first // stride, begin + -(-end // stride))
+
+    def masks(self, episodes: IntArray, starts: IntArray) -> npt.NDArray[np.bool_]:
+        """[windows, window]: True where a step lies inside of its episode."""
+        steps = starts[:, None] + np.arange(self.options.window or 0)
+        inside: npt.NDArray[np.bool_] = (steps >= 0) & (steps < self.lengths[episodes][:, None])
+        return inside
+
+    def blocks(self, height: int, begins: IntArray, edges: IntArray) -> IntArray:
+        """How many samples, one after the other, begin within the same so many rows.
+
+        Args:
+            height: rows.
+            begins: [episodes] the row of the first step of each.
+            edges: [runs + 1] where each run of rows begins, in which these are counted.
+        """
+        counts = -(-np.diff(edges) // height)
+        firsts = np.cumsum(counts) - counts
+        inside = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+        borders = np.repeat(edges[:-1], counts) + inside * height
+        episodes = np.searchsorted(begins, borders, side="right") - 1
+        is_before = episodes < 0  # the first chosen episode may begin later
+        episodes[is_before] = 0
+        begun = self._begun(episodes, borders - begins[episodes])
+        begun[is_before] = 0
+        sizes: IntArray = np.diff(begun, prepend=0, append=len(self))
+        return sizes[sizes > 0]
+
+    def _begun(self, episodes: IntArray, steps: IntArray) -> IntArray:
+        """How many windows begin in earlier episodes, or in this one before a step; those that
+        begin before its first step do so there.
+        """
+        before = -(-(steps + self.options.before) // self.options.stride)
+        own = np.where(steps > 0, np.minimum(before, self.counts[episodes]), 0)
+        return self._first.array[episodes] + own
+
+
 class EpisodeArrays:
     """The arrays of one key.
 
     Args:
         name: the key.
         row_shape, dtype: of a step; all arrays have the same.
-        begins: for each episode the file that the array lies in and its first byte, if it lies
-            there as it is; else (-1, -1).
-        readers: read the others.
-        reader_of: for each episode the number of its reader; -1: it has none.
-        first_rows: for each episode the row of its reader's array that is its first step.
+        readers: of those that don't lie in their files as they are.
+        table: [episodes, 4] file and first byte of the first step (-1, -1: the array does not lie
+            there as it is); number of the reader (-1: there is none), and the row of its array that
+            is the first step.
         window: steps of a window of this key; None: whole episodes.
     """
 
@@ -62,10 +174,8 @@ class EpisodeArrays:
         name: str,
         row_shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        begins: Sequence[tuple[int, int]],
-        readers: Sequence[ArrayReader | LibraryRows],
-        reader_of: Sequence[int],
-        first_rows: IntArray,
+        readers: Sequence[ArrayReader],
+        table: Sequence[tuple[int, int, int, int]],
         window: int | None,
     ) -> None:
         self.name = name
@@ -73,42 +183,35 @@ class EpisodeArrays:
         self.dtype = dtype
         self.window = window
         self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
-        self.holds_objects: bool = dtype.hasobject
         self.readers = list(readers)
-        columns = np.array(begins, np.int64).reshape(-1, 2)
-        self._files = SharedArray(columns[:, 0].copy())
-        self._begins = SharedArray(columns[:, 1].copy())
-        self._reader_of = SharedArray(np.array(reader_of, np.int64))
-        self._first_rows = SharedArray(first_rows)
+        columns = np.array(table, np.int64).reshape(-1, 4).T
+        self._table = SharedArray(np.ascontiguousarray(columns))
 
     def located(
         self, episodes: IntArray, firsts: IntArray, ends: IntArray
     ) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
         """Which spans of steps lie in files as they are, and of these file, first byte and end."""
-        begins = self._begins.array[episodes]
+        files, begins = self._table.array[:2, episodes]
         is_there = begins >= 0
         begins = begins[is_there]
         return (
             is_there,
-            self._files.array[episodes[is_there]],
+            files[is_there],
             begins + firsts[is_there] * self.row_bytes,
             begins + ends[is_there] * self.row_bytes,
         )
-
-    def located_nbytes(self, lengths: IntArray) -> int:
-        """Bytes of the arrays that lie in files as they are, by the steps of each episode."""
-        return int(lengths[self._begins.array >= 0].sum()) * self.row_bytes
 
     def in_readers(self, episodes: IntArray) -> tuple[IntArray, IntArray]:
         """For each of some episodes the number of its reader, -1 if it has none, and the row of the
         reader's array that is its first step.
         """
-        return self._reader_of.array[episodes], self._first_rows.array[episodes]
+        readers, firsts = self._table.array[2:, episodes]
+        return readers, firsts
 
-    @property
-    def array_readers(self) -> list[ArrayReader]:
-        """Those of `readers` that read numbers."""
-        return [reader for reader in self.readers if isinstance(reader, ArrayReader)]
+    def stored_nbytes(self, lengths: IntArray) -> int:
+        """Bytes of the arrays, by the steps of each episode; compressed ones as they are."""
+        located = int(lengths[self._table.array[1] >= 0].sum()) * self.row_bytes
+        return located + sum(reader.chunks.stored_nbytes for reader in self.readers)
 
     def empty(self, count: int) -> npt.NDArray[Any]:
         """An array of so many steps."""
@@ -116,14 +219,14 @@ class EpisodeArrays:
 
     def describe(self, way: str, steps: float) -> Column:
         """What so many steps in a row cost; `way`: by which what lies in files as it is is read."""
-        ways = [reader.how for reader in self.readers]
-        if (self._begins.array >= 0).any():
-            ways.insert(0, way)
-        sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
         nbytes = int(steps * self.row_bytes)
+        sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
         column = Column(self.name, "", sample, nbytes=nbytes, read=nbytes)
-        if self.array_readers and not (self._begins.array >= 0).all():
-            column = self.array_readers[0].describe(self.name, [steps, *self.row_shape])
+        ways = [reader.how for reader in self.readers]
+        if self.readers:
+            column = self.readers[0].describe(self.name, [steps, *self.row_shape])
+        if (self._table.array[1] >= 0).any():
+            ways.insert(0, way)
         column.read_by = "; or ".join(dict.fromkeys(ways))
         return column
 
@@ -168,7 +271,7 @@ class EpisodeSource(ReadersSource):
         left_out: Sequence[str] = (),
         rows: tuple[IntArray, IntArray] | None = None,
     ) -> None:
-        readers = [reader for key in keys for reader in key.array_readers]
+        readers = [reader for key in keys for reader in key.readers]
         super().__init__("", opened, readers)
         self.paths = list(paths)
         self.names = PackedNames(name.encode() for name in names)
@@ -244,9 +347,6 @@ class EpisodeSource(ReadersSource):
         lengths = self.windows.lengths[episodes]
         for key in self.keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
-            if key.holds_objects:
-                found[key.name] = self._objects(key, episodes, starts, firsts, ends)
-                continue
             if key.window is None:
                 outs = [key.empty(count) for count in (ends - firsts).tolist()]
                 found[key.name] = list(outs)
@@ -289,16 +389,11 @@ class EpisodeSource(ReadersSource):
             if not key.row_bytes:
                 continue
             is_there, *ranges = key.located(episodes, firsts, ends)
-            has_bytes = ranges[2] > ranges[1]
-            columns.append([column[has_bytes] for column in ranges])
-            numbers = np.flatnonzero(is_there)[has_bytes]
-            buffers += [bytes_of(outs[number]) for number in numbers.tolist()]
+            columns.append(ranges)
+            buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there).tolist()]
             readers, rows = key.in_readers(episodes)
             for number in np.flatnonzero(~is_there).tolist():
-                if not outs[number].size:
-                    continue
                 reader = key.readers[readers[number]]
-                assert isinstance(reader, ArrayReader)
                 group = groups.setdefault((key.name, int(readers[number])), (reader, [], []))
                 group[1].append(int(firsts[number] + rows[number]))
                 group[2].append(outs[number])
@@ -313,29 +408,6 @@ class EpisodeSource(ReadersSource):
 
         self.run(read, len(waiting))
         self._to_count += [reader for reader, _, _ in waiting]
-
-    def _objects(
-        self,
-        key: EpisodeArrays,
-        episodes: IntArray,
-        starts: IntArray,
-        firsts: IntArray,
-        ends: IntArray,
-    ) -> list[list[Any]]:
-        """Windows of strings, or of arrays of any length, as lists; those at the ends have the
-        first or last one again.
-        """
-        found: list[list[Any]] = []
-        columns = (*key.in_readers(episodes), starts, firsts, ends)
-        for number, row, start, first, end in np.stack(columns, axis=1).tolist():
-            reader = key.readers[number]
-            assert isinstance(reader, LibraryRows)
-            values = reader.read(range(row + first, row + end))
-            if key.window is not None:
-                steps = np.arange(start, start + key.window) - first
-                values = [values[step] for step in np.clip(steps, 0, len(values) - 1).tolist()]
-            found.append(values)
-        return found
 
     # -- windows out of bands of steps
 
@@ -404,22 +476,14 @@ class EpisodeSource(ReadersSource):
             parts.append(ByteRanges(self.paths, *columns))
             numbers, rows = key.in_readers(episodes)
             for number in distinct(numbers[~is_there]).tolist():
-                reader = key.readers[number]
-                if isinstance(reader, ArrayReader):
-                    own = numbers == number
-                    parts.append(reader.span_ranges((firsts + rows)[own], (ends + rows)[own]))
+                own = numbers == number
+                spans = (firsts + rows)[own], (ends + rows)[own]
+                parts.append(key.readers[number].span_ranges(*spans))
         return parts
 
     @property
-    def is_remote(self) -> bool:
-        if self.holds_objects or not super().is_remote:
-            return False
-        return all(reader.chunks.is_direct for reader in self._readers)
-
-    @property
     def stored_nbytes(self) -> int:
-        by_readers = sum(reader.chunks.stored_nbytes for reader in self._readers)
-        return by_readers + sum(key.located_nbytes(self.windows.lengths) for key in self.keys)
+        return sum(key.stored_nbytes(self.windows.lengths) for key in self.keys)
 
     # -- blocks
 
@@ -462,7 +526,7 @@ class EpisodeSource(ReadersSource):
         total = 0
         for key in self.keys:
             largest = 0
-            for reader in key.array_readers:
+            for reader in key.readers:
                 if reader.caches_chunks:
                     chunks = reader.chunks
                     count = -(-steps // chunks.grid.chunks[0]) + 1
@@ -474,20 +538,15 @@ class EpisodeSource(ReadersSource):
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a step of all keys; of objects nobody knows them."""
-        return sum(key.row_bytes for key in self.keys if not key.holds_objects)
+        """Bytes of a step of all keys."""
+        return sum(key.row_bytes for key in self.keys)
 
     def sizes(self) -> IntArray:
         """Bytes of the arrays of each sample ([n] int64)."""
         if self.windows.options.window is None:
             return self.windows.lengths * self.step_bytes
-        keys = [key for key in self.keys if not key.holds_objects]
-        return np.full(len(self), sum(key.row_bytes * (key.window or 0) for key in keys), np.int64)
-
-    @property
-    def holds_objects(self) -> bool:
-        """True if there are values of any size."""
-        return any(key.holds_objects for key in self.keys)
+        nbytes = sum(key.row_bytes * (key.window or 0) for key in self.keys)
+        return np.full(len(self), nbytes, np.int64)
 
     def describe(self) -> Description:
         way = "ranges" if self.is_remote else "pread"
