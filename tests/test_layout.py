@@ -71,10 +71,7 @@ INSIDE = {
     """,
     "datasets/table": "format table",
     "datasets/shards": "streaming",
-    "packing": """
-        part options stream columns images plan values texts hdf5 destination own_source
-        parts verify file jobs api
-    """,
+    "packing": "options part plan contents texts hdf5 destination parts verify run",
     "profiling": "page result running compare tune workers advice profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",

@@ -244,7 +244,7 @@ def test_warnings_and_what_is_left_out(here: Path, capsys: pytest.CaptureFixture
     Image.new("RGB", (8, 8)).save("broken/b.png")
     assert main(["pack", "broken", "out.h5", "--on-error", "skip"]) == 0
     out, err = capsys.readouterr()
-    assert "1 samples" in out and "1 left out" in out
+    assert "1 samples" in out and "1 of 2 samples can't be read" in err
     assert "lie flat" in err and "a.jpg" in err
     assert all(line.startswith("headrace pack: warning: ") for line in err.splitlines())
     assert warnings.showwarning is shown

@@ -29,7 +29,14 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.io.local import checksums
-from headrace.packing import destination, file as running, pack, part as parts, verify
+from headrace.packing import (
+    contents as contained,
+    destination,
+    pack,
+    part as parts,
+    run as running,
+    verify,
+)
 from headrace.packing.part import PartFile
 from tests.packing.shared import contents, images
 
@@ -38,8 +45,8 @@ pytestmark = pytest.mark.quick_every(2)
 STOPPED = """
 import sys, time
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing import file, pack
-file.GROUP_SAMPLES = 2
+from headrace.packing import pack, run
+run.GROUP_SAMPLES = 2
 append = PackedWriter.append
 def stop(self, samples, checksums):
     append(self, samples, checksums)
@@ -263,7 +270,7 @@ def test_a_full_disk_is_told_before_samples_are_read(
     free = shutil.disk_usage(tmp_path)._replace(free=5000)
     with monkeypatch.context() as patched:
         patched.setattr(parts.shutil, "disk_usage", lambda path: free)
-        patched.setattr(running, "each_sample", lambda *_: pytest.fail("read"))
+        patched.setattr(contained, "each_sample", lambda *_: pytest.fail("read"))
         with pytest.raises(WriteError, match=r"out.* disk is full.* 5\.0 kB are free"):
             pack(photos, tmp_path / "out", shard_size=shard_size)
     out = Path(pack(photos, tmp_path / "out", shard_size=shard_size))

@@ -26,7 +26,7 @@ from headrace.errors import (
 )
 from headrace.formats.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSETS, TARGETS
 from headrace.packing import VerifyResult, pack, pack_status, verify
-from headrace.packing.parts import Sidecar, sidecar_text
+from headrace.packing.parts import Sidecar
 from tests.packing.cases import CASES, make_case
 from tests.packing.shared import contents, flip, replace_array
 from tests.servers.plain import plain_server
@@ -187,7 +187,7 @@ def test_a_part_of_another_run_is_not_that_of_the_manifest(
     sidecar = out / "part-00000-of-00001.json"
     said = json.loads(sidecar.read_text())
     del said["check"]
-    sidecar.write_bytes(sidecar_text(Sidecar(**{**said, "crc32": said["crc32"] ^ 1})))
+    sidecar.write_bytes(Sidecar(**{**said, "crc32": said["crc32"] ^ 1}).text)
     assert [index for index, _, _ in verify(out).bad] == [-1]
 
 

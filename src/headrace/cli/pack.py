@@ -41,8 +41,6 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.packing.file import PackResult
-
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 _OPTIONS: dict[str, tuple[Any, str]] = {
@@ -101,11 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, output: Output) -> int:
     """Packs, and prints what was written and how it is opened."""
     from headrace.io.paths import redact
-    from headrace.packing.api import run_pack
-    from headrace.packing.file import PackResult, open_source
+    from headrace.packing import pack, pack_status
     from headrace.packing.options import PackOptions
     from headrace.packing.part import PartFile
-    from headrace.packing.parts import PackStatus, manifest_of
+    from headrace.packing.parts import manifest_of
+    from headrace.packing.run import open_source
 
     values = {name: getattr(given, name) for name in _OPTIONS}
     options = {name: value for name, value in values.items() if value is not None}
@@ -114,9 +112,9 @@ def run(given: argparse.Namespace, output: Output) -> int:
     if given.dask is not None and given.shard_size is None:
         raise ConfigError("--dask needs --shard-size, such as 1GB")
     try:
-        asked = PackOptions(**options)
+        # says at once what makes no sense or can't be written, before SRC is searched through
+        PackOptions(**options)
         if given.shard_size is None:
-            # says at once what can't be written, before SRC is searched through
             PartFile(given.dst, given.overwrite)
         start = time.perf_counter()
         are_texts = given.end_token is not None
@@ -124,22 +122,25 @@ def run(given: argparse.Namespace, output: Output) -> int:
             open_data(given.src, _data_options(given), open_source, are_texts) as dataset,
             _executor(given.dask) as executor,
         ):
-            if executor is not None:
-                asked = PackOptions(**options, executor=executor)
-            result = run_pack(dataset, given.dst, asked, given.dry_run)
+            packed = pack(dataset, given.dst, dry_run=given.dry_run, executor=executor, **options)
     except KeyboardInterrupt:
         kept = "nothing was written"
         if given.shard_size is not None:
             kept = "finished parts are kept"
         print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
-    lines = [str(result)]
-    if isinstance(result, PackResult):
-        lines = _summary(result, time.perf_counter() - start)
-    elif isinstance(result, PackStatus) and result.joined:
-        path = redact(manifest_of(result.folder))
-        lines.append(f"open it: headrace.open_dataset({path!r})")
-    output.show(result, lines)
+    if given.dry_run:
+        output.show(packed, [str(packed)])
+    elif given.shard_size is None:
+        told = _summary(packed)
+        output.show(told, _lines(told, time.perf_counter() - start))
+    else:
+        status = pack_status(packed)
+        lines = [str(status)]
+        if status.joined:
+            path = redact(manifest_of(status.folder))
+            lines.append(f"open it: headrace.open_dataset({path!r})")
+        output.show(status, lines)
     return 0
 
 
@@ -210,21 +211,32 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     return {**options, **pixels}
 
 
-def _summary(result: PackResult, seconds: float) -> list[str]:
+def _summary(path: Any) -> dict[str, Any]:
+    """What a packed file says of itself."""
+    from headrace.formats.hdf5.files import packed_info
     from headrace.io.paths import redact
+
+    info = packed_info(path)
+    assert info is not None
+    return {
+        "path": redact(path),
+        "samples": info.count,
+        "classes": len(info.classes or ()),
+        "kind": info.kind,
+        "store": info.store,
+        "nbytes": path.stat().st_size,
+    }
+
+
+def _lines(told: dict[str, Any], seconds: float) -> list[str]:
     from headrace.memory.budget import format_size
 
-    path = redact(result.path)
     classes = ""
-    if result.classes:
-        classes = f" in {result.classes:,} classes"
-    left_out = ""
-    if result.left_out:
-        left_out = f", {len(result.left_out):,} left out"
-    rate = result.nbytes / 1e6 / max(seconds, 1e-9)
-    name = _OPENED_BY.get(result.kind, "HDF5Dataset")
+    if told["classes"]:
+        classes = f" in {told['classes']:,} classes"
+    rate = told["nbytes"] / 1e6 / max(seconds, 1e-9)
     return [
-        f"{path}: {result.samples:,} samples{classes}{left_out}, {format_size(result.nbytes)} in "
-        f"{seconds:.1f} s ({rate:.1f} MB/s), store {result.store}",
-        f"open it: headrace.{name}({path!r})",
+        f"{told['path']}: {told['samples']:,} samples{classes}, {format_size(told['nbytes'])} in "
+        f"{seconds:.1f} s ({rate:.1f} MB/s), store {told['store']}",
+        f"open it: headrace.{_OPENED_BY.get(told['kind'], 'HDF5Dataset')}({told['path']!r})",
     ]

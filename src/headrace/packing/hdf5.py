@@ -119,8 +119,8 @@ class PackedWriter:
             # a chunk at the edge is whole, too
             parts += [np.zeros_like(parts[0])] * (rows - len(parts))
             data = np.concatenate(parts)
-            if shuffles(plan.dtype):
-                data = shuffled(data, plan.dtype.itemsize)
+            if shuffles(plan.rows.dtype):
+                data = shuffled(data, plan.rows.dtype.itemsize)
             blocks.append(compress(plan.compression, data))
         return blocks
 
@@ -230,7 +230,7 @@ def _created(
             name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()
         }
         # last: all that a reader needs first lies together
-        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.dtype, plan)
+        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.rows.dtype, plan)
     except BaseException:
         file.close()
         raise

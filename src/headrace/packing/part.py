@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from types import TracebackType
@@ -87,6 +88,7 @@ class PartFile:
         self._overwrite = overwrite
         self._committed = False
         self._flushed = 0
+        self._scratch = contextlib.ExitStack()
         self._check_target()
 
     def __enter__(self) -> PartFile:
@@ -115,6 +117,12 @@ class PartFile:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)  # while it is locked: it can be nobody else's
         os.close(self.fd)
+        self._scratch.close()
+
+    def scratch(self) -> int:
+        """A temporary file without a name beside it, open until it is left."""
+        with self.explained():
+            return self._scratch.enter_context(tempfile.TemporaryFile(dir=self._folder)).fileno()
 
     def commit(self) -> None:
         """Make the file durable, and give it its final name.

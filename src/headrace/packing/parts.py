@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import descr_to_dtype, dtype_to_descr
+from numpy.lib.format import descr_to_dtype
 
 from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
-from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.resolve.resolver import (
     MANIFEST,
     PLAN,
@@ -40,10 +38,9 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
-from headrace.packing.columns import annotations_check
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
-from headrace.packing.plan import Rows
+from headrace.packing.plan import Rows, annotations_check
 from headrace.sorting import distinct
 
 VERSION = 1
@@ -79,30 +76,6 @@ class PartsPlan:
     options: dict[str, Any] = field(default_factory=dict)
     classes: list[str] | None = None
     version: int = VERSION
-
-    @classmethod
-    def of(
-        cls,
-        info: PackedInfo,
-        fingerprint: str,
-        edges: list[int],
-        sizes: IntArray,
-        sources: list[int],
-        options: dict[str, Any],
-    ) -> PartsPlan:
-        """The plan of samples that are as `info` says.
-
-        Args:
-            info: of a file of them.
-            fingerprint, edges, sources, options: see the attributes.
-            sizes: [n] int64, bytes of each sample as it is stored.
-        """
-        nbytes = np.add.reduceat(sizes, edges[:-1]).tolist()
-        if info.target_columns is not None:
-            options = {**options, "target_columns": info.target_columns}
-        count = len(sizes)
-        kind, store, classes = info.kind, info.store, info.classes
-        return cls(kind, store, fingerprint, count, edges, nbytes, sources, options, classes)
 
     @cached_property
     def text(self) -> bytes:
@@ -157,14 +130,6 @@ def options_of(dataset: BaseDataset, how: PackOptions) -> dict[str, Any]:
         if color != "RGB":
             options["jpeg"]["color"] = color
     return options
-
-
-def rows_as_json(rows: Rows) -> dict[str, Any]:
-    """`Rows` as the options of a plan hold them."""
-    # lists, as they are when it is read
-    dtype = json.loads(json.dumps(dtype_to_descr(rows.dtype)))
-    values = {} if rows.values is None else {"values": rows.values}
-    return {"store": rows.store, "dtype": dtype, "shape": list(rows.shape), **values}
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
@@ -309,6 +274,11 @@ class Sidecar:
     crc32: int
     left_out: list[str] = field(default_factory=list)
 
+    @property
+    def text(self) -> bytes:
+        """The content of the file."""
+        return checked_text(asdict(self))
+
     def entry(self, plan: PartsPlan) -> dict[str, Any]:
         """What the manifest says of the part."""
         return {
@@ -356,11 +326,6 @@ class PackStatus:
         return Lines("\n".join(lines))
 
 
-def sidecar_text(sidecar: Sidecar) -> bytes:
-    """The content of a sidecar."""
-    return checked_text(asdict(sidecar))
-
-
 def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
     """The sidecar of a part; None: there is none of this plan that can be read."""
     data = folder.read(plan.sidecar_name(part)) or b""
@@ -368,8 +333,8 @@ def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | 
         sidecar = Sidecar(**checked_json(data))
     except (ValueError, TypeError):
         return None
-    is_whole = sidecar_text(sidecar) == data
-    return sidecar if is_whole and (sidecar.plan, sidecar.part) == (plan.digest, part) else None
+    is_of_plan = (sidecar.plan, sidecar.part) == (plan.digest, part)
+    return sidecar if is_of_plan and sidecar.text == data else None
 
 
 def pack_status(

@@ -1,54 +1,62 @@
-"""Plans what a packed file holds before its first sample is read: the sizes of all samples, and
-thus their places; names, targets, classes, fingerprint.
+"""What a packed file holds: its samples, in groups and in order, and the columns beside them.
+
+The columns are offsets, names, targets, boxes, and where masks begin. Targets are one array or,
+where they are dicts, one for each of their columns, named by `target_named`. Boxes lie as
+`CocoTargets.columns` gives them.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import PIL
-import simplejpeg
-import torch
+from numpy.lib.format import dtype_to_descr
 
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.arrays import ArrayDataset, HDF5Dataset
-from headrace.datasets.image.image import ImageDataset
+from headrace.core.views import ColumnTargets
+from headrace.datasets.image.coco import CocoTargets
+from headrace.datasets.image.labels import FOLDERS
+from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import (
-    BOXES,
-    IMAGE,
-    MASK_STARTS,
-    MASKS,
+    NAME_OFFSETS,
+    NAMES,
+    OFFSETS,
     TARGETS,
     PackedInfo,
+    bytes_of,
     crc_of,
+    target_named,
 )
+from headrace.formats.concat import ConcatSource
 from headrace.formats.files import FilesSource, PairedSource
-from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.hdf5.rows import HDF5Source
+from headrace.io.ordered import in_order
+from headrace.io.packed_strings import PackedNames
 from headrace.memory.budget import format_size
-from headrace.packing.columns import (
-    COLUMNS_LAYOUT,
-    PAIRS_LAYOUT,
-    Column,
-    box_columns,
-    boxes_of,
-    columns_of,
-    files_of,
-    has_masks,
-    names_of,
-    target_columns_of,
-)
-from headrace.packing.images import row_dtype
+from headrace.memory.whole import read_full, write_full
 from headrace.packing.options import PackOptions
-from headrace.packing.stream import Spool
+from headrace.packing.part import PartFile
+from headrace.sorting import distinct
 
+Column = npt.NDArray[Any]
+T = TypeVar("T")
+DatasetT = TypeVar("DatasetT", bound=BaseDataset)
+COLUMNS_LAYOUT = 7
+"""The version of packs whose targets are dicts."""
+GROUP_SAMPLES, GROUP_BYTES = 64, 4 << 20
+"""A task reads so many samples, or fewer where they are large: what is read ahead stays small
+whatever the dataset's size.
+"""
+_ESTIMATED_BY = 32  # samples
 _CHUNK_BYTES = 1 << 20
 """Decoded bytes of a compressed chunk, at most: random access decodes no more for a sample, a block
 shuffle decodes a chunk once for all its samples, and the cost of a chunk (a read, a call, an entry
@@ -58,14 +66,38 @@ of the index) is small beside that of decoding it.
 _MOST_CHUNK_BYTES = 256 << 20
 
 
+class Rows(NamedTuple):
+    """What the samples of a pack have in common."""
+
+    store: str
+    """ "decoded": rows of one shape; "ragged", "encoded" and "tokens": the first axis differs."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of a sample; where the first axis differs without that."""
+    values: str | None = None
+    """ "bytes" or "str": what the samples are, if they are no arrays."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample; where the first axis differs for each item of it."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as the options of a plan of several parts hold it."""
+        # lists, as they are when it is read
+        dtype = json.loads(json.dumps(dtype_to_descr(self.dtype)))
+        values = {} if self.values is None else {"values": self.values}
+        return {"store": self.store, "dtype": dtype, "shape": list(self.shape), **values}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a packed file will hold.
 
     Attributes:
         info: what it will say about itself.
-        shape, dtype: of the dataset of samples: [bytes] uint8 when encoded, [n, *row] when decoded,
-            [tokens] of texts.
+        rows: what its samples have in common.
+        shape: of the dataset of samples: [n, *row], or [items, *item] of flat ones.
         sizes: [n] int64, bytes of each sample in the file.
         read_sizes: [n] int64, bytes of each sample where it comes from.
         columns: the datasets beside the samples and their checksums, by name.
@@ -74,8 +106,8 @@ class Plan:
     """
 
     info: PackedInfo
+    rows: Rows
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
     sizes: IntArray
     read_sizes: IntArray
     columns: dict[str, Column]
@@ -83,243 +115,59 @@ class Plan:
     chunks: int | None = None
 
 
-class Rows(NamedTuple):
-    """What the arrays of all samples have in common."""
-
-    store: str
-    """ "decoded": one shape; "ragged": the first axis differs."""
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """Of a sample; of "ragged" ones without the first axis."""
-    values: str | None = None
-    """ "bytes" or "str": what the samples are, if they are no arrays."""
-
-
 class Packing(NamedTuple):
     """What is written, and how.
 
     Attributes:
-        dataset: that is packed; a view where samples are left out.
         plan: of the file.
         prepare: gives the samples of a group as they will be stored; a SampleError for one that may
             be left out.
         left_out: what is wrong with each sample that can't be read, by its number; of samples that
             are read when they are written none.
-        rows: what the samples have in common; None: the dataset says so, and none had to be looked
-            at.
-        spool: what `prepare` reads, to be closed when all is written.
     """
 
-    dataset: BaseDataset
     plan: Plan
     prepare: Callable[[range], Sequence[npt.NDArray[Any] | SampleError]]
     left_out: dict[int, str]
-    rows: Rows | None = None
-    spool: Spool | None = None
-
-
-def is_packed_as_stored(dataset: BaseDataset) -> bool:
-    """True if a plan follows from the dataset alone: its samples are image files, or rows of a
-    file as they are.
-    """
-    source = dataset.sample_source
-    if are_files(source):
-        return isinstance(dataset, ImageDataset)
-    files = files_of(source)
-    if not files or isinstance(dataset, ImageDataset):
-        return bool(files)
-    decoder = dataset.sample_decoder
-    is_plain = (
-        isinstance(dataset, HDF5Dataset) and decoder.stores_values and not decoder.splits_targets
-    )
-    spec = files[0].array_spec
-    have_one_spec = spec is not None and all(one.array_spec == spec for one in files)
-    return is_plain and (have_one_spec or is_encoded(dataset))
-
-
-def are_files(source: Any) -> bool:
-    """True if samples are files, or pairs of files."""
-    return isinstance(source, FilesSource | PairedSource)
-
-
-def is_encoded(dataset: BaseDataset) -> bool:
-    """True if samples are encoded images where they come from, and not arrays."""
-    packed = packed_info_of(files_of(dataset.sample_source))
-    return are_files(dataset.sample_source) or (packed is not None and packed.store == "encoded")
-
-
-def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
-    """What packed files say of themselves, as the first of them does; None: some are none, or
-    were packed in another way.
-    """
-    infos = [one.of_samples for one in files]
-    ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
-    return infos[0] if len(ways) == 1 else None
-
-
-class Made(NamedTuple):
-    """Images that were encoded anew: bytes of each with its mask, and without ([n])."""
-
-    sizes: IntArray
-    image_sizes: IntArray
-    jpeg: list[Any]
 
 
 def make_plan(
-    dataset: BaseDataset,
-    store: str | None = None,
-    *,
-    read_sizes: IntArray | None = None,
-    made: Made | None = None,
-    rows: Rows | None = None,
+    info: PackedInfo,
+    rows: Rows,
+    lengths: IntArray | None,
+    read_sizes: IntArray | None,
+    names: PackedNames | None,
+    targets: Any,
+    columns: Mapping[str, Column],
 ) -> Plan:
-    """The plan for a dataset that `is_packed_as_stored`.
+    """The plan of a file.
 
     Args:
-        dataset: an `ImageDataset` or `HDF5Dataset`, or a view of one.
-        store: "encoded" or "decoded"; None: encoded where the samples are encoded now, else
-            decoded.
-        read_sizes: [n] int64, bytes of each sample where it comes from; None: these are asked for,
-            which reads the inode of each file.
-        made: what became of images; None: they are packed as they are.
-        rows: what pixels and masks have in common with those of other files; None: the first ones
-            say it.
+        info: what it says of itself, but for checksums.
+        rows: what its samples have in common.
+        lengths: [n] int64, of samples that lie flat the items of the first axis; None: rows.
+        read_sizes: [n] int64, bytes of each sample where it comes from; None: as in the file.
+        names: of the samples, or None.
+        targets: one a sample, or None.
+        columns: others, by name.
 
     Raises:
-        ConfigError: this dataset can't be packed, or not with this store; the message says what can
-            be done.
-        SampleError: no mask can be read.
+        ConfigError: see `target_arrays`.
     """
-    source = dataset.sample_source
-    files = files_of(source)
-    whole = dataset.whole_indices(np.arange(len(dataset)))
-    packed = packed_info_of(files)
-    is_image = isinstance(dataset, ImageDataset)
-    if packed is not None and "targets" in packed.image and not is_image:
-        raise ConfigError(
-            f"{files[0].path} holds images with {packed.image['targets']}: open it with "
-            "ImageDataset, and pack that"
-        )
-    encoded_now = is_encoded(dataset)
-    if store is None:
-        store = "encoded" if encoded_now and rows is None else "decoded"
-    if store == "encoded" and not encoded_now:
-        raise not_encoded()
-    if read_sizes is None:
-        read_sizes = _read_sizes(source, files, whole)
-    sizes = read_sizes if made is None else made.sizes
-    dtype = np.dtype(np.uint8)
-    shape: tuple[int, ...] = (int(sizes.sum()),)
-    if store == "decoded":
-        row, dtype = _row(dataset, files, encoded_now, rows)
-        shape = (len(whole), *row)
-        sizes = np.full(len(whole), math.prod(row) * dtype.itemsize, np.int64)
-    targets = dataset.targets if boxes_of(dataset) is None else None
-    columns = columns_of(sizes if store == "encoded" else None, names_of(dataset), targets)
-    columns |= box_columns(dataset, store == "decoded" or made is not None)
-    if has_masks(dataset) and store == "encoded":
-        image_sizes = read_sizes  # where no sizes are wanted, none are asked for
-        if made is not None:
-            image_sizes = made.image_sizes
-        elif isinstance(source, PairedSource) and read_sizes.any():
-            image_sizes = source.files.sizes(whole)
-        elif read_sizes.any():
-            image_sizes = np.concatenate([one.image_sizes() for one in files])[whole]
-        columns[MASK_STARTS] = np.cumsum(sizes) - sizes + image_sizes
-    image: dict[str, Any] = {}
-    if made is not None:
-        image = {"jpeg": made.jpeg}
-    elif store == "decoded" and isinstance(dataset, ImageDataset):
-        row_type: Any = np.dtype((dtype, shape[1:]))
-        pixels = row_type[IMAGE] if has_masks(dataset) else row_type
-        image = {"color": dataset.color, "image_size": list(pixels.shape[:2])}
-    elif store == "decoded" and packed is not None:
-        image = packed.image
-    paired = _of_pairs(dataset)
-    # of arrays of a pack: the pack's, if its targets are the dataset's
-    its_pack = packed if dataset._arguments.get("target_name") == TARGETS else None
-    target_columns = target_columns_of(dataset, targets, its_pack)
-    version = PAIRS_LAYOUT if paired else 1
-    info = PackedInfo(
-        "image" if is_image or (packed is not None and packed.kind == "image") else "array",
-        store,
-        len(dataset),
-        dataset.fingerprint,
-        _classes(dataset, its_pack),
-        {**image, **paired},
-        checksums=checksums_of(columns),
-        target_columns=target_columns,
-        version=version if target_columns is None else COLUMNS_LAYOUT,
-    )
-    return Plan(info, shape, dtype, sizes, read_sizes, columns)
-
-
-def _read_sizes(source: Any, files: Sequence[HDF5Source], whole: IntArray) -> IntArray:
-    if isinstance(source, FilesSource | PairedSource):
-        return source.sizes(whole)
-    sizes = [one.image_sizes() if one.gives_images else one.sizes() for one in files]
-    return np.concatenate(sizes)[whole]
-
-
-def _row(
-    dataset: BaseDataset, files: Sequence[HDF5Source], encoded: bool, rows: Rows | None
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of a decoded sample."""
-    if rows is not None:
-        return rows.shape, rows.dtype
-    if not isinstance(dataset, ImageDataset):
-        if encoded:
-            raise ConfigError(
-                "store='decoded': open the file with ImageDataset, which decodes the images, and "
-                "pack that"
-            )
-        return files[0].shape[1:], files[0].dtype
-    size: Any = dataset.image_size
-    if size is None and encoded:
-        raise ConfigError(
-            "store='decoded' needs images of one size, and image_size is None: open the "
-            "dataset with image_size=(height, width)"
-        )
-    if size is None:
-        size = files[0].dtype[IMAGE].shape if files[0].dtype.names else files[0].shape[1:]
-    height, width = int(size[0]), int(size[1])
-    if has_masks(dataset):
-        return (), row_dtype(dataset, files, (height, width))
-    return (height, width, 3 if dataset.color == "RGB" else 1), np.dtype(np.uint8)
-
-
-def _of_pairs(dataset: BaseDataset) -> dict[str, Any]:
-    """What `PackedInfo.image` has of masks or boxes; {}: targets are numbers, or none."""
-    if has_masks(dataset):
-        return {"targets": MASKS}
-    boxes = boxes_of(dataset)
-    if boxes is None:
-        return {}
-    return {"targets": BOXES, "class_ids": list(boxes.class_to_idx.values())}
-
-
-def _classes(dataset: BaseDataset, its_pack: PackedInfo | None) -> list[str] | None:
-    if isinstance(dataset, ImageDataset):
-        return dataset.classes or None
-    if isinstance(dataset, ArrayDataset) and dataset.classes is not None:
-        return dataset.classes
-    return None if its_pack is None else its_pack.classes
-
-
-def not_encoded() -> ConfigError:
-    """The error of ``store="encoded"`` for arrays."""
-    return ConfigError(
-        "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
-        "store='decoded'"
-    )
-
-
-def checksums_of(columns: dict[str, Column]) -> dict[str, int]:
-    """CRCs by name."""
-    return {name: crc_of(column) for name, column in sorted(columns.items())}
-
-
-# -- chunks
+    columns = {**target_arrays(targets), **columns}
+    if lengths is None:
+        shape = (info.count, *rows.shape)
+        sizes = np.full(info.count, rows.nbytes, np.int64)
+    else:
+        shape = (int(lengths.sum()), *rows.shape)
+        sizes = lengths * rows.nbytes
+        columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if names is not None:
+        columns[NAMES], columns[NAME_OFFSETS] = names.arrays
+    version = info.version if info.target_columns is None else COLUMNS_LAYOUT
+    checksums = {name: crc_of(column) for name, column in sorted(columns.items())}
+    info = replace(info, checksums=checksums, version=version)
+    return Plan(info, rows, shape, sizes, sizes if read_sizes is None else read_sizes, columns)
 
 
 def laid_out(plan: Plan, options: PackOptions) -> Plan:
@@ -340,11 +188,10 @@ def laid_out(plan: Plan, options: PackOptions) -> Plan:
             f"{options.layout}: only samples that are arrays of one shape are cut into chunks, and "
             "arrays of several lengths lie flat: give all one shape"
         )
-    row_bytes = math.prod(plan.shape[1:]) * plan.dtype.itemsize
-    chunks = chunks_for(options, row_bytes)
+    chunks = chunks_for(options, plan.rows.nbytes)
     if chunks is None:
         return plan
-    nbytes = min(chunks, plan.shape[0]) * row_bytes
+    nbytes = min(chunks, plan.shape[0]) * plan.rows.nbytes
     if nbytes > _MOST_CHUNK_BYTES:
         raise ConfigError(
             f"{options.layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
@@ -363,18 +210,297 @@ def chunks_for(options: PackOptions, row_bytes: int) -> int | None:
     return options.chunks or 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
 
 
-def versions_of(dataset: BaseDataset, plan: Plan, options: PackOptions) -> dict[str, str]:
-    """The versions of the libraries that decide the bytes of a pack, by name. Of texts the plan
-    knows their tokenizer.
+# -- columns
+
+
+def files_of(source: Any) -> list[HDF5Source]:
+    """The sources of rows, or of what was packed, that a source consists of; []: it is another
+    one.
     """
-    versions: dict[str, str] = {}
-    is_resized = (
-        isinstance(dataset, ImageDataset) and plan.info.store == "decoded" and is_encoded(dataset)
+    each = source.sources if isinstance(source, ConcatSource) else [source]
+    return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
+
+
+def names_of(dataset: BaseDataset) -> PackedNames | None:
+    """The names of a dataset's samples, where they are files or have been."""
+    source = dataset.sample_source
+    if isinstance(source, PairedSource):
+        source = source.files
+    names = None
+    if isinstance(source, FilesSource):
+        names = source.listing.names
+    elif files := files_of(source):
+        names = PackedNames.joined([one.names for one in files])
+    return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
+
+
+def target_arrays(targets: Any) -> dict[str, Column]:
+    """The arrays that a pack has of the targets, by name; {}: there are none.
+
+    Raises:
+        ConfigError: see `as_column`, `check_names`.
+    """
+    if targets is None:
+        return {}
+    columns = _columns_in(targets)
+    if columns is None:
+        return {TARGETS: as_column(targets)}
+    check_names(columns)
+    return {
+        target_named(number): as_column(column, name)
+        for number, (name, column) in enumerate(columns.items())
+    }
+
+
+def crc_of_columns(columns: Mapping[str, Column]) -> int:
+    """One CRC of all columns."""
+    crc = 0
+    for _, column in sorted(columns.items()):
+        crc = zlib.crc32(bytes_of(column).data, crc)
+    return crc
+
+
+def target_columns_of(
+    dataset: BaseDataset, targets: Any, packed: PackedInfo | None = None
+) -> list[Any] | None:
+    """What `PackedInfo.target_columns` says of targets that are dicts; None: they are none.
+
+    Args:
+        dataset: what is packed.
+        targets: its targets.
+        packed: what the pack says that they are from; None: they are from none.
+    """
+    columns = _columns_in(targets)
+    if columns is None:
+        return None
+    classes: Any = getattr(dataset, "column_classes", None)
+    if not isinstance(classes, Mapping):
+        classes = {} if packed is None else dict(packed.target_columns or ())
+    return [[name, list(classes[name]) if classes.get(name) else None] for name in columns]
+
+
+def _columns_in(targets: Any) -> Mapping[str, Any] | None:
+    """The columns of targets that are dicts with the same names; None: they are something else."""
+    if isinstance(targets, ColumnTargets):
+        return targets.columns
+    if isinstance(targets, np.ndarray):
+        names = targets.dtype.names
+        return None if names is None else {name: targets[name] for name in names}
+    is_of_dicts = (
+        isinstance(targets, Sequence)
+        and len(targets) > 0
+        and all(isinstance(one, dict) for one in targets)
     )
-    if options.is_jpeg or is_resized:
-        versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
-    if is_resized or options.max_size is not None:
-        versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
-    if plan.compression is not None:
-        versions |= filter_versions(plan.compression)
-    return versions
+    if not is_of_dicts or not targets[0]:
+        return None
+    if any(one.keys() != targets[0].keys() for one in targets):
+        return None
+    return {name: [one[name] for one in targets] for name in targets[0]}
+
+
+def check_names(names: Iterable[Any], what: str = "these targets") -> None:
+    """Raises a ConfigError where one of the names in dicts is no text, as which it would come
+    back, or is empty.
+    """
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"{what} can't be packed: names in dicts must be texts of one character at least, "
+                f"and {name!r} is none: rename it"
+            )
+
+
+def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
+    """Targets as an array whose rows give back the same targets.
+
+    Args:
+        targets: one a sample.
+        name: of the column that they are; None: they are no columns.
+
+    Raises:
+        ConfigError: they are not all numbers, or all arrays of one shape.
+    """
+    try:
+        column = np.asarray(targets)
+    except ValueError:  # rows of different lengths
+        column = np.empty(0, object)
+    types = set[type]()
+    if not isinstance(targets, np.ndarray):
+        types = {type(target) for target in targets}
+    # NumPy rounds integers that neither int64 nor uint64 holds together
+    is_rounded = int in types and column.dtype.kind == "f"
+    is_sound = column.ndim == 1 or types <= {np.ndarray}
+    if column.dtype.kind not in "biufc" or len(types) > 1 or not is_sound or is_rounded:
+        what = "these targets" if name is None else f"the column {name!r} of these targets"
+        raise ConfigError(
+            f"{what} can't be packed: they must be numbers of one dtype, or NumPy arrays of one "
+            "shape, or dicts of these with the same names; choose such columns of a table of "
+            "labels by target_name=, or pack without any (images: targets=None; texts: no "
+            "target_field=) and look them up by the numbers of the samples, which return_index "
+            "gives"
+        )
+    return np.ascontiguousarray(column)
+
+
+def annotations_check(dataset: BaseDataset) -> dict[str, int]:
+    """What a plan has of targets that lie beside the samples, by which other ones are noticed; {}:
+    there are none, or they follow from the names of the files.
+    """
+    boxes = boxes_of(dataset)
+    if boxes is not None:
+        return {"annotations": crc_of_columns(boxes.columns(boxes.sizes))}
+    given = dataset._arguments.get("targets", FOLDERS)
+    by_folders = isinstance(dataset.sample_source, FilesSource) and (
+        isinstance(given, str) and given == FOLDERS
+    )
+    if dataset.targets is None or by_folders or dataset.sample_decoder.splits_targets:
+        return {}
+    return {"annotations": crc_of_columns(target_arrays(dataset.targets))}
+
+
+def boxes_of(dataset: BaseDataset) -> CocoTargets | None:
+    """The annotations of objects, if these are the targets."""
+    targets = dataset.targets
+    return targets if isinstance(targets, CocoTargets) else None
+
+
+# -- samples in groups
+
+
+def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:
+    """A view of the samples that can be read; the dataset itself, if these are all.
+
+    Args:
+        dataset: of all samples.
+        unreadable: what is wrong with each of the others, by number.
+
+    Raises:
+        SampleError: none can be read.
+    """
+    if not unreadable:
+        return dataset
+    readable = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
+    if not len(readable):
+        raise SampleError(
+            f"none of {len(dataset):,} samples can be read; the first: "
+            f"{next(iter(unreadable.values()))}"
+        )
+    return dataset.subset(readable)
+
+
+def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> Iterator[range]:
+    """Samples in groups.
+
+    Args:
+        sizes: [n] int64, bytes that each takes while it is read.
+        most: samples of a group.
+        together: so many that lie one after the other are never parted.
+    """
+    if together > 1 and len(sizes):
+        units = np.add.reduceat(sizes, np.arange(0, len(sizes), together))
+        for group in groups_of(units, max(1, most // together)):
+            yield range(group.start * together, min(group.stop * together, len(sizes)))
+        return
+    start = 0
+    nbytes = 0
+    for i, size in enumerate(sizes.tolist()):
+        if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
+            yield range(start, i)
+            start = i
+            nbytes = 0
+        nbytes += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def some_of(count: int) -> list[int]:
+    """The numbers of samples by which sizes are estimated, evenly spread over all `count`."""
+    spread = np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)
+    numbers: list[int] = distinct(spread).tolist()
+    return numbers
+
+
+def stream(
+    task: Callable[[range], T],
+    groups: Iterator[range],
+    workers: int,
+    progress: bool | None,
+    total: int,
+    desc: str,
+) -> Generator[tuple[range, T], None, None]:
+    """The results of a task for each group, in order, with a progress bar; threads work at most
+    `workers` + 1 groups ahead; 0: this thread. They have ended when the generator is closed.
+    """
+    with progress_bar(progress, total=total, desc=desc, unit="sample") as bar:
+        if not workers:
+            for group in groups:
+                yield group, task(group)
+                bar.update(len(group))
+            return
+        pool = ThreadPoolExecutor(workers, "headrace-pack")
+        try:
+            begun = ((group, pool.submit(task, group)) for group in groups)
+            for group, made in in_order(begun, workers + 2):
+                yield group, made
+                bar.update(len(group))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def each_sample(
+    dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]
+) -> list[T | SampleError]:
+    """What is made of each sample of a group: of its number in the dataset, that in its source,
+    and its record. A SampleError is of a sample that may be left out.
+    """
+    whole = dataset.whole_indices(group).tolist()
+    records = dataset.sample_reader.records(whole, dataset.sample_source.read)
+    samples = []
+    for position, index, record in zip(group, whole, records, strict=True):
+        made = record
+        if not isinstance(record, SampleError):
+            made = make(position, index, record)
+        # a callable makes up a sample: that is no matter for a file
+        if isinstance(made, SampleError) and dataset.on_error != "skip":
+            raise made
+        samples.append(made)
+    return samples
+
+
+class Spool:
+    """Samples in a temporary file without a name, one behind the other: a file is laid out when all
+    sizes are known.
+
+    Args:
+        part: beside which the file is, which takes as much room as the samples, and with which it
+            is closed.
+    """
+
+    def __init__(self, part: PartFile) -> None:
+        self._part = part
+        self._fd = part.scratch()
+        self._sizes = list[int]()
+
+    def append(self, *pieces: Any) -> None:
+        """Adds the next sample, of bytes or arrays."""
+        with self._part.explained():
+            for piece in pieces:
+                write_full(self._fd, piece)
+        self._sizes.append(sum(len(piece) for piece in pieces))
+
+    @property
+    def sizes(self) -> IntArray:
+        """Bytes of each sample ([n] int64)."""
+        return np.array(self._sizes, np.int64)
+
+    def reader(self) -> Callable[[range], list[npt.NDArray[np.uint8]]]:
+        """What gives the bytes of the samples of a group; for any thread."""
+        edges = np.concatenate([[0], np.cumsum(self.sizes)])
+
+        def read(group: range) -> list[npt.NDArray[np.uint8]]:
+            first = int(edges[group.start])
+            data = np.empty(int(edges[group.stop]) - first, np.uint8)
+            read_full(self._fd, [data.data], first)
+            return np.split(data, (edges[group.start + 1 : group.stop] - first).tolist())
+
+        return read

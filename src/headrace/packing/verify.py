@@ -33,7 +33,7 @@ from headrace.packing.parts import (
     planned,
     read_manifest,
 )
-from headrace.packing.stream import groups_of, stream
+from headrace.packing.plan import groups_of, stream
 
 _READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
 """What opening a packed file compares with its checksum."""
