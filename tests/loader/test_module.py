@@ -199,11 +199,8 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(module_of: Any, options: dict
     assert other.state_dict() == state
     assert drawn(other.train_dataloader()) == whole[12:]
     assert drawn(other.train_dataloader()) == following
-    adopting = module_of(SquareDataset(), shuffle=False, **options)
     with pytest.raises(StateError, match="another order"):
-        adopting.load_state_dict(state)
-    adopting.load_state_dict(state, strict=False)
-    assert drawn(adopting.train_dataloader()) == whole[12:]
+        module_of(SquareDataset(), shuffle=False, **options).load_state_dict(state)
 
 
 def test_states_of_another_split_and_garbage_are_refused(module_of: Any) -> None:

@@ -44,8 +44,7 @@ from headrace.loader.state import (
     LoaderState,
     Position,
     States,
-    check_data,
-    check_order,
+    check_state,
     is_stateful,
 )
 from headrace.loader.worker.fetch import Fetch, FetchIterable
@@ -418,20 +417,16 @@ class Loader(DataLoader[B]):
 
         Args:
             state: the result of `state_dict()`.
-            strict: False: adopt the saved order if this loader's differs, accept changed data of
-                the same length, and ignore the dataset's own state if it belongs to another job.
+            strict: False: accept changed data of the same length, and ignore the dataset's own
+                state if it belongs to another job.
 
         Raises:
             StateError: the state does not fit; the message has both values.
         """
-        check_data(state, self.fingerprint, self._length, strict)
-        world_size = self.config.world_size or 1
         plan = self._plan
-        adopted = check_order(state, plan.parameters(), world_size, strict)
-        config = self.config.with_(**adopted)
-        if adopted:
-            plan = make_plan(config, self.dataset)
-            check_order(state, plan.parameters(), world_size, strict=False)
+        world_size = self.config.world_size or 1
+        order = plan.parameters()
+        check_state(state, self.fingerprint, self._length, order, world_size, strict)
         at = Position(state["epoch"], state["batches"])
         samples = plan.samples_before(at.batches) if isinstance(plan, RankBatches) else None
         if state.get("samples") != samples:
@@ -450,14 +445,6 @@ class Loader(DataLoader[B]):
             )
         if isinstance(plan, SamplerPlan):
             plan.load_state(*at, state.get("sampler_state"))
-        if adopted:
-            self.config = config
-            self._plan = plan
-            self._pool = None
-            self._memory.reserve_blocks(config, plan)
-            self._reasons.update(dict.fromkeys(adopted, "adopted from the loaded state"))
-            if isinstance(plan, RankBatches) and isinstance(self.sampler, EpochSampler):
-                vars(self.sampler).update(vars(EpochSampler(self, self.dataset, plan)))
         self._states = states
         self._state.load(at, bool(state.get("ended", ends_at(plan, at.batches))))
         self._stats.counts["skipped"] = state.get("skipped") or 0

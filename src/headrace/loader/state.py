@@ -55,61 +55,64 @@ from headrace.errors import StateError, warn
 from headrace.order import BatchRequest
 
 VERSION = 1
-_NONE = type(None)
-# orders that a state can't make another loader take over
-_OWN = ("sampler", "batch_sampler", "iterable", "weights", "balanced")
-_SHUFFLES = (False, True, "block", *_OWN)
-_ADOPTED = ("shuffle", "seed", "interleave", "turns")
-_FIXED = ("workers", "num_samples", "weights", "classes", "replacement", "lengths")
-# integers of a state, and the least that each may be; the second ones may be None
-_INTEGERS = {"version": 1, "epoch": 0, "batches": 0, "global_batch": 1}
-_OPTIONAL = {"length": 0, "samples": 0, "skipped": 0, "interleave": 1, "turns": 1}
-_OTHERS: dict[str, tuple[type, ...]] = {
-    "fingerprint": (str,),
-    "seed": (int,),
-    "shuffle": (bool, str),
-    "skipped_samples": (list, _NONE),
-    "ended": (bool, _NONE),
-}
+# parameters of an order
+_ORDER = ["shuffle", "seed", "interleave", "turns", "blocks", "workers"]
+_ORDER += ["num_samples", "weights", "classes", "replacement", "lengths"]
 
 
-def check_data(state: Any, fingerprint: str, length: int | None, strict: bool) -> None:
-    """Checks that this is a state, and of this dataset.
+def check_state(
+    state: Any,
+    fingerprint: str,
+    length: int | None,
+    order: dict[str, Any],
+    world_size: int,
+    strict: bool,
+) -> None:
+    """Checks that this is a state, of this dataset and of this order.
 
     Raises:
-        StateError: no state; of a later version, or of other data. The message holds both
-            fingerprints.
+        StateError: it does not fit. The message holds both values.
     """
     check_version(state, VERSION, "batches", "a headrace loader")
-    damaged = [name for name, types in _OTHERS.items() if type(state.get(name)) not in types]
-    for name, least in (*_INTEGERS.items(), *_OPTIONAL.items()):
-        value = state.get(name)
-        if value is None and name in _OPTIONAL:
-            continue
-        if type(value) is not int or value < least:
-            damaged.append(name)
-    if not damaged and state["shuffle"] not in _SHUFFLES:
-        damaged.append("shuffle")
-    if damaged:
-        name = damaged[0]
-        raise StateError(
-            f"load_state_dict: the state is damaged: its {name} is {state.get(name)!r}"
+    skipped = state.get("skipped_samples") or []
+    is_sound = isinstance(state.get("fingerprint"), str) and isinstance(skipped, list)
+    is_sound = is_sound and state.get("ended") in (None, True, False)
+    for name in ("epoch", "batches", "global_batch", "skipped"):
+        number = state.get(name, 0 if name == "skipped" else None)
+        is_sound = is_sound and type(number) is int and number >= 0
+    if not is_sound or not all(
+        isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys() for entry in skipped
+    ):
+        raise StateError("load_state_dict: the state is damaged: it is not what state_dict() gave")
+    if state["fingerprint"] != fingerprint or state.get("length") != length:
+        message = (
+            "load_state_dict: the state is of another dataset: its fingerprint is "
+            f"{state['fingerprint']} ({state.get('length')} samples), this dataset's {fingerprint} "
+            f"({length} samples)"
         )
-    for entry in state.get("skipped_samples") or []:
-        if not (isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys()):
-            raise StateError(
-                f"load_state_dict: the state is damaged: its skipped_samples have {entry!r:.80}"
-            )
-    if state["fingerprint"] == fingerprint and state["length"] == length:
-        return
-    message = (
-        "load_state_dict: the state is of another dataset: its fingerprint is "
-        f"{state['fingerprint']} ({state['length']} samples), this dataset's {fingerprint} "
-        f"({length} samples)"
-    )
-    if strict or state["length"] != length:
-        raise StateError(f"{message}. Were files added, removed or renamed?")
-    warn(f"{message}; strict=False: continuing anyway")
+        if strict or state.get("length") != length:
+            raise StateError(f"{message}. Were files added, removed or renamed?")
+        warn(f"{message}; strict=False: continuing anyway")
+    differing = [
+        f"{name} was {state.get(name)!r}, is {order.get(name)!r}"
+        for name in _ORDER
+        if state.get(name) != order.get(name)
+    ]
+    if differing:
+        raise StateError(
+            f"load_state_dict: the state is of another order: {', '.join(differing)}. Build the "
+            "loader as it was (blocks: over the same data in the same layout), or start the epoch "
+            "again"
+        )
+    saved = state["global_batch"]
+    if saved != order["global_batch"]:
+        remedy = f"use batch_size={saved // world_size}"
+        if saved % world_size:
+            remedy = f"use a world size that divides {saved}"
+        raise StateError(
+            f"load_state_dict: the state was saved with a global batch of {saved}, this loader "
+            f"has {order['global_batch']} (batch_size x world_size): {remedy}"
+        )
 
 
 def check_version(state: Any, known: int, name: str, door: str) -> None:
@@ -128,46 +131,6 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
             f"load_state_dict: the state has version {version}, this headrace knows {known}: "
             "upgrade it"
         )
-
-
-def check_order(
-    state: dict[str, Any], own: dict[str, Any], world_size: int, strict: bool
-) -> dict[str, Any]:
-    """The parameters of its order that a loader must take over from a state ({} where they are the
-    same).
-
-    Raises:
-        StateError: it is of another order. The message holds both values.
-    """
-    compared = [*_FIXED, *(name for name in _ADOPTED if name in own)]
-    differing = [name for name in compared if state.get(name) != own.get(name)]
-    text = ", ".join(f"{name} was {state.get(name)!r}, is {own.get(name)!r}" for name in differing)
-    is_other = "shuffle" in differing and not {state["shuffle"], own["shuffle"]}.isdisjoint(_OWN)
-    if is_other or not set(_FIXED).isdisjoint(differing):
-        raise StateError(
-            f"load_state_dict: the state is of another order: {text}. Build the loader as it was"
-        )
-    saved = state["global_batch"]
-    if saved != own["global_batch"]:
-        remedy = f"use batch_size={saved // world_size}"
-        if saved % world_size:
-            remedy = f"use a world size that divides {saved}"
-        raise StateError(
-            f"load_state_dict: the state was saved with a global batch of {saved}, this loader "
-            f"has {own['global_batch']} (batch_size x world_size): {remedy}"
-        )
-    if "shuffle" not in differing and state.get("blocks") != own.get("blocks"):
-        raise StateError(
-            "load_state_dict: the samples are stored in other blocks than when the state was "
-            "saved (the same data in another layout?), and shuffle='block' depends on them: use "
-            "the former layout, or start the epoch again"
-        )
-    if differing and strict:
-        raise StateError(
-            f"load_state_dict: the state is of another order: {text}. Build the loader as it "
-            "was, or pass strict=False to adopt the saved order"
-        )
-    return {name: state.get(name) for name in differing}
 
 
 def is_stateful(part: Any) -> bool:
