@@ -40,10 +40,7 @@ INSIDE = {
     "io/local": "hints gather files folders checksums",
     "io/remote": "options timeouts concurrency http errors fsspec_calls client prefetch",
     "io/cache": "disk_cache blocks contents",
-    "order": """
-        permutation base seeding shares world drawn lanes ranks splits
-        epoch sampler
-    """,
+    "order": "permutation seeding world lanes epoch drawn ranks splits",
     "memory": """
         limits per_process anonymous budget locks lru tree ring store whole
         machine
@@ -59,10 +56,7 @@ INSIDE = {
         cells image columns arrays episodes sparse table text
         shards indexing unnormalized open memory_efficient
     """,
-    "core": """
-        modes decoder threads reader values held ahead options budgeting views splitting
-        dataset batcher
-    """,
+    "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
         pixels augment labels coco decoder columns image
     """,

@@ -28,8 +28,7 @@ from headrace import (
     TextDataset,
     ZarrDataset,
 )
-from headrace.core.modes import ModeName
-from headrace.core.options import CommonOptions
+from headrace.core.options import CommonOptions, ModeName
 from headrace.io.remote.options import DEADLINE, RETRIES, RemoteKeywords
 
 VALID = """\

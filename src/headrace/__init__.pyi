@@ -8,7 +8,7 @@ from headrace.collate import (
     pad_collate as pad_collate,
 )
 from headrace.core.dataset import BaseDataset as BaseDataset
-from headrace.core.modes import LoadingMode as LoadingMode
+from headrace.core.options import LoadingMode as LoadingMode
 from headrace.datasets.arrays import HDF5Dataset as HDF5Dataset, ZarrDataset as ZarrDataset
 from headrace.datasets.columns import ColumnsDataset as ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset as EpisodeDataset

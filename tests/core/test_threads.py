@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from headrace import BaseDataset, SampleError
-from headrace.core import threads as threads_module
-from headrace.core.threads import WorkerThreads, threads_of
+from headrace.core import reader as threads_module
+from headrace.core.reader import WorkerThreads, threads_of
 from tests.core.test_filling import Arrays
 
 

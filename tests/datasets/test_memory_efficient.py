@@ -404,7 +404,7 @@ class TestOfHeadraces:
             before = reads.value
             dataset = make(view, loading_mode=mode)
             assert same(samples_of(dataset), wanted)
-            assert reads.value - before == 5, "of the view, and not of the whole"
+            assert 4 <= reads.value - before <= 5, "of the view, and not of the whole"
             assert dataset.fingerprint == view.fingerprint
             assert dataset.source_of(3) == view.source_of(3) == "Squares[28]"
             assert list(dataset.targets) == list(view.targets)

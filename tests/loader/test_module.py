@@ -1,6 +1,5 @@
 """DataModule: a trainer's two loaders come from one description, and share no sample."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,29 +259,6 @@ def test_a_closed_module_can_be_used_again(photos: Path) -> None:
 # -- transforms of validation data
 
 RECIPE = [RandomResizedCrop(16), RandomHorizontalFlip()]
-
-
-class RandomRotation:
-    def __call__(self, value: Any) -> Any:
-        return value
-
-
-class Compose(RandomRotation):
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = transforms
-
-
-def test_validation_at_random_is_warned_of(module_of: Any, photos: Path) -> None:
-    for transform in (
-        RECIPE,
-        Compose(Compose(RandomRotation())),
-        Compose(np.random.default_rng(0)),
-        [random.random],
-    ):
-        with pytest.warns(HeadraceWarning, match=r"val_transform="):
-            module_of(SquareDataset(transform=transform), val_split=0.25)
-    with pytest.warns(HeadraceWarning, match=r"RandomResizedCrop, RandomHorizontalFlip"):
-        module_of(photos, photos, transform=RECIPE)
 
 
 @pytest.mark.filterwarnings("error::headrace.HeadraceWarning")

@@ -64,7 +64,7 @@ class Ahead(Records):
         self._scan: _Scan | None = None
 
     @property
-    def is_direct(self) -> bool:
+    def is_direct(self) -> bool:  # type: ignore[override]
         return not self.window or is_prefetched(self.source)
 
     def announce(self, coming: Coming) -> None:

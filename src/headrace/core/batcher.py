@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from headrace.memory.ring import empty, outside_slot
 from headrace.order.ranks import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
-if TYPE_CHECKING:
-    from headrace.core.dataset import BaseDataset
-
 Join = Callable[..., Any]
 """Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see
 the samples.
@@ -39,7 +36,7 @@ the samples.
 NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""
 
-
+_log = logging.getLogger(__name__)
 _STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float64}
 """What numbers become as they are stacked, by the kind of their dtype."""
 
@@ -186,9 +183,6 @@ def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:
         return f"sample {index}"
 
 
-_log = logging.getLogger(__name__)
-
-
 class Batcher:
     """Makes the batches of a dataset, in its mode, with a collate function.
 
@@ -208,32 +202,32 @@ class Batcher:
         self._dataset = dataset
         self._collating = collating
         self._variant = decoder
+        decoder = self._decoder = decoder or dataset.sample_decoder
         self._are_held = False  # values, perhaps
         self._are_stored = False  # rows, as they are read
-        self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
         self._row: ArraySpec | None = None
-        decoder = self._decoder
+        self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
         self._own = decoder.own_reader(dataset, collating)
         if self._own is not None:
             self.writes_in_place: bool = self._own.writes_in_place
             return
-        self._pair = decoder.pair_rows(collating) if decoder.makes_plain_samples else None
-        if self._pair is not None:
-            self._row = self._pair[0]
-        elif collating.stacks and decoder.makes_plain_samples and not decoder.splits_targets:
-            self._choose_rows()
+        if decoder.makes_plain_samples:
+            self._pair = decoder.pair_rows(collating)
+            if self._pair is not None:
+                self._row = self._pair[0]
+            elif collating.stacks and not decoder.splits_targets:
+                self._choose_rows()
         self.writes_in_place = self._row is not None
 
     def _choose_rows(self) -> None:
         """Chooses among the ways of making batches of rows."""
-        dataset = self._dataset
+        source = self._dataset.value_source
         decoder = self._decoder
-        held = dataset.value_source.find(Held)
-        self._are_held = held is not None and not dataset.holds_encoded
-        stored = dataset.value_source.row_spec(decoder)
+        self._are_held = isinstance(source, Held)
+        row = source.row_spec(decoder)
         is_copied = decoder.copies and not decoder.draws
-        if is_known(stored) and is_copied and decoder.input_spec(stored) == stored:
-            self._row = stored
+        if is_known(row) and is_copied and decoder.input_spec(row) == row:
+            self._row = row
             self._are_stored = True
             return
         value = decoder.value_spec()
@@ -243,10 +237,6 @@ class Batcher:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batcher, (self._dataset, self._collating, self._variant)
-
-    @property
-    def _decoder(self) -> Decoder:
-        return self._variant or self._dataset.sample_decoder
 
     def explain(self) -> str:
         """The ways of making a batch, in words."""
@@ -312,7 +302,7 @@ class Batcher:
         """Copies, or presents, rows that are all held."""
         dataset = self._dataset
         decoder = self._decoder
-        rows = dataset.value_source.rows(dataset.checked_indices(request))
+        rows = dataset.value_source.rows(dataset.whole_indices(request))
         spec = None if rows is None else decoder.input_spec(rows.spec)
         if rows is None or not is_known(spec):
             return None
@@ -339,7 +329,7 @@ class Batcher:
         """Reads records into their rows of the batch."""
         dataset = self._dataset
         out = empty_rows(len(request), row)
-        indices = dataset.checked_indices(request).tolist()
+        indices = dataset.whole_indices(request).tolist()
         try:
             dataset.value_source.read_into(indices, as_rows(as_array(out)), dataset.access())
         except Exception as error:
@@ -354,7 +344,7 @@ class Batcher:
         if self._pair is not None:
             spec = self._pair[1]
             beside = [None] * len(request) if spec is None else empty_rows(len(request), spec)
-        indices = dataset.checked_indices(request).tolist()
+        indices = dataset.whole_indices(request).tolist()
         write = self._writer(request, as_array(out), beside)
         with dataset.restoring(self._decoder.draws):
             failures = dataset.value_source.each(indices, write, dataset.access())

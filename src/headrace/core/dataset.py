@@ -12,19 +12,22 @@ import operator
 import os
 import time
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_integer, checks_keywords
 from headrace.core.ahead import WINDOW, Ahead
-from headrace.core.budgeting import BlockMemory
 from headrace.core.decoder import Chain, Decoder, JointChain, Overriding, chained
-from headrace.core.held import Held, MachineShare, cached, eager
-from headrace.core.modes import LoadingMode, ModeName
+from headrace.core.held import BlockMemory, Held, MachineShare, cached, eager
 from headrace.core.options import (
+    JointTransform,
+    LoadingMode,
+    ModeName,
+    Transform,
     as_targets,
     blank,
     check_call,
@@ -33,49 +36,46 @@ from headrace.core.options import (
     classes_of,
     describe_call,
     describe_held,
-    explained,
     joined_class,
     passed_arguments,
 )
-from headrace.core.reader import OnError, SampleReader, nothing_readable
-from headrace.core.splitting import JointTransform, Splittable, Transform
-from headrace.core.threads import WorkerThreads
-from headrace.core.values import (
-    Access,
-    Coming,
-    Decoded,
-    Records,
-    Subset,
-    ValueSource,
-    read_many,
-)
+from headrace.core.reader import OnError, SampleReader, WorkerThreads, nothing_readable
+from headrace.core.values import Access, Coming, Decoded, Records, ValueSource, read_many
 from headrace.core.views import (
+    TargetSequence,
     blocks_of_view,
     checked_indices,
     chosen_indices,
     fingerprint_of_view,
-    positions_in,
     targets_of_view,
 )
+from headrace.display import Lines
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
-from headrace.errors import ConfigError, EmptyBatchError, FormatError, SampleError, warn
+from headrace.errors import (
+    ConfigError,
+    EmptyBatchError,
+    FormatError,
+    MissingNameError,
+    SampleError,
+    warn,
+)
 from headrace.formats.describe import Description
 from headrace.formats.source import Source
+from headrace.io.nearest_names import listed_names
 from headrace.io.paths import cache_folder
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
 from headrace.order import EpochOrder, RankBatches, World, detect_world
-from headrace.order.base import Shuffle
-from headrace.order.epoch import DEFAULT_TURNS
+from headrace.order.epoch import DEFAULT_TURNS, Shuffle
 from headrace.order.lanes import lanes_for
-from headrace.order.ranks import BatchRequest, current_request
+from headrace.order.ranks import BatchRequest, check_shared_once, current_request
 from headrace.order.seeding import (
     SampleSeeder,
     preserved_rng,
     rng_states,
     warn_off_main_thread,
 )
-from headrace.order.shares import check_shared_once
+from headrace.order.splits import fold_parts, split_parts
 from headrace.order.world import local_ranks
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
@@ -119,7 +119,7 @@ class _Constructed(ABCMeta):
             return dataset
 
 
-class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
+class BaseDataset(Dataset[Any], metaclass=_Constructed):
     """A map-style dataset over a `Source`, in one of four loading modes. In mode "streaming" it is
     an `IterableDataset`.
 
@@ -189,6 +189,12 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
     """The collate function for these samples, or the name of a registered one. None: the default
     one.
     """
+    targets: Any
+    """One target per sample, or None."""
+    label_columns: Mapping[str, Any] = MappingProxyType({})
+    """The columns of the table of labels, for all samples of the whole dataset. Empty if the
+    labels are not a table.
+    """
     data_path: Any = None
     """The path or paths, as passed. None for a dataset that was made from a `Source`."""
     _owns_source = True
@@ -239,7 +245,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             )
         self.seed = int(seed)
         self.return_index = return_index
-        self.targets: Any = as_targets(targets, len(source))
+        self.targets = as_targets(targets, len(source))
         self.sample_source: Source = source
         self._decoder = sample_decoder or Decoder()
         self._cache_size = cache_size
@@ -431,22 +437,20 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             return self.make_samples(indices)[0]
         length = len(self)
         indices = [index + length if -length <= index < 0 else index for index in indices]
-        seed, epoch, is_plain = self._random_key()
-        return self.make_samples(BatchRequest(indices, seed, epoch), is_plain)[0]
+        return self.make_samples(BatchRequest(indices, *self._random_key()))[0]
 
-    def _random_key(self) -> tuple[int, int, bool]:
-        """Seed and epoch of what is read now: those of a dataset around this one, if there is one;
-        and True if there is none.
+    def _random_key(self) -> tuple[int, int]:
+        """Seed and epoch of what is read now: those of a dataset around this one, if there is
+        one.
         """
         around = current_request()
         if around is None:
-            return self.seed, self.epoch, True
-        return around.seed, around.epoch, False
+            return self.seed, self.epoch
+        return around.seed, around.epoch
 
     def make_samples(
         self,
         request: BatchRequest,
-        is_plain: bool = False,
         error: Exception | None = None,
         decoder: Decoder | None = None,
     ) -> tuple[list[Any], list[int]]:
@@ -454,13 +458,11 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
 
         Args:
             request: the indices, and the epoch that they belong to.
-            is_plain: True under a plain DataLoader, which passes no epoch.
             error: the error of an earlier attempt to make the batch in another way.
             decoder: a variant of the dataset's `sample_decoder`, with the same values.
         """
-        indices = self.checked_indices(request).tolist()
-        values = self.value_source.read(indices, self.access(error))
-        return self.finish(request, values, is_plain, decoder)
+        indices = self.whole_indices(request).tolist()
+        return self.finish(request, self.value_source.read(indices, self.access(error)), decoder)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates over all samples in order; in mode "streaming" over this rank's and worker's
@@ -476,14 +478,14 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         info = get_worker_info()
         worker = 0 if info is None else info.id
         workers = 1 if info is None else info.num_workers
-        seed, epoch, is_plain = self._random_key()
+        seed, epoch = self._random_key()
         order = self.epoch_order("block", seed, epoch, STREAM_GROUP * world.world_size)
         batches = RankBatches(order, world.rank, world.world_size, STREAM_GROUP)
         for step in range(worker, len(batches), workers):
             self.prefetch((seed, epoch, worker), range(step, len(batches), workers), batches)
             request = BatchRequest(batches.batch(step).tolist(), seed, epoch, step)
             with contextlib.suppress(EmptyBatchError):
-                yield from self.make_samples(request, is_plain)[0]
+                yield from self.make_samples(request)[0]
 
     @property
     def epoch(self) -> int:
@@ -508,7 +510,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         chosen = chosen_indices(indices, len(self))
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._value_source = Subset(self.value_source, chosen)
+        view._value_source = self.value_source
         view._chosen = self.whole_indices(chosen)
         if "split_target" in self._overridden and self._whole is None:
             view._whole = self
@@ -540,6 +542,116 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             view.transforms = joint
             view._arguments = {**self._arguments, "transforms": given}
         return view
+
+    @overload
+    def split(
+        self,
+        fraction: float,
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
+    ) -> tuple[Self, Self]: ...
+    @overload
+    def split(
+        self,
+        fraction: Sequence[float],
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
+    ) -> tuple[Self, ...]: ...
+    @checks_keywords
+    def split(
+        self,
+        fraction: float | Sequence[float],
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
+    ) -> tuple[Self, ...]:
+        """Splits the dataset into disjoint views that together contain all samples. Each view is in
+        index order.
+
+        Args:
+            fraction: fraction of the samples in the first of two views (rounded), or a list with
+                the fraction of each view (``[.7, .15, .15]``).
+            seed: any integer.
+            stratify: one label per sample, the name of a column of the table of labels, or True for
+                `targets`. Each view gets its fraction of the samples of each label.
+            groups: one group per sample, such as a patient, or the name of a column of these.
+                Samples of a group stay together, so fractions are approximate.
+            val_transform: transform of all views but the first; [] for none. None: the views keep
+                the dataset's transform.
+
+        Raises:
+            ConfigError: an argument is invalid, or a view would have no samples.
+        """
+        if not isinstance(fraction, (Sequence, np.ndarray)):
+            fraction = [fraction, 1 - fraction]
+        parts = split_parts(
+            len(self),
+            list(fraction),
+            seed,
+            stratify=self._labels("stratify", stratify),
+            groups=self._labels("groups", groups),
+        )
+        views = [self.subset(part) for part in parts]
+        if val_transform is not None:
+            views[1:] = [view.with_transform(val_transform) for view in views[1:]]
+        return tuple(views)
+
+    @checks_keywords
+    def folds(
+        self,
+        k: int,
+        seed: int = 42,
+        *,
+        stratify: Any = None,
+        groups: Any = None,
+        val_transform: Transform = None,
+    ) -> list[tuple[Self, Self]]:
+        """Returns pairs of training and validation views for k-fold cross-validation.
+
+        Each sample is in exactly one validation view. The other arguments are those of `split`.
+        """
+        labels = self._labels("stratify", stratify)
+        members = self._labels("groups", groups)
+        pairs = []
+        for part in fold_parts(len(self), k, seed, stratify=labels, groups=members):
+            val = self.subset(part)
+            if val_transform is not None:
+                val = val.with_transform(val_transform)
+            pairs.append((self.subset(np.delete(np.arange(len(self)), part)), val))
+        return pairs
+
+    def _labels(self, name: str, given: Any) -> Any:
+        """What the argument of that name of `split` means: one value a sample, as they were given,
+        or of the column that was named, or for True the targets.
+        """
+        columns = self.label_columns
+        about = f"{name}={given!r}: this {type(self).__name__}"
+        if name == "stratify" and given is True:
+            if self.targets is not None and not isinstance(self.targets, TargetSequence):
+                return self.targets
+            named = f", or the name of one of its columns ({', '.join(columns)})" if columns else ""
+            raise ConfigError(
+                f"{about} has no targets that are single labels: pass a label for each "
+                f"sample{named}"
+            )
+        if not isinstance(given, str):
+            return given
+        if not columns:
+            raise ConfigError(f"{about} has no table of labels: pass a label for each sample")
+        if given not in columns:
+            raise MissingNameError(
+                f"{name}: the table of labels has no column {given!r}; it has "
+                f"{listed_names(columns, given, repr)}"
+            )
+        return targets_of_view(columns[given], self.whole_indices(np.arange(len(self))))
 
     def source_of(self, index: int) -> str:
         """The location of a sample: its path, or file and row."""
@@ -573,10 +685,23 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
 
     def explain(self) -> str:
         """Describes how samples are read, what is cached, and the state of the memory budget."""
-        stats: dict[str, int] = {}
-        if self._value_source is not None:
-            stats = self._value_source.stats()
-        return explained(self, stats)
+        held = "decoded samples are held, shared by all workers"
+        if self.holds_encoded:
+            held = "records as stored are held, shared by all workers"
+        held = {
+            LoadingMode.LAZY: "nothing is held",
+            LoadingMode.STREAMING: "only the read-ahead window is held",
+        }.get(self.loading_mode, held)
+        lines = [
+            f"{type(self).__name__}: {len(self):,} samples from "
+            f"{type(self.sample_source).__name__}",
+            f"loading_mode {self.loading_mode}: {held}",
+            *(f"{name}: {way}" for name, way in self.sample_source.describe().ways.items()),
+        ]
+        stats = {} if self._value_source is None else self._value_source.stats()
+        if stats:
+            lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))
+        return Lines("\n".join([*lines, self.budget.explain()]))
 
     def close(self) -> None:
         """Frees what is cached and closes the files that are open in this process. The dataset
@@ -655,7 +780,8 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             batches: the rank's batches of the epoch.
         """
         segments = batches.order.segments if self.block_memory.prefetches_whole else None
-        self.value_source.announce(Coming(key, steps, batches.some, segments))
+        coming = Coming(key, steps, batches.some, segments, self.whole_indices)
+        self.value_source.announce(coming)
 
     def access(self, earlier: Exception | None = None) -> Access:
         """What this dataset or view brings along when it reads from its `value_source`.
@@ -664,14 +790,6 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             earlier: why the samples could not be read in another way before.
         """
         return Access(self.sample_reader, self.sample_decoder, earlier)
-
-    def checked_indices(self, indices: Any) -> IntArray:
-        """Indices of this dataset or view ([n] int64). Negative ones count from the end.
-
-        Raises:
-            IndexError: an index is out of range.
-        """
-        return checked_indices(indices, len(self))
 
     def whole_indices(self, indices: Any) -> IntArray:
         """Converts indices of this dataset or view to record numbers of the source. Negative
@@ -690,39 +808,28 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         """
         if self._value_source is None:
             self._value_source = self.make_value_source()
-            if self._chosen is not None and self._chosen is not self._held_of:
-                positions = positions_in(self._held_of, self._chosen)
-                self._value_source = Subset(self._value_source, positions)
         return self._value_source
 
     def make_value_source(self) -> ValueSource:
         """The source of the decoded values of the whole dataset, in its loading mode."""
-        values: ValueSource
+        source = self.sample_source
         if self.loading_mode is LoadingMode.STREAMING:
             window = min(WINDOW, self.budget.available // 32)  # of each worker
-            values = Ahead(self.sample_source, window)
-        else:
-            values = Records(self.sample_source)
-        holds = self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED)
-        holds_encoded = holds and self.holds_encoded
-        if not holds_encoded:
-            values = Decoded(values)
-        length = len(self.sample_source)
-        nbytes = None
-        if self._held_of is not None:
-            values = Subset(values, self._held_of)
-            length = len(self._held_of)
-        elif holds:
-            nbytes = self.held_nbytes()
-        if not holds:
-            return values
+            return Decoded(Ahead(source, window))
+        values: ValueSource = Records(source)
+        if self.loading_mode is LoadingMode.LAZY:
+            return Decoded(values)
         reader = self.sample_reader.another()
         access = Access(reader, self.sample_decoder)
+        nbytes = self.held_nbytes() if self._held_of is None else None
+        spec = None
+        if not self.holds_encoded:
+            values = Decoded(values)
+            spec = access.decoder.value_spec()
         load = functools.partial(read_many, values, access=access)
-        spec = None if holds_encoded else access.decoder.value_spec()
-        values = self.hold(values, length, load, nbytes, spec)
+        held = self.hold(values, len(source), load, nbytes, spec)
         self.sample_reader.counts["errors"] += reader.counts["errors"]
-        return Decoded(values, self._held_of) if holds_encoded else values
+        return Decoded(held) if self.holds_encoded else held
 
     def hold(
         self,
@@ -752,6 +859,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             self.budget,
             nbytes,
             self._progress,
+            chosen=self._held_of,
             threads=None if self.sample_source.thread_safe else 1,
             share=share,
             spec=spec,
@@ -817,11 +925,7 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         self._has_warned = False
 
     def finish(
-        self,
-        request: BatchRequest,
-        values: list[Any],
-        is_plain: bool = False,
-        decoder: Decoder | None = None,
+        self, request: BatchRequest, values: list[Any], decoder: Decoder | None = None
     ) -> tuple[list[Any], list[int]]:
         """The samples of a batch without those that are left out, and the index of each.
 
@@ -829,7 +933,6 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             request: names the samples.
             values: for each the decoded value, or a SampleError. Emptied: decoded and finished
                 samples of a whole batch need not be there at once.
-            is_plain: True under a plain DataLoader, which names no epoch.
             decoder: a variant of the dataset's `sample_decoder`, with the same values.
 
         Raises:
@@ -838,34 +941,26 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
         is_random = self.is_random
         decoder = decoder or self.sample_decoder
         reader = self.sample_reader
-        may_repeat = is_plain and is_random and self._may_repeat_draws(len(request))
         failure: SampleError | None = None
         last: Key | None = None
         samples: list[Any] = []
         indices: list[int] = []
-        seconds = [0.0] * len(values)
+        start = time.perf_counter()
         with self.restoring(is_random):
-            start = time.perf_counter()
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 values[number] = None
                 if not isinstance(value, SampleError):
                     last = self._key(request, number)
                     value = self._finish(decoder, index, value, last if is_random else None)
+                made = [value]
                 if isinstance(value, SampleError):
                     failure = failure or value
                     made = reader.replacement(index, self.source_of(index), value)
-                    samples += made
-                    indices += [index] * len(made)
-                else:
-                    samples.append(value)
-                    indices.append(index)
-                now = time.perf_counter()
-                seconds[number] = now - start
-                start = now
-            reader.count_each("transform", seconds)
-            reader.counts["transform_seconds"] += sum(seconds)  # type: ignore[assignment]
-            if last is not None and may_repeat and not self._has_warned:
-                self._warn_of_repeats(last)
+                samples += made
+                indices += [index] * len(made)
+            reader.count_seconds("transform_seconds", start)
+            if is_random and last is not None and current_request() is None:
+                self._warn_of_repeats(len(request), last)
         if failure is not None and not samples:
             raise nothing_readable(failure, len(request))
         return samples, indices
@@ -956,17 +1051,14 @@ class BaseDataset(Splittable, Dataset[Any], metaclass=_Constructed):
             self._is_untried = True
         return self._seeder
 
-    def _may_repeat_draws(self, count: int) -> bool:
-        """Counts samples under a plain DataLoader. True if no epoch was set and more samples
-        were requested than the source has.
+    def _warn_of_repeats(self, count: int, key: Key) -> None:
+        """Under a plain DataLoader: counts samples, and warns once if an epoch that nobody names
+        begins again, and the transforms of the last sample drew anything: they draw the same again.
         """
         self._served.value += count
-        return self._epoch.value < 0 and self._served.value > len(self.sample_source)
-
-    def _warn_of_repeats(self, key: Key) -> None:
-        """Warns if the transforms of the last sample drew anything: they draw the same in each
-        epoch that nobody names.
-        """
+        is_first = self._served.value <= len(self.sample_source)
+        if is_first or self._epoch.value >= 0 or self._has_warned:
+            return
         self._has_warned = True
         after = rng_states()
         self.seeder()(*key)

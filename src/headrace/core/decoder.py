@@ -156,10 +156,6 @@ class Decoder:
         """Bytes of one sample without transforms. None: unknown, or they differ between samples."""
         return None
 
-    def random_steps(self) -> list[Any]:
-        """The built-in steps that draw random numbers."""
-        return []
-
     # -- variants
 
     def with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
@@ -202,7 +198,6 @@ _NEVER_OVERRIDDEN = (
     "draw",
     "write_input",
     "placed",
-    "random_steps",
 )
 """What the class of a dataset leaves to its decoder."""
 

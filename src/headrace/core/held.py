@@ -1,5 +1,5 @@
-"""Eager and cached: values held in memory that all workers of a process share, or all ranks of a
-machine.
+"""What is held in memory: values in modes "eager" and "cached", which all workers of a process
+share, or all ranks of a machine; and the blocks of the storage that are in use.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import operator
 import pickle
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.decoder import Decoder
-from headrace.core.values import Access, Use, ValueSource, as_it_is
+from headrace.core.values import Access, Use, ValueSource, used
 from headrace.display import progress_bar
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, WriteError
-from headrace.formats.source import Rows as WritableRows, row_at
+from headrace.formats.source import Rows as WritableRows, Source, is_prefetched, row_at
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
@@ -35,6 +36,8 @@ SHARE = 0.75
 """Share of the remaining budget that a cache takes if its size is not known in advance. The rest
 is for batches and prefetching.
 """
+CHUNK_BYTES = 64 << 20
+"""Decoded chunks that each process caches where the order does not say how many are of use."""
 Load = Callable[[Sequence[int]], list[Any]]
 """Reads values by index; a SampleError for each that can't be read and may be left out."""
 
@@ -42,6 +45,8 @@ _GROUP = 32
 _MEASURED = 32
 _MOST = 4096
 _MOST_BYTES = 256 << 10  # of small rows that are read together
+_Shares = MutableMapping[Any, tuple[int, Reservation]]
+"""By owner, as long as it lives: bytes for each of its processes, and what is reserved for all."""
 
 
 class MachineShare(NamedTuple):
@@ -65,7 +70,6 @@ class Held(ValueSource):
         store: holds them.
         reserved: what is reserved for the store.
         ranks: number of processes that share the store.
-        errors: by index, those of samples that can't be read.
         is_cache: True if the store may give its room to others.
         is_auto: True if the store may choose what it evicts.
     """
@@ -77,15 +81,15 @@ class Held(ValueSource):
         reserved: Reservation,
         ranks: int = 1,
         *,
-        errors: dict[int, SampleError] | None = None,
         is_cache: bool = False,
         is_auto: bool = False,
     ) -> None:
         super().__init__(parent)
         self.store: SampleStore | None = store  # None: closed
+        self.errors: dict[int, SampleError] = {}
+        """By index, those of samples that can't be read."""
         self._reserved: Reservation | None = reserved
         self._ranks = ranks
-        self._errors = errors or {}
         self._is_cache = is_cache
         self._is_auto = is_auto
         self._watch = PressureWatch()
@@ -93,13 +97,14 @@ class Held(ValueSource):
     def get(self, indices: Sequence[int]) -> list[Any]:
         """Returns for each index a copy of the held value, the error of the sample, or MISSING."""
         store = self.store
-        values = [MISSING] * len(indices)
-        if store is not None:
+        if store is None:
+            values = [MISSING] * len(indices)
+        else:
             self._follow_pressure(store)
             values = [store.get(index) for index in indices]
-        if self._errors:
+        if self.errors:
             pairs = zip(indices, values, strict=True)
-            return [self._errors.get(index, value) for index, value in pairs]
+            return [self.errors.get(index, value) for index, value in pairs]
         return values
 
     def admit(self, index: int, value: Any) -> None:
@@ -108,50 +113,33 @@ class Held(ValueSource):
             self.store.put(index, value)
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        made = self.get(indices)
-        missing = [position for position, value in enumerate(made) if value is MISSING]
-        held = [position for position, value in enumerate(made) if value is not MISSING]
-        access.reader.counts["cache_hits"] += len(held)
-        if held and use is not as_it_is:
-
-            def present(number: int) -> Any:
-                value = made[held[number]]
-                return value if isinstance(value, SampleError) else use(held[number], value)
-
-            results = access.reader.timed("decode", present, len(held), held)
-            for position, result in zip(held, results, strict=True):
-                made[position] = result
+        values = self.get(indices)
+        missing = [position for position, value in enumerate(values) if value is MISSING]
+        access.reader.counts["cache_hits"] += len(values) - len(missing)
         if missing:
-            wanted = [indices[position] for position in missing]
-
-            def admit(number: int, value: Any) -> Any:
-                self.admit(wanted[number], value)
-                return use(missing[number], value)
-
-            results = self.parent.each(wanted, admit, access._replace(positions=missing))
-            for position, result in zip(missing, results, strict=True):
-                made[position] = result
-        return made
+            read = self.parent.read([indices[position] for position in missing], access)
+            for position, value in zip(missing, read, strict=True):
+                values[position] = value
+                if not isinstance(value, SampleError):
+                    self.admit(indices[position], value)
+        return used(values, use, access)
 
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         return self.parent.row_spec(decoder)
 
     def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
-        held = self.get(indices)
-        missing = [position for position, value in enumerate(held) if value is MISSING]
+        values = self.get(indices)
+        missing = [position for position, value in enumerate(values) if value is MISSING]
         if missing:
             wanted = [indices[position] for position in missing]
-            some = rows
-            if len(missing) < len(held):
-                some = [row_at(rows, position) for position in missing]
-            self.parent.read_into(wanted, some, access)
-        for position, value in enumerate(held):
+            self.parent.read_into(wanted, [row_at(rows, n) for n in missing], access)
+        for position, value in enumerate(values):
             row = row_at(rows, position)
             if value is MISSING:
                 self.admit(indices[position], row)
             else:
                 row[...] = value
-        access.reader.counts["cache_hits"] += len(held) - len(missing)
+        access.reader.counts["cache_hits"] += len(values) - len(missing)
 
     def rows(self, indices: IntArray) -> Rows | None:
         store = self.store
@@ -159,6 +147,63 @@ class Held(ValueSource):
             return None
         self._follow_pressure(store)
         return store.rows(indices)
+
+    def fill(
+        self,
+        load: Load,
+        groups: Sequence[Sequence[int]],
+        threads: int,
+        progress: bool | None,
+    ) -> None:
+        """Loads those of some values that are not held yet, by so many threads."""
+        store = self.store
+        assert store is not None
+        total = sum(map(len, groups))
+        bar = progress_bar(progress, total=total, desc="eager: reading", unit="sample")
+        with bar, ThreadPoolExecutor(threads, "headrace-eager") as pool:
+
+            def load_group(group: Sequence[int]) -> None:
+                missing = [index for index in group if index not in store]
+                missing = [index for index in missing if index not in self.errors]
+                if missing:
+                    self.put(dict(zip(missing, load(missing), strict=True)), total)
+                bar.update(len(group))
+
+            tasks = [pool.submit(load_group, group) for group in groups]
+            try:
+                done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def put(self, values: dict[int, Any], total: int) -> None:
+        """Holds all of some values, of so many in all; errors of samples beside them.
+
+        Raises:
+            BudgetError: there is no room for them.
+            WriteError: the file that all ranks share can't be written.
+        """
+        store = self.store
+        assert store is not None
+        sound = {}
+        for index, value in values.items():
+            if isinstance(value, SampleError):
+                self.errors[index] = value
+            else:
+                sound[index] = value
+        if not sound or store.put_many(list(sound), list(sound.values())):
+            return
+        if store.write_error is not None:
+            raise WriteError(
+                "loading_mode='eager': the file that all ranks share can't be written: "
+                f"{store.write_error}"
+            )
+        raise BudgetError(
+            f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
+            f"{total:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
+            "or raise max_memory_usage"
+        )
 
     def _follow_pressure(self, store: SampleStore) -> None:
         """Evicts values where memory is short, and lets a store that did so grow again when it is
@@ -199,7 +244,7 @@ class Held(ValueSource):
             raise TypeError(f"the samples held by {type(self).__name__} stay behind in a pickle")
         # a pickle of an exception leaves out its cause, which `on_error` callables are given
         causes: dict[int, BaseException | None] = {}
-        for index, error in self._errors.items():
+        for index, error in self.errors.items():
             with contextlib.suppress(Exception):
                 pickle.loads(pickle.dumps(error.__cause__))
                 causes[index] = error.__cause__
@@ -207,7 +252,7 @@ class Held(ValueSource):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for index, cause in state.pop("causes").items():
-            state["_errors"][index].__cause__ = cause
+            state["errors"][index].__cause__ = cause
         self.__dict__.update(state)
 
 
@@ -246,8 +291,7 @@ def cached(
         capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
     if most is not None:
         capacity = min(capacity, most // ranks)
-    evicts = "lru" if policy == "lru" else "keep"
-    store = _make_store(share, length, capacity, evicts, items)
+    store = _make_store(share, length, capacity, "lru" if policy == "lru" else "keep", items)
     needed = -(-store.capacity // ranks) + table  # of an open store its own
     reserved = budget.reserve(min(needed, budget.available), "cached samples")
     return Held(parent, store, reserved, ranks, is_cache=True, is_auto=policy == "auto")
@@ -278,15 +322,14 @@ def _make_store(
     capacity: int,
     policy: str = "keep",
     max_items: int | None = None,
-    rows: bool = True,
 ) -> SampleStore:
     """A store of this rank alone; or one of all ranks of the machine, each of which brings
     `capacity` bytes of its budget.
     """
     if share is None:
-        return SampleStore(length, capacity, policy, max_items, rows=rows)
+        return SampleStore(length, capacity, policy, max_items)
     return open_machine_store(
-        share.folder, share.key, length, capacity * share.ranks, policy, max_items, rows
+        share.folder, share.key, length, capacity * share.ranks, policy, max_items
     )
 
 
@@ -301,6 +344,7 @@ def eager(
     nbytes: int | None = None,
     progress: bool | None = None,
     *,
+    chosen: IntArray | None = None,
     threads: int | None = None,
     share: MachineShare | None = None,
     spec: ArraySpec | None = None,
@@ -314,6 +358,7 @@ def eager(
         budget: memory budget.
         nbytes: bytes of all values. None: not known before they are read.
         progress: show a progress bar. None: only on a terminal.
+        chosen: indices of the only ones that are held. None: all are.
         threads: number of threads that call `load`. None: one per usable CPU.
         share: a store that all ranks of the machine fill together. None: a store of this rank.
         spec: shape and dtype of all values, if they are arrays of one kind. If one differs, all are
@@ -323,155 +368,185 @@ def eager(
         BudgetError: they don't fit the budget.
         WriteError: the file that all ranks share can't be written.
     """
-    filling = _Filling(length, load, budget, share)
-    filling.nbytes = nbytes
-    filling.progress = progress
-    filling.threads = threads or usable_cpus()
-    if spec is not None and nbytes is not None:
-        filling.layout = Layout.of(spec)
+    numbers = range(length) if chosen is None else distinct(chosen).tolist()
+    ranks = 1 if share is None else share.ranks
+    size = _GROUP
+    first: dict[int, Any] = {}
+    layout = None if spec is None or nbytes is None else Layout.of(spec)
+    if layout is not None:
+        needed = len(numbers) * layout.entry + TABLE * length + (1 << 20)
+        size = min(_MOST, max(_GROUP, _MOST_BYTES // layout.entry))
+    elif nbytes is None:
+        first, needed = _measured(load, numbers, budget.available)
+    else:
+        needed = nbytes + len(numbers) * OVERHEAD + (1 << 20)
+    part = -(-needed // ranks)
+    if not budget.fits(part):
+        raise BudgetError(
+            f"loading_mode='eager' needs {format_size(needed)} for {len(numbers):,} samples, "
+            f"and {format_size(budget.available)} are left of the budget: take "
+            "loading_mode='cached' or 'lazy', or raise max_memory_usage.\n"
+            f"{budget.explain()}"
+        )
+    reserved = budget.reserve(part, "eager samples")
     try:
-        filling.fill()
-    except _UnlikeError:
-        filling.layout = None
-        filling.may_be_rows = False
-        filling.fill()
-    return Held(parent, filling.store, filling.reserved, filling.ranks, errors=filling.errors)
+        store = _make_store(share, length, budget.available + part)
+        held = Held(parent, store, reserved, ranks)
+        held.put(first, len(numbers))
+        first.clear()
+        groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        # each rank begins elsewhere, and skips what the others have read by then
+        begin = 0 if share is None else len(groups) * share.rank // ranks
+        groups = groups[begin:] + groups[:begin]
+        held.fill(load, groups, threads or usable_cpus(), progress)
+        if store.is_mixed and len(store) + len(held.errors) < len(numbers):
+            # rows that left for a value of another kind are read again
+            held.fill(load, groups, threads or usable_cpus(), progress)
+        taken = -(-store.nbytes // ranks)
+        if nbytes is None or taken > part:
+            reserved.resize(taken)
+    except BaseException:
+        reserved.close()
+        raise
+    return held
 
 
-class _UnlikeError(Exception):
-    """A sample is no array of the shape and dtype of those before it."""
+def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[int, Any], int]:
+    """Values spread over the dataset, and the bytes of all that follow from them."""
+    spread = np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers)))
+    picked = [numbers[place] for place in distinct(spread.astype(int)).tolist()]
+    first = dict(zip(picked[:1], load(picked[:1]), strict=True)) if picked else {}
+    nbytes = _nbytes_of(first)
+    # the first one says how many may be read at once
+    more = picked[1 : 1 + available // nbytes] if nbytes else picked[1:]
+    if more:
+        first.update(zip(more, load(more), strict=True))
+    sound = sum(not isinstance(value, SampleError) for value in first.values())
+    mean = _nbytes_of(first) / max(1, sound)
+    return first, int(mean * len(numbers) * 1.05) + (1 << 20)
 
 
-class _Filling:
-    """Reads all values into a store; see `eager`."""
+def _nbytes_of(values: dict[int, Any]) -> int:
+    """Bytes that a store takes for values."""
+    return sum(
+        SampleStore.nbytes_of(value)
+        for value in values.values()
+        if not isinstance(value, SampleError)
+    )
 
-    store: SampleStore
-    reserved: Reservation
-    nbytes: int | None = None
-    progress: bool | None = None
-    threads: int = 1
-    layout: Layout | None = None
-    """Of all values, if it is known."""
-    may_be_rows = True
 
-    def __init__(
-        self, length: int, load: Load, budget: MemoryBudget, share: MachineShare | None
-    ) -> None:
-        self.length = length
-        self.load = load
-        self.budget = budget
-        self.share = share
-        self.ranks: int = 1 if share is None else share.ranks
-        self.errors: dict[int, SampleError] = {}
+# -- blocks
 
-    def fill(self) -> None:
-        """Sets `store` and `reserved`.
+
+class BlockMemory:
+    """What is reserved for the blocks of a source. A dataset and its views share it.
+
+    Args:
+        source: whose blocks they are.
+        streams: True if the dataset's mode is streaming, which prefetches.
+        budget: in which it is reserved.
+    """
+
+    def __init__(self, source: Source, streams: bool, budget: MemoryBudget) -> None:
+        self._source = source
+        self._streams = streams
+        self._budget = budget
+        self._held = 0
+        self.prefetches_whole = False
+        """True if there is room to prefetch remote blocks as a whole."""
+        self.stays_decoded = False
+        """True if there is room for all blocks of a table, which each process decodes once for
+        all epochs.
+        """
+        self._begin()
+
+    def _begin(self) -> None:
+        self._chunks: _Shares = weakref.WeakKeyDictionary()
+        self._fetched: _Shares = weakref.WeakKeyDictionary()
+
+    def settle(self) -> None:
+        """Reserves memory for whoever reads without a Loader, which knows its order.
 
         Raises:
-            _UnlikeError: a value does not have the layout, or rows had to leave for another one.
+            BudgetError: not even one chunk fits the budget.
         """
-        self.errors.clear()
-        budget = self.budget
-        first: dict[int, Any] = {}
-        if self.layout is not None:
-            needed = self.length * (self.layout.entry + TABLE) + (1 << 20)
-        elif self.nbytes is None:
-            first, needed = self._measure(budget.available)
-        else:
-            needed = self.nbytes + self.length * OVERHEAD + (1 << 20)
-        part = -(-needed // self.ranks)
-        if not budget.fits(part):
+        block = self._source.block_nbytes
+        budget = self._budget
+        if block > budget.limit:
             raise BudgetError(
-                f"loading_mode='eager' needs {format_size(needed)} for {self.length:,} samples, "
-                f"and {format_size(budget.available)} are left of the budget: take "
-                "loading_mode='cached' or 'lazy', or raise max_memory_usage.\n"
-                f"{budget.explain()}"
+                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
+                f"decoded, and the memory budget is {format_size(budget.limit)}: pack the data "
+                "again in smaller chunks, or raise max_memory_usage"
             )
-        self.reserved = budget.reserve(part, "eager samples")
-        capacity = budget.available + part if self.nbytes is None else part
-        try:
-            self.store = _make_store(self.share, self.length, capacity, rows=self.may_be_rows)
-            self._put(first)
-            first.clear()
-            self._load_all()
-            if self.nbytes is None:
-                self.reserved.resize(-(-self.store.nbytes // self.ranks))
-        except BaseException:
-            self.reserved.close()
-            raise
+        if block:
+            most = budget.available // 8
+            wanted = max(CHUNK_BYTES, block)
+            if self._source.decoded_nbytes <= most:
+                wanted = max(wanted, self._source.decoded_nbytes)
+            self.hold_chunks(min(wanted, most))
+        two = self.remote_nbytes(2)
+        if two:
+            self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
-    def _measure(self, available: int) -> tuple[dict[int, Any], int]:
-        """Values spread over the dataset, and the bytes of all that follow from them."""
-        spread = np.linspace(0, self.length - 1, min(_MEASURED, self.length))
-        picked = distinct(spread.astype(int)).tolist()
-        first: dict[int, Any] = {}
-        total = 0
-        count = 0
-        for part in (picked[:1], picked[1:]):
-            if total:  # the first one says how many may be read at once
-                part = part[: available // total]
-            if not part:
-                continue
-            for index, value in zip(part, self.load(part), strict=True):
-                first[index] = value
-                if not isinstance(value, SampleError):
-                    total += SampleStore.nbytes_of(value)
-                    count += 1
-        return first, int(total / max(1, count) * self.length * 1.05) + (1 << 20)
+    def hold_chunks(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
+        """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded
+        chunks; a BudgetError, if they don't fit. Of several owners the largest number counts.
+        """
+        self._held = self._reserve(self._chunks, "decoded chunks", nbytes, workers, owner)
+        self._source.hold_chunks(self._held)
+        self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
 
-    def _load_all(self) -> None:
-        size = _GROUP
-        if self.layout is not None:
-            size = min(_MOST, max(_GROUP, _MOST_BYTES // self.layout.entry))
-        starts = range(0, self.length, size)
-        groups = [range(start, min(start + size, self.length)) for start in starts]
-        # each rank begins elsewhere, and skips what the others have read by then
-        if self.share is not None:
-            begin = len(groups) * self.share.rank // self.ranks
-            groups = groups[begin:] + groups[:begin]
-        bar = progress_bar(self.progress, total=self.length, desc="eager: reading", unit="sample")
-        with bar, ThreadPoolExecutor(self.threads, "headrace-eager") as pool:
+    def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
+        """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
+        fetches what each batch takes.
+        """
+        nbytes = self._reserve(self._fetched, "blocks fetched ahead", nbytes, workers, owner)
+        self.prefetches_whole = nbytes > 0
+        if is_prefetched(self._source):
+            self._source.files.hold_prefetched(nbytes)
 
-            def load_group(group: range) -> None:
-                missing = [i for i in group if i not in self.store and i not in self.errors]
-                if missing:
-                    self._put(dict(zip(missing, self.load(missing), strict=True)))
-                bar.update(len(group))
+    def _reserve(self, shares: _Shares, what: str, nbytes: int, workers: int, owner: Any) -> int:
+        """Reserves what an owner needs instead of what it had, which without a Loader is this
+        dataset; returns the bytes that each process may hold.
+        """
+        shares.pop(self, None)
+        shares.pop(owner or self, None)
+        if nbytes:
+            reservation = self._budget.reserve(nbytes * max(1, workers), what)
+            shares[owner or self] = (nbytes, reservation)
+        return max((each for each, _ in shares.values()), default=0)
 
-            tasks = [pool.submit(load_group, group) for group in groups]
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Meanwhile all samples are read in order: a block stays decoded until they have passed
+        it, if the budget has room for one.
+        """
+        more = self._source.block_nbytes - self._held
+        if more <= 0 or not self._budget.fits(more):
+            yield  # else it is decoded as often as it is read
+            return
+        with self._budget.reserve(more, "decoded chunks"):
+            self._source.hold_chunks(self._held + more)
             try:
-                done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
+                yield
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                self._source.hold_chunks(self._held)
 
-    def _put(self, values: dict[int, Any]) -> None:
-        for index, value in values.items():
-            if isinstance(value, SampleError):
-                self.errors[index] = value
-        sound = values
-        if self.errors:
-            sound = {index: values[index] for index in values if index not in self.errors}
-        if not sound:
-            return
-        store = self.store
-        are_held = store.put_many(list(sound), list(sound.values()))
-        if self.layout is not None:
-            is_unlike = store.layout != self.layout
-        else:
-            is_unlike = self.may_be_rows and store.is_mixed and store.stats()["evicted"] > 0
-        if is_unlike:
-            raise _UnlikeError
-        if are_held:
-            return
-        if store.write_error is not None:
-            raise WriteError(
-                "loading_mode='eager': the file that all ranks share can't be written: "
-                f"{store.write_error}"
-            )
-        raise BudgetError(
-            f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
-            f"{self.length:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or "
-            "'lazy', or raise max_memory_usage"
-        )
+    def remote_nbytes(self, count: int) -> int:
+        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;
+        else 0.
+        """
+        source = self._source
+        if not self._streams or not is_prefetched(source):
+            return 0
+        sizes = source.blocks()
+        if sizes is None or not len(sizes):
+            return 0
+        return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chunks": None, "_fetched": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()  # reservations are of the process that made them

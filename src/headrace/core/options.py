@@ -1,5 +1,5 @@
-"""Arguments of datasets: declared, checked before anything is read, and as they were passed; the
-class of a dataset that streams, and of one that is unpickled.
+"""Arguments of datasets: loading modes and keywords, checked before anything is read, and as they
+were passed; the class of a dataset that streams, and of one that is unpickled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
@@ -19,9 +19,7 @@ from torch.utils.data import IterableDataset
 from headrace.arguments import check_callable, check_names, described, synonyms
 from headrace.core.decoder import chained
 from headrace.core.held import check_cache_size
-from headrace.core.modes import LoadingMode
 from headrace.core.reader import OnError
-from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import entries_of
@@ -32,16 +30,46 @@ from headrace.memory.budget import MemoryBudget
 from headrace.synonyms import LOADER_OPTIONS
 from headrace.tokenizer import shown_tokenizer
 
+ModeName = Literal["lazy", "eager", "cached", "streaming"]
+Transform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
+"""A callable, or several that are applied one after the other. None: no transform."""
+JointTransform = (
+    Callable[[Any, Any], tuple[Any, Any]] | Sequence[Callable[[Any, Any], tuple[Any, Any]]] | None
+)
+"""The same for callables that take input and target."""
+
+
+class LoadingMode(StrEnum):
+    """When samples are read.
+
+    "lazy": at each access. "eager": all at the start. "cached": at the first access, later from
+    memory. "streaming": ahead of the reader, in order.
+    """
+
+    LAZY = "lazy"
+    EAGER = "eager"
+    STREAMING = "streaming"
+    CACHED = "cached"
+
+    @classmethod
+    def of(cls, value: LoadingMode | str) -> LoadingMode:
+        """Returns the mode with that name, in any case.
+
+        Raises:
+            ConfigError: there is no such mode; the message lists all four.
+        """
+        try:
+            return cls(value.lower() if isinstance(value, str) else value)
+        except ValueError:
+            names = ", ".join(repr(m.value) for m in cls)
+            raise ConfigError(f"loading_mode must be one of {names}, not {value!r}") from None
+
 
 class SharedOptions(TypedDict, total=False):
     """Keywords that every dataset takes and no loader takes; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
-    transforms: (
-        Callable[[Any, Any], tuple[Any, Any]]
-        | Sequence[Callable[[Any, Any], tuple[Any, Any]]]
-        | None
-    )
+    transforms: JointTransform
     cache_size: int | str | None
     cache_policy: Literal["auto", "keep", "lru"]
     hold: Literal["decoded", "encoded"] | None
@@ -127,22 +155,6 @@ def describe_call(name: str, arguments: dict[str, Any]) -> str:
         for argument, value in arguments.items()
     ]
     return f"{name}({', '.join(shown)})"
-
-
-def explained(dataset: Any, stats: Mapping[str, int]) -> Lines:
-    """How a dataset's samples are read, what is cached, and where its budget stands."""
-    cached = "records as stored" if dataset.holds_encoded else "decoded samples"
-    what = {"lazy": "nothing is held", "streaming": "only the read-ahead window is held"}
-    lines = [
-        f"{type(dataset).__name__}: {len(dataset):,} samples from "
-        f"{type(dataset.sample_source).__name__}",
-        f"loading_mode {dataset.loading_mode}: "
-        f"{what.get(str(dataset.loading_mode), f'{cached} are held, shared by all workers')}",
-        *(f"{name}: {way}" for name, way in dataset.sample_source.describe().ways.items()),
-    ]
-    if stats:
-        lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))
-    return Lines("\n".join([*lines, dataset.budget.explain()]))
 
 
 def describe_argument(name: str, value: Any) -> str:

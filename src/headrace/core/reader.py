@@ -1,4 +1,6 @@
-"""Reads and decodes samples, and says what becomes of those that can't be read (law 6)."""
+"""Reads and decodes samples, in threads, and says what becomes of those that can't be read
+(law 6).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal
 
+import torch
+from torch.utils.data import get_worker_info
+
 from headrace.core.decoder import Decoder
-from headrace.core.threads import WorkerThreads
 from headrace.errors import (
     AccessError,
     EmptyBatchError,
@@ -18,10 +23,90 @@ from headrace.errors import (
     RemoteError,
     SampleError,
 )
+from headrace.formats.parallel import map_in
 from headrace.formats.source import Source, is_prefetched
 from headrace.io.library_errors import is_of_machine
+from headrace.memory.limits import usable_cpus
+from headrace.memory.per_process import renew_after_fork
+from headrace.order import detect_world
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
+SHARE = 0.75
+"""The part of a machine's cores that loads data; the rest is the training's."""
+_MOST = 8
+_WORTH = 1 << 20  # bytes to copy for each thread that is to take part
+
+
+def threads_of(workers: int, cores: int, ranks: int) -> int:
+    """Threads for each of so many workers, on a machine of so many cores and ranks."""
+    return max(1, min(_MOST, int(SHARE * cores / ranks) // workers))
+
+
+class WorkerThreads:
+    """Threads that decode in a worker, as many as its share of the cores: decoders let go of the
+    interpreter's lock, and threads share the worker's memory. In the training's process, whose
+    cores the training needs, threads that copy what is held, and no more. Started at first use.
+
+    Not shared by processes: a fork, a copy and a pickle begin without.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Begins anew: threads don't survive a fork."""
+        self._decoding = 0  # threads; nobody has looked
+        self._copying = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _look(self) -> None:
+        info = get_worker_info()
+        if info is None:
+            self._decoding = 1
+            self._copying = min(_MOST, torch.get_num_threads())
+        else:
+            ranks = detect_world().local_world_size
+            self._decoding = self._copying = threads_of(info.num_workers, usable_cpus(), ranks)
+        if self._copying > 1:
+            self._pool = ThreadPoolExecutor(self._copying, "headrace-samples")
+
+    def copy(self, function: Callable[[int], Any], count: int, nbytes: int) -> None:
+        """Calls a function that copies, for 0 to count - 1: `nbytes` in all. Not in torch's
+        threads, which wait for each other after every step of a conversion: measured, they gain 10
+        % where these gain 40.
+        """
+        if not self._decoding:
+            self._look()
+        numbers = iter(range(count))
+
+        def work() -> None:
+            for number in numbers:
+                function(number)
+
+        helpers = min(self._copying, nbytes // _WORTH) - 1
+        others = []
+        if self._pool is not None:
+            others = [self._pool.submit(work) for _ in range(helpers)]
+        try:
+            work()
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    def map(self, function: Callable[[int], Any], count: int) -> list[Any]:
+        """What a function gives for 0 to count - 1; raises what it raises for the first of them
+        that fails, when all are done.
+        """
+        if not self._decoding:
+            self._look()
+        if self._decoding == 1 or count < 2 or self._pool is None:
+            return [function(number) for number in range(count)]
+        return map_in(self._pool, self._decoding, function, count)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerThreads, ()
 
 
 class NotTogetherError(Exception):
@@ -76,8 +161,6 @@ class SampleReader:
         """Forgets what was counted."""
         self.counts: Counter[str] = Counter()
         self.skipped: list[tuple[int, str, str]] = []
-        # by stage: the seconds of the slowest sample, and its position in the batch
-        self.slowest: dict[str, tuple[float, int]] = {}
 
     def count_seconds(self, name: str, start: float) -> None:
         """Adds the time since `start` (of `time.perf_counter`)."""
@@ -99,32 +182,7 @@ class SampleReader:
         self.count_seconds("read_seconds", start)
         self.counts["cache_misses"] += count
 
-    def count_each(
-        self, stage: str, seconds: list[float], positions: Sequence[int] | None = None
-    ) -> None:
-        """Notes the slowest sample of a batch in a stage, by the seconds that each one took
-        there, and their positions in the batch (None: in order).
-        """
-        longest = max(seconds, default=0.0)
-        if longest > self.slowest.get(stage, (0.0, 0))[0]:
-            number = seconds.index(longest)
-            self.slowest[stage] = longest, number if positions is None else positions[number]
-
     # -- decoded values
-
-    def timed(
-        self,
-        stage: str,
-        function: Callable[[int], Any],
-        count: int,
-        positions: Sequence[int] | None = None,
-    ) -> list[Any]:
-        """What a function gives for 0 to count - 1, by the threads that decode; notes which sample
-        took longest, see `count_each`.
-        """
-        made, seconds = self.threads.timed_map(function, count)
-        self.count_each(stage, seconds, positions)
-        return made
 
     def decoded(self, index: int, record: Any, decoder: Decoder) -> Any:
         """The decoded value of a record; or a SampleError, which a record may be already."""
@@ -133,26 +191,17 @@ class SampleReader:
         try:
             return decoder.decode(record)
         except Exception as error:
-            raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be decoded", error)
 
     def decode_together(self, items: list[tuple[int, Any]], decoder: Decoder) -> list[Any]:
         """Values of records, some of which may be a SampleError already."""
-        values = [record for _, record in items]
-        sound = [
-            number for number, record in enumerate(values) if not isinstance(record, SampleError)
-        ]
+        sound = [item for item in items if not isinstance(item[1], SampleError)]
 
         def failed(position: int, what: str, error: Exception) -> SampleError:
-            index = items[sound[position]][0]
-            raise_if_of_the_machine(error, index)
-            return self.failed(index, what, error)
+            return self.failed(sound[position][0], what, error)
 
-        for number, value in zip(
-            sound, decoder.decode_batch([items[number] for number in sound], failed), strict=True
-        ):
-            values[number] = value
-        return values
+        values = iter(decoder.decode_batch(sound, failed))
+        return [record if isinstance(record, SampleError) else next(values) for _, record in items]
 
     # -- records
 
@@ -218,13 +267,26 @@ class SampleReader:
                 if error.is_of_server:
                     raise first from None
                 error = first  # which had more patience
-            raise_if_of_the_machine(error, index)
             return self.failed(index, "can't be read", error)
 
     # -- samples that can't be read
 
     def failed(self, index: int, what: str, error: Exception) -> SampleError:
-        """Raises the error of a sample, or gives it where the sample may be left out."""
+        """Raises the error of a sample, or gives it where the sample may be left out.
+
+        Memory, file descriptors or disk space that ran out, or data that were replaced or are
+        denied as a whole, are no fault of a sample: that error is raised as it is.
+        """
+        if isinstance(error, FileChangedError):
+            raise error
+        if isinstance(error, AccessError) and error.is_of_server:
+            raise error
+        if is_of_machine(error):
+            error.add_note(
+                f"headrace: while reading sample {index}, which may be sound: the machine ran out "
+                "of memory, file descriptors or disk space"
+            )
+            raise error
         text = str(error)
         if isinstance(error, OSError) and error.strerror and error.filename is not None:
             text = error.strerror  # its path, which may be bytes, is in `where`
@@ -275,20 +337,3 @@ def _forget_frames(error: BaseException) -> None:
         # a context may also be an error that the caller is handling
         one.__traceback__ = one.__context__ = None
         one = one.__cause__
-
-
-def raise_if_of_the_machine(error: Exception, index: int) -> None:
-    """Memory, file descriptors or disk space that ran out, or data that were replaced or are denied
-    as a whole, are no fault of a sample, and no reason to leave it out.
-    """
-    if isinstance(error, FileChangedError) or (
-        isinstance(error, AccessError) and error.is_of_server
-    ):
-        raise error
-    if is_of_machine(error):
-        ran_out = "memory, file descriptors or disk space"
-        error.add_note(
-            f"headrace: while reading sample {index}, which may be sound: the machine ran out of "
-            f"{ran_out}"
-        )
-        raise error

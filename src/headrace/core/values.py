@@ -4,9 +4,9 @@
     Ahead -> Decoded                streaming
     Records -> Decoded -> Held      eager and cached
     Records -> Held -> Decoded      the same, where encoded records are held
-    ... -> Subset                   a view of any of these
 
-A view stands above what is held, and so shares it.
+All of them number samples as the storage does. A dataset and its views read from one chain, and so
+share what is held.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class Access(NamedTuple):
     decoder: Decoder
     earlier: Exception | None = None
     """Why the samples could not be read in another way before."""
-    positions: Sequence[int] | None = None
-    """Where in the batch the samples are. None: all are asked for, in order."""
 
 
 class Coming(NamedTuple):
@@ -65,6 +63,11 @@ class ValueSource(ABC):
 
     `announce`, `find`, `stats` and `close` go on to the parent. `rows`, `row_spec`, `read_into` and
     `is_direct` don't: without them each value is read by `each`.
+    """
+
+    is_direct = False
+    """True if values are read straight from the storage, so that a batch may be read there past
+    this source: they are not held, nor read ahead by threads.
     """
 
     def __init__(self, parent: ValueSource) -> None:
@@ -100,13 +103,6 @@ class ValueSource(ABC):
         """
         return None
 
-    @property
-    def is_direct(self) -> bool:
-        """True if values are read straight from the storage, so that a batch may be read there past
-        this source: they are not held, nor read ahead by threads.
-        """
-        return False
-
     def announce(self, coming: Coming) -> None:
         """Announces the next batches, which a streaming dataset prefetches."""
         self.parent.announce(coming)
@@ -129,18 +125,22 @@ def as_it_is(position: int, value: Any) -> Any:
     return value
 
 
-def used(values: list[Any], use: Use) -> list[Any]:
+def used(values: list[Any], use: Use, access: Access) -> list[Any]:
     """What `use` makes of each value; errors as they are."""
     if use is as_it_is:
         return values
-    return [
-        value if isinstance(value, SampleError) else use(position, value)
-        for position, value in enumerate(values)
-    ]
+
+    def one(position: int) -> Any:
+        value = values[position]
+        return value if isinstance(value, SampleError) else use(position, value)
+
+    return access.reader.threads.map(one, len(values))
 
 
 class Records(ValueSource):
     """The records of a storage source."""
+
+    is_direct = True
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -154,7 +154,7 @@ class Records(ValueSource):
         reader.counts["bytes_read"] += sum(
             size_of(record) for record in records if hasattr(record, "__len__")
         )
-        return used(records, use)
+        return used(records, use, access)
 
     def read_records(self, indices: Sequence[int]) -> list[Any]:
         """Returns records; raises if one of them can't be read."""
@@ -174,10 +174,6 @@ class Records(ValueSource):
         reader.counts["cache_misses"] += len(rows)
         reader.counts["bytes_read"] += len(rows) * row_at(rows, 0).nbytes
 
-    @property
-    def is_direct(self) -> bool:
-        return True
-
     def announce(self, coming: Coming) -> None:
         pass
 
@@ -192,39 +188,27 @@ class Records(ValueSource):
 
 
 class Decoded(ValueSource):
-    """Values that the decoder of whoever reads makes of records.
-
-    Args:
-        parent: gives the records.
-        chosen: their numbers in the storage. None: those that the parent has for them.
-    """
-
-    def __init__(self, parent: ValueSource, chosen: IntArray | None = None) -> None:
-        super().__init__(parent)
-        self._chosen = chosen
+    """Values that the decoder of whoever reads makes of records."""
 
     @property
-    def is_direct(self) -> bool:
+    def is_direct(self) -> bool:  # type: ignore[override]
         return self.parent.is_direct
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
         decoder = access.decoder
         records = self.parent.read(indices, access)
-        numbers = indices
-        if self._chosen is not None:
-            numbers = self._chosen[np.asarray(indices, np.int64)].tolist()
         start = time.perf_counter()
         if decoder.decodes_batches:
-            pairs = list(zip(numbers, records, strict=True))
-            made = used(reader.decode_together(pairs, decoder), use)
+            pairs = list(zip(indices, records, strict=True))
+            made = used(reader.decode_together(pairs, decoder), use, access)
         else:
 
             def one(position: int) -> Any:
-                value = reader.decoded(numbers[position], records[position], decoder)
+                value = reader.decoded(indices[position], records[position], decoder)
                 return value if isinstance(value, SampleError) else use(position, value)
 
-            made = reader.timed("decode", one, len(records), access.positions)
+            made = reader.threads.map(one, len(records))
         reader.count_seconds("decode_seconds", start)
         return made
 
@@ -243,60 +227,13 @@ class Decoded(ValueSource):
         if access.decoder.stores_values or not count or row_at(rows, 0).dtype == stored.dtype:
             self.parent.read_into(indices, rows, access)
             return
-        nbytes = count * stored.nbytes
         records = np.empty((count, *stored.shape), stored.dtype)
         self.parent.read_into(indices, as_rows(records), access)
 
         def cast_row(number: int) -> None:
             cast_into(records[number, ...], row_at(rows, number))
 
-        access.reader.threads.copy(cast_row, count, nbytes)
-
-
-class Subset(ValueSource):
-    """Some of the values of another source.
-
-    Args:
-        parent: the source.
-        chosen: [samples] int64 indices in it.
-    """
-
-    def __init__(self, parent: ValueSource, chosen: IntArray) -> None:
-        if isinstance(parent, Subset):
-            chosen = parent.chosen[chosen]
-            parent = parent.parent
-        super().__init__(parent)
-        self.chosen: IntArray = chosen
-
-    def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        return self.parent.each(self._mapped(indices), use, access)
-
-    @property
-    def is_direct(self) -> bool:
-        return self.parent.is_direct
-
-    def _mapped(self, indices: Sequence[int]) -> list[int]:
-        mapped: list[int] = self.chosen[np.asarray(indices, np.int64)].tolist()
-        return mapped
-
-    def row_spec(self, decoder: Decoder) -> ArraySpec | None:
-        return self.parent.row_spec(decoder)
-
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
-        self.parent.read_into(self._mapped(indices), rows, access)
-
-    def rows(self, indices: IntArray) -> Rows | None:
-        return self.parent.rows(self.chosen[indices])
-
-    def announce(self, coming: Coming) -> None:
-        def whole(indices: IntArray) -> IntArray:
-            mapped: IntArray = self.chosen[coming.whole(indices)]
-            return mapped
-
-        self.parent.announce(coming._replace(whole=whole))
-
-    def close(self) -> None:
-        """Does nothing: others read from the same source."""
+        access.reader.threads.copy(cast_row, count, records.nbytes)
 
 
 def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> list[Any]:

@@ -97,16 +97,6 @@ def checked_indices(indices: Any, length: int) -> IntArray:
     return array
 
 
-def positions_in(whole: IntArray | None, chosen: IntArray) -> IntArray:
-    """Where in a choice of records, each of which may come twice, others of them stand first; None:
-    in all.
-    """
-    if whole is None:
-        return chosen
-    order = np.argsort(whole, kind="stable")
-    return order[np.searchsorted(whole[order], chosen)]
-
-
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
     """How many consecutive samples of a view share each block of the storage, whose sizes are
     given.

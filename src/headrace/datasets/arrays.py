@@ -12,8 +12,7 @@ import numpy.typing as npt
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError

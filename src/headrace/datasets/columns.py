@@ -12,8 +12,7 @@ import torch
 
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.datasets.image.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import look_up, open_columns

@@ -21,8 +21,7 @@ from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.held import Held
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
 from headrace.dtypes import ArraySpec
@@ -350,7 +349,7 @@ class HeldSteps(ValueSource):
             reader.decoded(index, record, access.decoder)
             for index, record in zip(indices, records, strict=True)
         ]
-        return used(values, use)
+        return used(values, use, access)
 
     def _read(self, counts: Counter[str], indices: Sequence[int]) -> list[Any]:
         """Windows. Bands that are missing are read, and offered to the store."""

@@ -15,9 +15,14 @@ from torch.utils.data import IterableDataset
 from headrace.arguments import check_names, described
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, chained
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import COMMON, OF_LOADERS, check_common
-from headrace.core.splitting import JointTransform
+from headrace.core.options import (
+    COMMON,
+    OF_LOADERS,
+    JointTransform,
+    LoadingMode,
+    ModeName,
+    check_common,
+)
 from headrace.core.views import answers_batches, parts_of
 from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset

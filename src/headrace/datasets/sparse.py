@@ -18,8 +18,7 @@ from headrace.collate.stack import USUAL, FieldPath, at_path, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
@@ -191,7 +190,7 @@ class RowsTogether(BatchReader):
                 rows = self._source.read_rows(dataset.whole_indices(request))
                 counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
         else:
-            indices = dataset.checked_indices(request).tolist()
+            indices = dataset.whole_indices(request).tolist()
             values: list[Any] = dataset.value_source.read(indices, dataset.access())
             if any(isinstance(value, SampleError) for value in values):
                 samples, made_of = dataset.finish(request, values)

@@ -17,19 +17,12 @@ def map_in(
         pool: whose threads call it.
         threads: how many of them there are, 2 or more.
     """
-    return map_parts(pool, threads, lambda part: [function(number) for number in part], count)
 
+    def run(part: range) -> list[Any]:
+        return [function(number) for number in part]
 
-def map_parts(
-    pool: ThreadPoolExecutor, threads: int, run: Callable[[range], list[Any]], count: int
-) -> list[Any]:
-    """As `map_in`, of a function that gives a list for a part of 0 to count - 1; all of them as
-    one.
-    """
-    step = -(-count // (4 * threads))  # some parts a thread: they take different times
-    parts = (
-        [range(start, min(start + step, count)) for start in range(0, count, step)] if count else []
-    )
+    step = max(1, -(-count // (4 * threads)))  # some parts a thread: they take different times
+    parts = [range(start, min(start + step, count)) for start in range(0, count, step)]
     tasks = [pool.submit(run, part) for part in parts]
     try:
         return [made for task in tasks for made in task.result()]

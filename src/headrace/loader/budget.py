@@ -8,10 +8,9 @@ from typing import Any
 
 from headrace.core.ahead import Ahead
 from headrace.core.batcher import Batcher, Collating
-from headrace.core.budgeting import CHUNK_BYTES
 from headrace.core.dataset import BaseDataset
-from headrace.core.held import Held
-from headrace.core.modes import LoadingMode
+from headrace.core.held import CHUNK_BYTES, Held
+from headrace.core.options import LoadingMode
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import BudgetError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, inner_datasets

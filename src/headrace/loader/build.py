@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from headrace.collate import collators, stack_collate
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
-from headrace.core.threads import SHARE
+from headrace.core.options import LoadingMode
+from headrace.core.reader import SHARE
 from headrace.display import is_default
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle, check_device

@@ -332,12 +332,6 @@ def inner_datasets(dataset: Any) -> list[BaseDataset]:
     return [part for part in parts_of(dataset, opaque=BaseDataset) if isinstance(part, BaseDataset)]
 
 
-def source_of(dataset: Any, index: int) -> str | None:
-    """Where a sample lies: its path, or file and row; None where the dataset does not say."""
-    find = getattr(dataset, "source_of", None)
-    return str(find(index)) if callable(find) and isinstance(index, int) else None
-
-
 def is_path(dataset: Any) -> bool:
     """True if it is a path, or several, rather than a dataset."""
     paths = dataset if isinstance(dataset, (list, tuple)) else [dataset]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.datasets.unnormalized import DevicePixels, look_at_images
 from headrace.display import Lines, short_call
 from headrace.errors import StateError, warn
@@ -34,7 +33,6 @@ from headrace.loader.config import (
     is_accelerator,
     is_path,
     length_of,
-    source_of,
 )
 from headrace.loader.epoch import EpochIterator
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
@@ -473,7 +471,7 @@ class Loader(DataLoader[B]):
 
     def _hooked(self) -> Hooks:
         if self._hooks is None:
-            self._hooks = Hooks(functools.partial(source_of, self.dataset))
+            self._hooks = Hooks()
         return self._hooks
 
     def on_batch(self, function: OnBatch) -> RemovableHandle:
@@ -490,9 +488,6 @@ class Loader(DataLoader[B]):
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
         """Registers a function that is called with a `SlowStage` for each stage of a batch that
         took more than `threshold` seconds.
-
-        For decoding, transforms, and datasets of other libraries, the time of the slowest sample
-        counts. For reading and collating, the time of the whole batch counts.
 
         Returns:
             A handle, whose ``remove()`` unregisters the function.

@@ -9,7 +9,6 @@ from torch.utils.data import IterableDataset, Subset
 
 from headrace.arguments import checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
-from headrace.core.splitting import random_steps_in
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import (
     Data,
@@ -56,11 +55,9 @@ class DataModule:
         val_split: instead of `val`: fraction of `train` to use for validation. The split depends on
             seed and length only, so it is the same on every rank.
         val_transform: transform of the validation data, a callable or a list; [] for none. If it is
-            not given, validation data have the transform of `train`, with a warning if that is
-            random: if a class or function in it is called Random..., is a random one of torchvision
-            with another name, or holds a random generator. Validation data must be a headrace
-            dataset or a path. What `train` caches in memory is shared. With [], images are resized
-            to `image_size`, or else to the size of the training crops.
+            not given, validation data have the transform of `train`. Validation data must be a
+            headrace dataset or a path. What `train` caches in memory is shared. With [], images are
+            resized to `image_size`, or else to the size of the training crops.
         config: the options of both loaders. Validation data are not shuffled, dropped or drawn by a
             sampler, and are padded only if there are fewer samples than ranks.
         **overrides: fields that replace those of `config`. For paths, other keywords are passed to
@@ -130,13 +127,6 @@ class DataModule:
                     "a dataset that has it, or val_split= of such a one"
                 )
             self.val = self.val.with_transform(val_transform)
-        names = random_steps_in(self.val)
-        if names:
-            warn(
-                f"the validation data are transformed at random ({', '.join(names[:3])}): pass "
-                "val_transform= ([] for none), or val= with a dataset that has transforms of its "
-                "own"
-            )
         self._loaders: dict[str, Loader] = {}
 
     @property

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import DataLoaderConfig
 from headrace.order import OrderSampler, RankBatches, World, detect_world
-from headrace.order.shares import REMEDY, askers
+from headrace.order.ranks import REMEDY, askers
 
 PATIENCE = 10.0
 """Seconds that the store is given to answer."""

@@ -53,13 +53,10 @@ class SlowStage:
     stage: str
     """One of `STAGES`."""
     seconds: float
-    """Seconds of the slowest sample; of the whole batch if `index` is None."""
-    index: int | None
-    """Index of the slowest sample. None: the stage processes all samples of the batch together."""
-    path: str | None
-    """Path of the sample, or file and row. None: unknown."""
+    """Seconds of the whole batch."""
     epoch: int
     step: int
+    """Number of the batch in the epoch."""
     worker_pid: int
 
 
@@ -68,14 +65,9 @@ OnSlow = Callable[[SlowStage], Any]
 
 
 class Hooks:
-    """The functions that a user has registered with one loader.
+    """The functions that a user has registered with one loader."""
 
-    Args:
-        source_of: index -> where the sample lies.
-    """
-
-    def __init__(self, source_of: Callable[[int], str | None]) -> None:
-        self._source_of = source_of
+    def __init__(self) -> None:
         self._on_batch: _Functions = OrderedDict()
         self._on_slow: _Functions = OrderedDict()
 
@@ -118,11 +110,10 @@ class Hooks:
                 function(times)
         for function, threshold in list(self._on_slow.values()):
             for stage, name in _SECONDS.items():
-                seconds, index = report["slowest"].get(stage, (counts.get(name, 0.0), None))
+                seconds = counts.get(name, 0.0)
                 if seconds > threshold:
-                    path = None if index is None else self._source_of(index)
                     at = (report["epoch"], report["step"], report["pid"])
-                    function(SlowStage(stage, seconds, index, path, *at))
+                    function(SlowStage(stage, seconds, *at))
 
 
 def _added(

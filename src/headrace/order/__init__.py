@@ -3,11 +3,9 @@
 Ranks and workers compute their shares of it arithmetically.
 """
 
-from headrace.order.base import Order
 from headrace.order.drawn import BalancedOrder, BucketedOrder, WeightedOrder
-from headrace.order.epoch import EpochOrder, ResizedOrder
-from headrace.order.ranks import BatchRequest, RankBatches
-from headrace.order.sampler import OrderSampler
+from headrace.order.epoch import EpochOrder, Order, ResizedOrder
+from headrace.order.ranks import BatchRequest, OrderSampler, RankBatches
 from headrace.order.seeding import seed_everything
 from headrace.order.world import World, detect_world
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
-from headrace.order.base import DEFAULT_GLOBAL_BATCH, Order, digest_of
+from headrace.order.epoch import DEFAULT_GLOBAL_BATCH, Order, digest_of
 from headrace.order.permutation import (
     KEY_COUNT,
     Keys,

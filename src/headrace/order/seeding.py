@@ -38,20 +38,6 @@ _PLAIN = (int, float, complex, str, bytes, bytearray, range, os.PathLike, type(N
 # from these, everything that is loaded can be reached
 _OF_PROGRAM = (types.ModuleType, type, logging.Logger)
 _OPAQUE = (*_PLAIN, *_OF_PROGRAM, np.ndarray, np.generic, torch.Tensor)
-_RANDOM = (
-    "AugMix",
-    "AutoAugment",
-    "ColorJitter",
-    "CutMix",
-    "ElasticTransform",
-    "GaussianNoise",
-    "MixUp",
-    "ScaleJitter",
-    "TrivialAugmentWide",
-)
-"""torchvision's random transforms, and albumentations' that share their names, which don't begin
-with "Random".
-"""
 OF_SAMPLER = -1
 OF_STREAM = -2
 OF_COLLATE = -3
@@ -256,21 +242,6 @@ def _seed_worker(worker: int) -> None:
     seed = torch.initial_seed() & _32_BITS
     random.seed(seed)
     np.random.seed(seed)
-
-
-def random_names(*holders: object) -> list[str]:
-    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a
-    call: random generators, classes and functions whose name begins with "random" in any case, and
-    those of torchvision that are random under other names.
-    """
-    names = dict[str, None]()
-    for item in _reachable(holders):
-        if isinstance(item, Generator):
-            names["a random generator"] = None
-        name = getattr(item, "__name__", type(item).__name__)
-        if isinstance(name, str) and (name.lower().startswith("random") or name in _RANDOM):
-            names.setdefault(name)
-    return list(names)
 
 
 def _reachable(holders: Iterable[object]) -> Iterator[object]:

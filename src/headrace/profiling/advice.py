@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.core.batcher import Batcher
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.datasets.image.image import ImageDataset
 from headrace.loader.config import length_of
 from headrace.loader.loader import Loader

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.errors import BudgetError, ConfigError

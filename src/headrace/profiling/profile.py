@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import check_callable, check_seconds, checks_keywords, described
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.errors import ConfigError, HeadraceError
 from headrace.loader.config import inner_datasets
 from headrace.loader.loader import Loader

@@ -15,8 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
-from headrace.core.options import classes_of, joined_class
+from headrace.core.options import LoadingMode, classes_of, joined_class
 from headrace.errors import ConfigError, HeadraceWarning
 from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus

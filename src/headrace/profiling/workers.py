@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path

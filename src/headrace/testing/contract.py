@@ -36,7 +36,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.errors import CollateError, SampleError, StateError
 from headrace.loader.loader import Loader, create_dataloader
 from headrace.memory.tree import SPARSE, sparse_parts

@@ -27,7 +27,7 @@ from headrace import (
     pack,
 )
 from headrace.core import dataset as base
-from headrace.core.modes import LoadingMode
+from headrace.core.options import LoadingMode
 from headrace.errors import DataNotFoundError, FormatError, StateError
 from headrace.formats.resolve.resolver import expand_braces
 from headrace.order.lanes import interleave_for

@@ -232,7 +232,8 @@ class ImageDecoder(Decoder):
             is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
         )
         """True if values are encoded images."""
-        self.draws = any(self.random_steps())
+        augment = self.augment
+        self.draws = augment is not None and bool(augment.crop or augment.flip)
         self.decodes_late = self.is_encoded
         self.copies: bool = (
             self.augment is None
@@ -379,11 +380,6 @@ class ImageDecoder(Decoder):
                 replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32),
             )
         return "normalize='host'" if self.normalize else None
-
-    def random_steps(self) -> list[Any]:
-        if self.augment is None:
-            return []
-        return [step for step in (self.augment.crop, self.augment.flip) if step is not None]
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:

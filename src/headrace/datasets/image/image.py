@@ -17,8 +17,7 @@ from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools, read_coco
@@ -491,7 +490,7 @@ class ImageDataset(BaseDataset):
         Raises:
             SampleError: the image can't be read, whatever `on_error` is.
         """
-        value = self.value_source.read([range(len(self))[index]], self.access())[0]
+        value = self.value_source.read([int(self.whole_indices(index))], self.access())[0]
         if isinstance(value, Exception):
             raise value
         return self._decoder.pixels(value)

@@ -8,8 +8,7 @@ from typing import Any, Unpack
 
 from headrace.arguments import check_integer
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import Decoders, LineDecoder, TarDecoder
 from headrace.datasets.image.image import ImageDataset

@@ -9,8 +9,7 @@ from typing import Any, Unpack
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import joined_rows, joined_targets
 from headrace.datasets.columns import DECODERS
 from headrace.datasets.table.format import TableDecoder

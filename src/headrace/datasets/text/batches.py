@@ -58,7 +58,7 @@ class JoinedIds(BatchReader):
         dataset = self._dataset
         if dataset.targets is not None:
             return None
-        indices = dataset.checked_indices(request).tolist()
+        indices = dataset.whole_indices(request).tolist()
         values = dataset.value_source.read(indices, dataset.access())
         if all(type(value) is np.ndarray for value in values):
             start = time.perf_counter()

@@ -22,7 +22,7 @@ import torch
 
 from headrace.core.batcher import BatchReader, Collating
 from headrace.core.decoder import Decoder, Failed
-from headrace.core.reader import SampleReader, raise_if_of_the_machine
+from headrace.core.reader import SampleReader
 from headrace.datasets.text.batches import reader_of_blocks, reader_of_ids, unmark
 from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.dtypes import ArraySpec, IntArray
@@ -259,7 +259,6 @@ class Texts(TextDecoder):
                 try:
                     text, target = self.text_and_target(index, record)
                 except Exception as error:
-                    raise_if_of_the_machine(error, index)
                     reader.failed(index, "can't be decoded", error)
                     continue
                 yield position, text, target

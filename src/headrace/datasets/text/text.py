@@ -10,10 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.dataset import BaseDataset
-from headrace.core.modes import LoadingMode, ModeName
-from headrace.core.options import REMOTE, PathOptions, check_arguments, describe_held, split_options
-from headrace.core.reader import SampleReader
-from headrace.core.threads import WorkerThreads
+from headrace.core.options import (
+    REMOTE,
+    LoadingMode,
+    ModeName,
+    PathOptions,
+    check_arguments,
+    describe_held,
+    split_options,
+)
+from headrace.core.reader import SampleReader, WorkerThreads
 from headrace.core.values import Access, Decoded, Records
 from headrace.core.views import targets_of_view
 from headrace.datasets.text.decoders import TextDecoder, Texts

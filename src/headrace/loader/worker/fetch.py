@@ -91,7 +91,6 @@ class Fetch(Dataset[Any]):
         self._given: dict[str, Any] | None = None
         self.init_error: Exception | None = None
         self._seeder: SampleSeeder | None = None
-        self._slowest_sample: tuple[float, int] | None = None  # of a foreign dataset
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         cpu = time.process_time()
@@ -121,7 +120,7 @@ class Fetch(Dataset[Any]):
             if self._is_stateful and not request.is_idle and self._given is None:
                 at_end = report.get("is_through", False)
                 report["state"] = asked(self.dataset, self._items, at_end=at_end)
-            self._count(report, request, cpu)
+            self._count(report, cpu)
             return _delivery(arena, made.batch, report)
         # it must stay in no local variable: its traceback holds this frame, and in that circle a
         # ring and its workers would wait for the garbage collector
@@ -131,7 +130,7 @@ class Fetch(Dataset[Any]):
             if not isinstance(error, Exception):  # Ctrl-C: who catches it may go on
                 raise
             if "counts" not in report:
-                self._count(report, request, cpu)
+                self._count(report, cpu)
             return _delivery(arena, None, {**report, "failure": self._failure(error, request)})
 
     def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
@@ -165,28 +164,18 @@ class Fetch(Dataset[Any]):
                     break
         return error if get_worker_info() is None else pickled(error)
 
-    def _count(self, report: dict[str, Any], request: BatchRequest, cpu: float) -> None:
+    def _count(self, report: dict[str, Any], cpu: float) -> None:
         """Reports the work on a batch, which began at that moment of the CPU."""
-        slowest: dict[str, tuple[float, int]] = {}
         counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
         for dataset in self._inner:
-            # else it was asked for one sample at a time
-            if self._batcher is not None or self._answers_batches:
-                slowest |= dataset.sample_reader.slowest
             for name, value in dataset.sample_reader.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
-        if self._slowest_sample is not None:
-            slowest["sample"] = self._slowest_sample
-        report["slowest"] = {}
-        for stage, (seconds, at) in slowest.items():
-            report["slowest"][stage] = (seconds, request[at] if at < len(request) else None)
         counts["work_seconds"] = time.perf_counter() - report["began"]
         counts["work_cpu_seconds"] = time.process_time() - cpu
         if self._batcher is None:
             counts["sample_seconds"] = counts["work_seconds"] - counts["collate_seconds"]
         if report.get("pixels"):
             counts["normalized_on_device"] = 1
-        self._slowest_sample = None
         report["counts"] = counts
 
     def look_ahead(self, batches: RankBatches, epoch: int, step: int) -> None:
@@ -257,9 +246,7 @@ class Fetch(Dataset[Any]):
     def _one_by_one(self, request: BatchRequest) -> list[Any]:
         samples = []
         skipped: EmptyBatchError | None = None
-        longest = 0.0
         for number, index in enumerate(request):
-            start = time.perf_counter()
             self._seed(request, number)
             try:
                 samples.append(self.dataset[index])
@@ -269,10 +256,6 @@ class Fetch(Dataset[Any]):
             except Exception as error:
                 error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
                 raise
-            seconds = time.perf_counter() - start
-            if seconds > longest:
-                longest = seconds
-                self._slowest_sample = (seconds, number)
         if skipped is not None and not samples:
             raise skipped
         return samples
