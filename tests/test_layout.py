@@ -35,11 +35,11 @@ BELOW = {
 INSIDE = {
     "io": """
         paths atomic library_errors nearest_names packed_strings ranges files ordered
-        handles local array_file single_flight remote cache remote_files index sequential
+        handles local array_file single_flight remote cache remote_files index
     """,
     "io/local": "hints gather files folders checksums",
-    "io/remote": "options timeouts concurrency http errors fsspec_calls client prefetch",
-    "io/cache": "disk_cache blocks contents",
+    "io/remote": "options answers fsspec_calls client prefetch",
+    "io/cache": "disk_cache contents",
     "order": "permutation seeding world lanes epoch drawn ranks splits",
     "memory": """
         limits per_process anonymous budget locks lru tree ring store whole

@@ -27,7 +27,7 @@ from headrace.core.values import Coming, Records
 from headrace.dtypes import IntArray
 from headrace.formats.source import Locatable, Source, is_prefetched
 from headrace.io.ranges import ByteRanges, with_between
-from headrace.io.remote.concurrency import MOST
+from headrace.io.remote.client import MOST_URGENT
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 
@@ -201,7 +201,7 @@ class _Scan:
             return parts[1:]
         ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
         is_fetched, pieces = (
-            with_between(ranges, np.arange(ranges.size) < parts[0].size, MOST // 2),
+            with_between(ranges, np.arange(ranges.size) < parts[0].size, MOST_URGENT // 2),
             list[ByteRanges](),
         )
         for segment, first, stop in zip(

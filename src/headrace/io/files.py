@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from headrace.errors import DataNotFoundError
+from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 
 
@@ -41,6 +43,10 @@ class Files(ABC):
     """True if a read is a request to a server."""
     patience: float
     """Seconds that another process may take for what is read of a file."""
+
+    def shown(self, path: str) -> str:
+        """A path as messages name it: without secrets."""
+        return redact(path)
 
     @abstractmethod
     def version(self, path: str) -> Version:
@@ -87,15 +93,24 @@ class Files(ABC):
             assert data is not None
             buffer[:] = data
 
-    @abstractmethod
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """The bytes of each range, all of which were written: what is copied out of requests holds
-        no more than that. Whole files are not mixed with other ranges.
+        no more than that.
 
         Raises:
-            FileNotFoundError: a whole file is missing.
+            DataNotFoundError: a whole file is missing.
             Exception: as `read`.
         """
+        found = []
+        for number, data in enumerate(self.read(ranges)):
+            if data is None:
+                path = ranges.paths[ranges.file[number]]
+                raise DataNotFoundError(f"{self.shown(path)}: there is no such file")
+            content = data.obj
+            if not isinstance(content, bytes) or len(content) > data.nbytes:
+                content = bytes(data)
+            found.append(content)
+        return found
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
         """The bytes of all ranges of one file, one after the other, all of which were written.

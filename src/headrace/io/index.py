@@ -99,7 +99,6 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
         try:
             return from_bytes(beside, kind, version.size)
         except UntrustedError as error:
-            files.drop_beside()
             warn(
                 f"{redact(url)}: the index beside it is not used: {error}; write it again with "
                 "headrace.write_index"

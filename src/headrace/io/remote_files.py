@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import io
+import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError
-from headrace.io.cache.blocks import cached_wholes, fetch_cached, version_hash
+from headrace.errors import AccessError, FormatError
+from headrace.io import ordered
 from headrace.io.cache.disk_cache import DiskCache
 from headrace.io.files import Files, Version
 from headrace.io.paths import cache_folder, chain_of, redact
-from headrace.io.ranges import ByteRanges
+from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import Prefetcher
@@ -37,6 +40,12 @@ from headrace.memory.budget import parse_size
 
 INDEX = ".index"
 """What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
+BLOCK = 1 << 20
+"""Bytes of a block: what is cached, and fetched at least."""
+_WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
+
+_Block = tuple[str, int]
+"""A path, and the number of a block in that file; `WHOLE`: all of it."""
 
 
 class RemoteFiles(Files):
@@ -68,7 +77,6 @@ class RemoteFiles(Files):
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
         self._beside: dict[str, bytes] = {}
-        self._handed_out: tuple[str, bytes] = "", b""
         self._numbered: Sequence[str] = ()
         # [len(_numbered)] uint64: of the versions; 0: nobody has asked
         self._hashes: SharedArray | None = None
@@ -121,21 +129,17 @@ class RemoteFiles(Files):
                         self._beside[path] = data
         return [self._versions[url] for url in urls]
 
-    def find_versions(self, urls: Sequence[str], afresh: bool = False) -> list[Version | None]:
+    def find_versions(self, urls: Sequence[str]) -> list[Version | None]:
         """The versions of files that may be missing: None then.
-
-        Args:
-            urls: of the files.
-            afresh: ask also for those that are known.
 
         Raises:
             AccessError, RemoteError: see `Remote.find_versions`.
         """
-        new = [url for url in dict.fromkeys(urls) if afresh or url not in self._versions]
-        for url, version in zip(
-            new, self._remote.run(self._remote.find_versions(new)) if new else [], strict=True
-        ):
-            self._note(url, version)
+        new = [url for url in dict.fromkeys(urls) if url not in self._versions]
+        if new:
+            versions = self._remote.run(self._remote.find_versions(new))
+            for url, version in zip(new, versions, strict=True):
+                self._note(url, version)
         return [self._versions.get(url) for url in urls]
 
     async def _learn(self, urls: Sequence[str]) -> None:
@@ -175,19 +179,8 @@ class RemoteFiles(Files):
         return [self.place, redact(url), version.size, version.tag]
 
     def beside(self, url: str) -> bytes | None:
-        """What lay beside a file as its index when `learn` looked; None: nothing. It is handed
-        out once, and again until another one is.
-        """
-        path = with_index(url)
-        if path in self._beside:
-            self._handed_out = path, self._beside.pop(path)
-        if self._handed_out[0] == path:
-            return self._handed_out[1]
-        return None
-
-    def drop_beside(self) -> None:
-        """What was handed out last is of no use."""
-        self._handed_out = "", b""
+        """What lay beside a file as its index when `learn` looked; None: nothing."""
+        return self._beside.get(with_index(url))
 
     def check_ranges(self, url: str) -> None:
         """Makes sure that a file can be read by ranges: see `Remote.check_ranges`."""
@@ -213,20 +206,6 @@ class RemoteFiles(Files):
         fetched = iter(self._remote.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
 
-    def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        found = []
-        for number, data in enumerate(self.read(ranges)):
-            if data is None:
-                raise DataNotFoundError(
-                    f"{self.shown(ranges.paths[ranges.file[number]])}: there is no such file"
-                )
-            found.append(
-                data.obj
-                if isinstance(data.obj, bytes) and len(data.obj) == data.nbytes
-                else bytes(data)
-            )
-        return found
-
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for; past the disk cache where this thread is
         `bypassing_cache`.
@@ -250,28 +229,19 @@ class RemoteFiles(Files):
         finally:
             self._bypass.is_on = False
 
-    def _fetch(
+    async def _fetch(
         self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False
-    ) -> Coroutine[Any, Any, Any]:
-        is_plain = ranges.size and ranges.is_written.all() and not ranges.is_whole.any()
-        return (self._fetch_parts if is_plain else self._fetch_all)(ranges, urgent, bypass)
-
-    async def _fetch_all(
-        self, ranges: ByteRanges, urgent: bool, bypass: bool
     ) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * ranges.size
-        parts = np.flatnonzero(ranges.is_written & ~ranges.is_whole)
-        wholes = np.flatnonzero(ranges.is_whole)
+        is_whole = ranges.is_whole
+        parts = np.flatnonzero(ranges.is_written & ~is_whole)
         if len(parts):
-            for number, data in zip(
-                parts.tolist(),
-                await self._fetch_parts(ranges.take(parts), urgent, bypass),
-                strict=True,
-            ):
-                found[number] = data
-        if len(wholes):
-            contents = await self._fetch_wholes(ranges.take(wholes), urgent, bypass)
-            for number in wholes.tolist():
+            data = await self._fetch_parts(ranges.take(parts), urgent, bypass)
+            for number, one in zip(parts.tolist(), data, strict=True):
+                found[number] = one
+        if is_whole.any():
+            contents = await self._fetch_wholes(ranges.take(is_whole), urgent, bypass)
+            for number in np.flatnonzero(is_whole).tolist():
                 content = contents[ranges.paths[ranges.file[number]]]
                 found[number] = None if content is None else memoryview(content)
         return found
@@ -279,29 +249,52 @@ class RemoteFiles(Files):
     async def _fetch_parts(
         self, ranges: ByteRanges, urgent: bool, bypass: bool
     ) -> list[memoryview]:
-        used = {file: ranges.paths[file] for file in set(ranges.file.tolist())}
-        new = [path for path in used.values() if path not in self._versions]
+        columns = list(ranges.each())
+        new = [path for path in {path for path, _, _ in columns} if path not in self._versions]
         if new:
             await self._learn(new)
-        sizes = np.zeros(len(ranges.paths), np.int64)
-        sizes[list(used)] = [self._versions[path].size for path in used.values()]
-        beyond = np.flatnonzero(ranges.stop > sizes[ranges.file])
-        if len(beyond):
-            path = ranges.paths[ranges.file[beyond[0]]]
-            stop = int(ranges.stop[beyond[0]])
-            raise FormatError(f"{redact(path)} ends before byte {stop:,}: the file is cut short")
-        if self.cache is None:
-            return await self._remote.fetch(ranges, self._versions, urgent)
-        all_fits = self._nbytes <= self.cache.limit
-        return await fetch_cached(
-            self._remote,
-            self.cache,
-            ranges,
-            self._versions,
-            bypass=bypass,
-            all_fits=all_fits,
-            urgent=urgent,
-        )
+        versions = self._versions
+        for path, _, stop in columns:
+            if stop > versions[path].size:
+                raise FormatError(
+                    f"{redact(path)} ends before byte {stop:,}: the file is cut short"
+                )
+        if self.cache is None or any(versions[path].tag is None for path, _, _ in columns):
+            return await self._remote.fetch(ranges, versions, urgent)
+        needed = [
+            [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
+            for path, start, stop in columns
+        ]
+        keys = {block: self._key(block, versions[block[0]]) for block in itertools.chain(*needed)}
+        found = {} if bypass else await asyncio.to_thread(self._cached, keys)
+        alone: dict[int, memoryview] = {}
+        if self._nbytes > self.cache.limit:
+            # small ranges are not worth a block, which would be gone before its rest is read
+            small = [
+                number
+                for number, (_, start, stop) in enumerate(columns)
+                if stop - start < _WORTH and not found.keys() >= set(needed[number])
+            ]
+            data = await self._remote.fetch(ranges.take(np.array(small, int)), versions, urgent)
+            alone = dict(zip(small, data, strict=True))
+        wanted = {
+            block: keys[block]
+            for number, blocks in enumerate(needed)
+            for block in blocks
+            if number not in alone and block not in found
+        }
+        found |= await self._fetch_blocks(wanted, versions, urgent, bypass)
+        result = []
+        for number, (_, start, stop) in enumerate(columns):
+            if number in alone:
+                result.append(alone[number])
+                continue
+            views = [
+                memoryview(found[block])[max(0, start - block[1] * BLOCK) : stop - block[1] * BLOCK]
+                for block in needed[number]
+            ]
+            result.append(views[0] if len(views) == 1 else memoryview(b"".join(views)))
+        return result
 
     async def _fetch_wholes(
         self, ranges: ByteRanges, urgent: bool, bypass: bool
@@ -314,37 +307,78 @@ class RemoteFiles(Files):
         versions = {path: self._versions[path] for path in numbers if path in self._versions}
         unknown = [path for path in numbers if path not in versions]
         if self.cache is None:
-            contents |= zip(
-                unknown, await self._remote.find_files(unknown, urgent=urgent), strict=True
-            )
+            data = await self._remote.find_files(unknown, urgent=urgent)
+            contents |= zip(unknown, data, strict=True)
         else:
-            hashes = (
-                self._hashes.moved()
-                if self._hashes is not None and ranges.paths is self._numbered
-                else None
-            )
+            hashes = None
+            if self._hashes is not None and ranges.paths is self._numbered:
+                hashes = self._hashes.moved()
             if hashes is not None and not bypass:
                 known = {
-                    path: int(hashes[numbers[path]]) for path in unknown if hashes[numbers[path]]
+                    (path, WHOLE): self._key((path, WHOLE), int(hashes[numbers[path]]))
+                    for path in unknown
+                    if hashes[numbers[path]]
                 }
-                contents |= await asyncio.to_thread(cached_wholes, self.cache, self.place, known)
+                cached = await asyncio.to_thread(self._cached, known)
+                contents |= {path: content for (path, _), content in cached.items()}
                 unknown = [path for path in unknown if path not in contents]
-            for path, version in zip(
-                unknown, await self._remote.find_versions(unknown), strict=True
-            ):
+            found = await self._remote.find_versions(unknown)
+            for path, version in zip(unknown, found, strict=True):
                 if version is None:
                     contents[path] = None
                     continue
                 versions[path] = version
                 if hashes is not None:
-                    hashes[numbers[path]] = version_hash(version)
-        if versions:
-            wholes = ByteRanges.of_wholes(list(versions), range(len(versions)))
-            fetched = await fetch_cached(
-                self._remote, self.cache, wholes, versions, bypass=bypass, urgent=urgent
-            )
-            contents |= zip(versions, fetched, strict=True)
+                    hashes[numbers[path]] = _hash_of(version)
+        keys = {
+            (path, WHOLE): self._key((path, WHOLE), _hash_of(version))
+            for path, version in versions.items()
+            if self.cache is not None and version.tag is not None
+        }
+        blocks = await self._fetch_blocks(keys, versions, urgent, bypass)
+        contents |= {path: content for (path, _), content in blocks.items()}
+        left = [path for path in versions if path not in contents]
+        whole = ByteRanges.of((path, 0, versions[path].size) for path in left)
+        contents |= zip(left, await self._remote.fetch(whole, versions, urgent), strict=True)
         return contents
+
+    # -- the disk cache
+
+    def _key(self, block: _Block, version: Version | int) -> str:
+        """The name of a block in the cache; of a whole file the hash of its version will do."""
+        path, number = block
+        if isinstance(version, int):
+            return DiskCache.key(path, (self.place, "whole", version), 0)
+        return DiskCache.key(path, (self.place, version.size, version.tag), number)
+
+    def _cached(self, keys: Mapping[_Block, str]) -> dict[_Block, bytes]:
+        assert self.cache is not None
+        found = {block: self.cache.get(key) for block, key in keys.items()}
+        return {block: data for block, data in found.items() if data is not None}
+
+    async def _fetch_blocks(
+        self,
+        keys: Mapping[_Block, str],
+        versions: Mapping[str, Version],
+        urgent: bool,
+        bypass: bool,
+    ) -> dict[_Block, bytes]:
+        """Blocks that are cached then, each fetched by one process of this machine. `bypass`: what
+        is cached is not trusted, and replaced.
+        """
+        if self.cache is None or not keys:
+            return {}
+        found: dict[_Block, bytes] = {}
+        async with self.cache.claimed(keys.values(), self._remote.deadline):
+            if not bypass:
+                found = await asyncio.to_thread(self._cached, keys)
+            missing = [block for block in keys if block not in found]
+            ranges = ByteRanges.of(_bounds(*block, versions[block[0]].size) for block in missing)
+            data = await self._remote.fetch(ranges, versions, urgent)
+            for block, one in zip(missing, data, strict=True):
+                found[block] = bytes(one)
+                await asyncio.to_thread(self.cache.put, keys[block], found[block])
+        return found
 
     # -- what is read next
 
@@ -385,7 +419,7 @@ class RemoteFiles(Files):
             for name, value in self.__dict__.items()
             if name not in ("_prefetcher", "_bypass")
         }
-        return {**state, "_beside": {}, "_handed_out": ("", b""), "room": self._prefetcher.room}
+        return {**state, "_beside": {}, "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._prefetcher = Prefetcher(self._begin_prefetch, state.pop("room"))
@@ -395,6 +429,18 @@ class RemoteFiles(Files):
 
 class _Bypass(threading.local):
     is_on = False
+
+
+def _hash_of(version: Version) -> int:
+    """A number of 64 bits that stands for a version; never 0."""
+    digest = hashlib.blake2b(repr((version.size, version.tag)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
+    if number == WHOLE:
+        return path, 0, size
+    return path, number * BLOCK, min((number + 1) * BLOCK, size)
 
 
 def below(url: str, name: str) -> str:
@@ -426,3 +472,88 @@ def read_whole(url: str, options: RemoteOptions) -> bytes | None:
         return server.find_metadata([url])[0]
     finally:
         server.close()
+
+
+# -- files read once, from beginning to end, with several requests on their way
+
+PIECE = 4 << 20
+"""Bytes of a piece; of several small files together too."""
+AHEAD = 8
+"""Pieces, or groups of small files, that are on their way at once."""
+_TOGETHER = 64  # small files of a group
+
+Part = tuple[int, memoryview]
+"""Where in its file a part begins, and its bytes."""
+
+
+def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
+    """The bytes of ranges, one after the other, in parts of `PIECE` bytes at most. Empty ranges
+    have no part.
+
+    Args:
+        files: of the server.
+        ranges: which.
+
+    Raises:
+        FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see
+            `RemoteFiles.read`.
+    """
+    begun = ((group, files.begin(group)) for group in _groups(ranges.split(PIECE)[0]))
+    with contextlib.closing(ordered.in_order(begun, AHEAD)) as fetched:
+        for group, contents in fetched:
+            yield from zip(group.start.tolist(), cast(list[memoryview], contents), strict=True)
+
+
+def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
+    """Pieces that are fetched together: no more than `PIECE` bytes, and no more than some."""
+    ends = np.cumsum(pieces.nbytes)
+    first = 0
+    while first < pieces.size:
+        before = 0
+        if first:
+            before = int(ends[first - 1])
+        last = max(
+            first + 1,
+            min(first + _TOGETHER, int(np.searchsorted(ends, before + PIECE, side="right"))),
+        )
+        yield pieces.take(np.arange(first, last))
+        first = last
+
+
+def opened_in_order(files: Files, path: str) -> BinaryIO:
+    """A file to be read once from its beginning on; close it, for the sake of what is on its
+    way.
+    """
+    if not files.is_remote:
+        return open(path, "rb")
+    return cast(BinaryIO, io.BufferedReader(_Raw(cast(RemoteFiles, files), path), 1 << 16))
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, files: RemoteFiles, url: str) -> None:
+        self._parts = in_order(files, ByteRanges.of([(url, 0, files.version(url).size)]))
+        self._left = memoryview(b"")
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        if not self._left:
+            part = next(self._parts, None)
+            if part is None:
+                return 0
+            self._left = part[1]
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        self._at = self._at + count
+        return count
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            self._parts.close()  # type: ignore[attr-defined]
+        super().close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.formats.text.source import LinesSource
-from headrace.io import sequential as in_order
+from headrace.io import remote_files as in_order
 from headrace.io.remote.options import RemoteOptions
 from tests.formats.text.test_plain import packed
 from tests.servers.ranges import RangeServer

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from headrace.io.cache.blocks import fetch_cached
 from headrace.io.files import Version
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
@@ -38,10 +37,8 @@ def read(files: Remote | RemoteFiles, wanted: Sequence[Range]) -> list[bytes]:
     ranges = ByteRanges.of(one[:3] for one in wanted)
     versions = {one.path: one.version for one in wanted if one.version is not None}
     if isinstance(files, RemoteFiles):
-        fetched = files._remote.run(fetch_cached(files._remote, files.cache, ranges, versions))
-    else:
-        fetched = files.run(files.fetch(ranges, versions))
-    return [bytes(data) for data in fetched]
+        return files.read_each(ranges)
+    return [bytes(data) for data in files.run(files.fetch(ranges, versions))]
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -13,11 +13,10 @@ pytest.importorskip("moto", reason="the extra `test` is not installed")
 
 from headrace import ImageDataset, StreamingDataset, TextDataset
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError
-from headrace.io.cache.blocks import BLOCK
 from headrace.io.files import Version
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote_files import BLOCK, RemoteFiles
 from headrace.testing.contract import same
 from tests.data.gallery import gallery_at, write_gallery
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of

@@ -29,8 +29,7 @@ from headrace.io.array_file import ArrayFile, FileArrays, Unkept, parts_of, rows
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
-from headrace.io.sequential import Part, in_order
+from headrace.io.remote_files import Part, RemoteFiles, in_order
 from headrace.io.single_flight import found_or_built
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import Reservation

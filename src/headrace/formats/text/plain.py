@@ -21,7 +21,7 @@ from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayFile, FileArrays, UntrustedError
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
-from headrace.io.sequential import opened_in_order
+from headrace.io.remote_files import opened_in_order
 from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 

@@ -21,7 +21,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.local.gather import Gatherer
 from headrace.io.local.hints import HINTS, TO_THE_END
 from headrace.io.paths import redact
-from headrace.io.ranges import WHOLE, ByteRanges, Requests, coalesce
+from headrace.io.ranges import WHOLE, ByteRanges, coalesce
 from headrace.memory.whole import read_full
 
 _GAP = 16 << 10  # bytes between two ranges that are rather read than left out
@@ -30,7 +30,7 @@ _SPAN = 32 << 10  # bytes, of which little is wanted, that are read by one call 
 _IOV_MAX = 1024
 _SAMPLE = 4 << 10  # bytes of a block that `sample_of` looks at
 _SAMPLES = 8  # of these
-_TOLD = 64  # whole files that the system is told of together
+_OPENING = 4  # ranges that are read while a file is opened
 
 
 class LocalFiles(Files):
@@ -117,50 +117,50 @@ class LocalFiles(Files):
             yield fd
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
+        self._tell(ranges)
         found: list[memoryview | None] = [None] * ranges.size
         for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
             if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
-                with contextlib.suppress(FileNotFoundError):
-                    found[number] = memoryview(
-                        *self._read_wholes([ranges.paths[ranges.file[number]]])
-                    )
+                found[number] = self._read_whole(ranges.paths[ranges.file[number]])
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
         requests = coalesce(ranges, _GAP, _MOST)
         order = requests.order.tolist()
         edges = requests.edges.tolist()
         begins = requests.ranges.start.tolist()
+        sizes = (requests.ranges.stop - requests.ranges.start).tolist()
         starts = ranges.start.tolist()
         stops = ranges.stop.tolist()
-        ends = requests.ranges.stop.tolist()
-        for path, fd, first, last in self._each_file(requests):
-            for request in range(first, last):
+        for path, first, last in _by_file(requests.ranges):
+            began = time.perf_counter()
+            with self.opened(path) as fd:
+                read = list(
+                    map(os.pread, itertools.repeat(fd), sizes[first:last], begins[first:last])
+                )
+                if list(map(len, read)) != sizes[first:last]:  # one call stops at 2 GiB
+                    read = [_whole(fd, sizes[n], begins[n], path) for n in range(first, last)]
+            HINTS.note(began, edges[last] - edges[first], sum(sizes[first:last]))
+            for request, data in enumerate(read, first):
+                at = edges[request]
+                view = memoryview(data)
+                if edges[request + 1] == at + 1:
+                    found[order[at]] = view
+                    continue
                 begin = begins[request]
-                buffer = np.empty(ends[request] - begin, np.uint8).data
-                if os.preadv(fd, [buffer], begin) != len(buffer):
-                    fill(fd, [buffer], begin, path)
-                for number in order[edges[request] : edges[request + 1]]:
-                    found[number] = buffer[starts[number] - begin : stops[number] - begin]
+                for number in order[at : edges[request + 1]]:
+                    found[number] = view[starts[number] - begin : stops[number] - begin]
         return found
 
-    def _read_wholes(self, paths: Sequence[str]) -> list[bytes]:
-        """Whole files; of a slow disk that is told of some before the first of them is read."""
+    def _read_whole(self, path: str) -> memoryview | None:
         began = time.perf_counter()
-        together = _TOLD if HINTS.are_wanted else 1
-        found: list[bytes] = []
-        for start in range(0, len(paths), together):
-            with contextlib.ExitStack() as opened:
-                some = paths[start : start + together]
-                files = [opened.enter_context(open(path, "rb", buffering=0)) for path in some]
-                for file, path in zip(files, some, strict=True):
-                    if self._versions:
-                        self.check_open(path, file.fileno())
-                    if len(files) > 1:
-                        HINTS.give(file.fileno(), [(0, TO_THE_END)])
-                found += [file.read() for file in files]
-        # to open a file takes longer than to read a range
-        HINTS.note(began, 4 * len(found), sum(map(len, found)))
-        return found
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self.check_open(path, file.fileno())
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        HINTS.note(began, _OPENING, len(data))
+        return memoryview(data)
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
@@ -172,89 +172,30 @@ class LocalFiles(Files):
                     fill(fd, [buffers[0]], start, path)
             HINTS.note(began, 1, len(buffers[0]))
             return
+        self._tell(ranges)
         requests = coalesce(ranges, 0, _MOST)
         order = requests.order.tolist()
         edges = requests.edges.tolist()
         begins = requests.ranges.start.tolist()
         sizes = (requests.ranges.stop - requests.ranges.start).tolist()
-        for path, fd, first, last in self._each_file(requests):
-            for request in range(first, last):
-                at = edges[request]
-                end = edges[request + 1]
-                nbytes = sizes[request]
-                if end == at + 1:
-                    wanted = [buffers[order[at]]]
-                else:
-                    wanted = [buffers[number] for number in order[at:end]]
-                    if sum(map(len, wanted)) != nbytes:  # they overlap
-                        for number, buffer in zip(order[at:end], wanted, strict=True):
-                            fill(fd, [buffer], int(ranges.start[number]), path)
-                        continue
-                if end - at > _IOV_MAX or os.preadv(fd, wanted, begins[request]) != nbytes:
-                    fill(fd, wanted, begins[request], path)
-
-    def _each_file(self, wanted: Requests) -> Iterator[tuple[str, int, int, int]]:
-        """Path, descriptor, and the first and last requests of each file; some are opened
-        together, so that the system can be told.
-        """
-        requests = wanted.ranges
-        if not requests.size:
-            return
-        firsts = (
-            [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist()]
-            if len(requests.paths) > 1
-            else [0]
-        )
-        paths = [requests.paths[file] for file in requests.file[firsts].tolist()]
-        edges = [*firsts, requests.size]
-        with contextlib.closing(self.descriptors.reading_each(paths)) as opened:
-            for at, fds in opened:
-                if HINTS.are_wanted and requests.size > 1:
-                    for fd, first, end in zip(fds, edges[at:], edges[at + 1 :], strict=False):
-                        _tell(fd, requests, first, end)
-                began = time.perf_counter()
-                for number, fd in enumerate(fds, at):
-                    self.check_open(paths[number], fd)
-                    yield paths[number], fd, edges[number], edges[number + 1]
-                first = edges[at]
-                end = edges[at + len(fds)]
-                HINTS.note(
-                    began,
-                    int(wanted.edges[end] - wanted.edges[first]),
-                    int((requests.stop[first:end] - requests.start[first:end]).sum()),
-                )
-
-    def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """By a call each: where ranges are short and far apart that is faster than to join them."""
-        if ranges.size and ranges.stop[0] == WHOLE:
-            return self._read_wholes([ranges.paths[file] for file in ranges.file.tolist()])
-        order = (
-            np.lexsort((ranges.start, ranges.file))
-            if len(ranges.paths) > 1
-            else ranges.start.argsort()
-        )
-        of = ranges.file[order]
-        starts = ranges.start[order].tolist()
-        sizes = ranges.nbytes[order].tolist()
-        found: list[Any] = [None] * len(order)
-        edges = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(order)] if len(order) else [0]
-        for first, last in itertools.pairwise(edges):
-            path = ranges.paths[of[first]]
-            some = sizes[first:last]
+        for path, first, last in _by_file(requests.ranges):
+            began = time.perf_counter()
             with self.opened(path) as fd:
-                if HINTS.are_wanted:
-                    HINTS.give(fd, zip(starts[first:last], some, strict=True))
-                began = time.perf_counter()
-                read = list(map(os.pread, itertools.repeat(fd), some, starts[first:last]))
-                HINTS.note(began, len(some), sum(some))
-                if list(map(len, read)) != some:  # one call to the system stops at 2 GiB
-                    read = [
-                        _whole(fd, size, start, path)
-                        for size, start in zip(some, starts[first:last], strict=True)
-                    ]
-            for number, data in zip(order[first:last].tolist(), read, strict=True):
-                found[number] = data
-        return found
+                for request in range(first, last):
+                    at = edges[request]
+                    end = edges[request + 1]
+                    if end == at + 1:
+                        wanted = [buffers[order[at]]]
+                    else:
+                        wanted = [buffers[number] for number in order[at:end]]
+                        if sum(map(len, wanted)) != sizes[request]:  # they overlap
+                            for number, buffer in zip(order[at:end], wanted, strict=True):
+                                fill(fd, [buffer], int(ranges.start[number]), path)
+                            continue
+                    begin = begins[request]
+                    if end - at > _IOV_MAX or os.preadv(fd, wanted, begin) != sizes[request]:
+                        fill(fd, wanted, begin, path)
+            HINTS.note(began, edges[last] - edges[first], sum(sizes[first:last]))
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
         if ranges.size > 1 and ranges.stop[0] != WHOLE:
@@ -291,15 +232,23 @@ class LocalFiles(Files):
     # -- what is read next
 
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
+        if pieces:
+            self._tell(ByteRanges.joined(pieces))
+
+    def _tell(self, ranges: ByteRanges) -> None:
+        """Tells the system what is read next, if its disk is slow."""
         if not HINTS.are_wanted:
             return
-        requests = coalesce(ByteRanges.joined(pieces), _GAP).ranges if pieces else None
-        if requests is not None and requests.size:
-            edges = [0, *(np.flatnonzero(np.diff(requests.file)) + 1).tolist(), requests.size]
-            with contextlib.suppress(OSError):  # who reads them says so
-                for first, end in itertools.pairwise(edges):
-                    with self.descriptors.reading(requests.paths[requests.file[first]]) as fd:
-                        _tell(fd, requests, first, end)
+        with contextlib.suppress(OSError):  # who reads them says so
+            requests = coalesce(ranges, _GAP).ranges
+            for path, first, last in _by_file(requests):
+                with self.descriptors.reading(path) as fd:
+                    starts = requests.start[first:last].tolist()
+                    sizes = requests.nbytes[first:last].tolist()
+                    HINTS.give(fd, zip(starts, sizes, strict=True))
+            for file in ranges.file[ranges.is_whole].tolist():
+                with open(ranges.paths[file], "rb", buffering=0) as whole:
+                    HINTS.give(whole.fileno(), [(0, TO_THE_END)])
 
     # -- the rest
 
@@ -346,10 +295,14 @@ def changed(path: str) -> FileChangedError:
     )
 
 
-def _tell(fd: int, ranges: ByteRanges, first: int, end: int) -> None:
-    starts = ranges.start[first:end]
-    stops = ranges.stop[first:end]
-    HINTS.give(fd, zip(starts.tolist(), (stops - starts).tolist(), strict=True))
+def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, int, int]]:
+    """The path of each file, and where its ranges begin and end, of sorted ones."""
+    edges = [0, ranges.size]
+    if len(ranges.paths) > 1:
+        edges[1:1] = (np.flatnonzero(np.diff(ranges.file)) + 1).tolist()
+    for first, last in itertools.pairwise(edges):
+        if first < last:
+            yield ranges.paths[ranges.file[first]], first, last
 
 
 def _whole(fd: int, size: int, offset: int, path: str) -> bytes:

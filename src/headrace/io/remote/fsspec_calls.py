@@ -1,23 +1,9 @@
-"""Calls of fsspec file systems: opening, paths, metadata, ranges; and the private names of theirs
-that headrace uses.
-
-========================  ====================================  ====================================
-private name              used for                              without it
-========================  ====================================  ====================================
-`_call_s3` of s3fs        reading a range of one version        `cat_file`, and a warning: a file
-                          (If-Match)                            that changes while it is read is not
-                                                                noticed
-
-`_strip_protocol`         the path that a URL names             `fsspec.core.strip_protocol`
-
-`_get_kwargs_from_urls`   comparing the servers of several      they are not compared
-                          URLs
-
-`_session`                closing connections                   they end with the process
-========================  ====================================  ====================================
+"""Calls of fsspec file systems: opening, paths, metadata, ranges.
 
 Methods of asynchronous file systems that begin with an underscore (`_info`, `_cat_file`) are their
-documented interface.
+documented interface. Private names of theirs that are used here: `_call_s3` of s3fs, which can ask
+for a range of one version, `_strip_protocol`, the path that a URL names, and
+`_get_kwargs_from_urls`, what it says of its server.
 """
 
 from __future__ import annotations
@@ -27,18 +13,67 @@ import contextlib
 import functools
 import inspect
 import tarfile
+import time
 import zipfile
+from collections.abc import Awaitable
 from typing import Any
 
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError, warn
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, SampleError
 from headrace.io.paths import chain_of, is_url, redact
-from headrace.io.remote.http import Answer, checked_range, checked_size
-from headrace.io.remote.timeouts import PART, Attempt
+from headrace.io.remote.answers import Answer, checked_range, checked_size
 
-TRIED = ("2026.9",)
-"""Versions of fsspec and s3fs that these have been tried with; others are used as long as
-nothing is missing.
-"""
+SLOWEST = 16 << 10
+"""Bytes a second of one request, below which its time runs out."""
+PART = 256 << 10
+"""Bytes of a body that are read before they are counted, and the time is looked at again."""
+
+
+class Attempt:
+    """The time of one attempt at a request, by the monotonic clock. It may take longer while bytes
+    come: on a slow line many requests share the bandwidth, and what has come should not be lost.
+
+    Args:
+        seconds: that it is given.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._nbytes = 0
+
+    def came(self, nbytes: int) -> None:
+        """So many bytes more."""
+        self._nbytes += nbytes
+
+    @property
+    def shortfall(self) -> str:
+        """What has come, when its time is over, in words."""
+        if self._nbytes:
+            return f"only {self._nbytes:,} bytes came in time"
+        return "nothing came in time"
+
+    @property
+    def overtime(self) -> float:
+        """Seconds that it has taken beyond those that it was given, since bytes came."""
+        return max(0.0, time.monotonic() - self._end)
+
+    async def result(self, answer: Awaitable[Any]) -> Any:
+        """What an awaitable gives, if it does so in time; else it is cancelled.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        task = asyncio.ensure_future(answer)
+        try:
+            while not task.done():
+                left = self._end + self._nbytes / SLOWEST - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(self.shortfall)
+                await asyncio.wait({task}, timeout=left)
+            return task.result()
+        except BaseException:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
 
 
 def loop_of(fs: Any) -> Any:
@@ -57,10 +92,9 @@ async def call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
 
 
-def _protocols(fs: Any) -> tuple[str, ...]:
-    if isinstance(fs.protocol, tuple | list):
-        return tuple(fs.protocol)
-    return (fs.protocol,)
+def is_http(fs: Any) -> bool:
+    """True if a file system is fsspec's of the web."""
+    return "http" in fs.protocol and hasattr(fs, "set_session")
 
 
 async def info_of(fs: Any, path: str) -> Any:
@@ -68,34 +102,36 @@ async def info_of(fs: Any, path: str) -> Any:
     missing.
     """
     if is_http(fs):
-        options = dict(getattr(fs, "kwargs", {}))
-        # else the size may be of something compressed
-        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-        session = await fs.set_session()
         try:
-            async with session.head(
-                fs.encode_url(path), **{"allow_redirects": True, **options}, headers=headers
-            ) as answer:
+            async with await _request(fs, "HEAD", path) as answer:
                 if answer.status == 404:
                     raise FileNotFoundError(path)
                 said = answer.headers
                 encoding = said.get("Content-Encoding", "identity")
-                if answer.status == 200 and encoding != "identity":
-                    return {"size": None, "type": "file", "encoding": encoding}
+                if answer.status == 200 and encoding != "identity":  # the size is of what is sent
+                    return {"size": None, "type": "file", "headers": said}
                 if answer.status == 200 and "Content-Length" in said:
-                    info: dict[str, Any] = {
-                        name: said.get(name) for name in ("ETag", "Last-Modified")
-                    }
-                    info |= {
-                        "is_redirected": bool(answer.history),
+                    return {
+                        "size": int(said["Content-Length"]),
+                        "ETag": said.get("ETag"),
+                        "Last-Modified": said.get("Last-Modified"),
                         "accepts_ranges": "bytes" in said.get("Accept-Ranges", ""),
                     }
-                    return {"size": int(said["Content-Length"]), **info}
         except Exception as error:
             # which aiohttp says of servers that answer HEAD with a body
             if getattr(error, "status", None) != 400:
                 raise
     return await call(fs, "info", path)
+
+
+async def _request(fs: Any, method: str, path: str, **headers: str) -> Any:
+    """A request of the web, as fsspec would make it: to be entered."""
+    options = dict(getattr(fs, "kwargs", {}))
+    # else the size may be of something compressed
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **headers}
+    session = await fs.set_session()
+    options = {"allow_redirects": True, **options}
+    return session.request(method, fs.encode_url(path), headers=headers, **options)
 
 
 async def fetch(
@@ -104,28 +140,27 @@ async def fetch(
     """The bytes of a range; of the version with that ETag where the protocol can ask for that.
 
     Raises:
-        WrongLengthError: see `headrace.io.remote.http.checked_size`.
+        WrongLengthError: it is another range; see `checked_size`.
     """
-    protocols = _protocols(fs)
+    wanted = f"bytes={start}-{stop - 1}"
+    parts = []
     if is_http(fs):
-        return await fetch_http(fs, fs.encode_url(path), start, stop, etag, attempt)
-    if (
-        etag is not None
-        and "s3" in protocols
-        and _has_s3_calls(type(fs).__module__, hasattr(fs, "_call_s3"))
-    ):
+        headers = {"Range": wanted}
+        if etag is not None:
+            headers["If-Match"] = etag
+        async with await _request(fs, "GET", path, **headers) as answer:
+            answer.raise_for_status()
+            size = checked_size(answer, start, stop)
+            async for part in answer.content.iter_chunked(PART):
+                parts.append(part)
+                attempt.came(len(part))
+            said = answer.headers
+            return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size)
+    if etag is not None and "s3" in fs.protocol:
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
-        answer = await fs._call_s3(
-            "get_object",
-            Bucket=bucket,
-            Key=key,
-            Range=f"bytes={start}-{stop - 1}",
-            IfMatch=etag,
-            **options,
-            **fs.req_kw,
-        )
-        parts = []
+        place = {"Bucket": bucket, "Key": key, **options, **fs.req_kw}
+        answer = await fs._call_s3("get_object", Range=wanted, IfMatch=etag, **place)
         try:
             size = checked_range(answer.get("ContentRange"), start, stop)
             while part := await answer["Body"].read(PART):
@@ -138,41 +173,24 @@ async def fetch(
     return Answer(data)
 
 
-async def fetch_http(
-    fs: Any, url: Any, start: int, stop: int, etag: str | None, attempt: Attempt
-) -> Answer:
-    """The bytes of a range of the web, as `cat_file` gives them, and what the answer says of
-    them.
-    """
-    options = dict(getattr(fs, "kwargs", {}))
-    headers = {
-        **options.pop("headers", {}),
-        "Accept-Encoding": "identity",
-        "Range": f"bytes={start}-{stop - 1}",
-    }
-    if etag is not None:
-        headers["If-Match"] = etag
-    session = await fs.set_session()
-    async with session.get(url, headers=headers, **options) as answer:
-        said = answer.headers
-        size = checked_size(answer.status, answer.reason, said, answer.content_length, start, stop)
+async def fetch_whole(fs: Any, path: str, attempt: Attempt) -> bytes:
+    """The bytes of a file, however it is sent."""
+    if is_http(fs):
         parts = []
-        async for part in answer.content.iter_chunked(PART):
-            parts.append(part)
-            attempt.came(len(part))
-    return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size, answer.url)
-
-
-def is_http(fs: Any) -> bool:
-    """True if a file system is fsspec's of the web."""
-    return "http" in _protocols(fs) and hasattr(fs, "set_session")
+        async with await _request(fs, "GET", path) as answer:
+            answer.raise_for_status()
+            async for part in answer.content.iter_chunked(PART):
+                parts.append(part)
+                attempt.came(len(part))
+        return b"".join(parts)
+    content: bytes = await call(fs, "cat_file", path)
+    return content
 
 
 def close_filesystem(filesystem: Any) -> None:
     """Closes its connections, if it has any of its own."""
-    session = getattr(filesystem, "_session", None)
     loop = getattr(filesystem, "loop", None)
-    close = getattr(session, "close", None)
+    close = getattr(getattr(filesystem, "_session", None), "close", None)
     if close is None or loop is None or not loop.is_running():
         return
 
@@ -185,18 +203,14 @@ def close_filesystem(filesystem: Any) -> None:
         asyncio.run_coroutine_threadsafe(closing(), loop).result(5)
 
 
-def is_path(text: str) -> bool:
-    """True if it is a path on a file system, and no URL: ``bucket/a::b.jpg``, and not
-    ``zip::a.zip``.
-    """
-    return not is_url(text)
+# -- URLs, and paths on the file system: ``bucket/a::b.jpg`` is one, ``zip::a.zip`` is not
 
 
 def path_in(url: str, filesystem: Any) -> str:
     """The part of a URL that names a path on its file system: ``c1`` of
     ``zip://c1::s3://bucket/a.zip``. A path stays as it is.
     """
-    if is_path(url):
+    if not is_url(url):
         return url
     first, *others = chain_of(url)
     inner = getattr(filesystem, "fs", None)  # of one that caches another and takes over its paths
@@ -220,11 +234,10 @@ def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
         return f"{first}::{before}", after
     path = path_in(url, filesystem)
     before = first.rstrip("/")
-    before = (
-        before.removesuffix(path)
-        if path and before.endswith(path)
-        else f"{first.partition('://')[0]}://"
-    )
+    if path and before.endswith(path):
+        before = before.removesuffix(path)
+    else:
+        before = f"{first.partition('://')[0]}://"
     return before, f"::{rest}" if others else ""
 
 
@@ -233,34 +246,18 @@ def url_of(path: str, ends: tuple[str, str]) -> str:
     before, after = ends
     if is_url(path):  # as those of the web are
         return path + after
-    is_bare = before.endswith("://") and not before.endswith(("file://", "local://"))
-    return f"{before}{path.removeprefix('/') if is_bare else path}{after}"
+    if before.endswith("://") and not before.endswith(("file://", "local://")):
+        path = path.removeprefix("/")
+    return f"{before}{path}{after}"
 
 
 def server_of(url: str, filesystem: Any) -> dict[str, Any]:
     """What a URL says of its server, beside the path; nothing, where its file system can't tell."""
     options = getattr(filesystem, "_get_kwargs_from_urls", None)
-    found: dict[str, Any] = {} if options is None or is_path(url) else options(url)
+    found: dict[str, Any] = {}
+    if options is not None and is_url(url):
+        found = options(url)
     return found
-
-
-@functools.cache
-def _has_s3_calls(module: str, has_calls: bool) -> bool:
-    if not has_calls:
-        warn(
-            f"{module} has no _call_s3, which headrace uses (tried with s3fs {', '.join(TRIED)}): "
-            "a file that changes while "
-            "it is read is not noticed"
-        )
-    return has_calls
-
-
-def without_secrets(error: Exception) -> Exception:
-    """The error, or a SampleError with its text if that shows a URL with credentials or a query."""
-    text = str(error)
-    if redact(text) == text:
-        return error
-    return SampleError(f"{type(error).__name__}: {redact(text)}")
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
@@ -279,22 +276,16 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     options = dict(storage_options or {})
     # botocore's own retries would multiply with `Remote`'s, unseen
     if url.startswith(("s3://", "s3a://")):
-        options["config_kwargs"] = {
-            "retries": {"total_max_attempts": 1},
-            **options.get("config_kwargs", {}),
-        }
+        retries = {"retries": {"total_max_attempts": 1}}
+        options["config_kwargs"] = {**retries, **options.get("config_kwargs", {})}
     try:
         # a key may hold colons, which fsspec takes for a chain
         links = [link.replace("::", ":") for link in chain_of(url)]
         return fsspec.core.url_to_fs("::".join(links), skip_instance_cache=True, **options)[0]
     except (ValueError, ImportError) as error:
-        extra = (
-            _EXTRAS.get(chain_of(url)[-1].partition("://")[0])
-            if isinstance(error, ImportError)
-            else None
-        )
         remedy = ""
-        if extra is not None:
+        extra = _EXTRAS.get(chain_of(url)[-1].partition("://")[0])
+        if isinstance(error, ImportError) and extra is not None:
             remedy = f": pip install 'headrace[{extra}]'"
         raise ConfigError(f"{redact(url)} can't be opened: {redact(error)}{remedy}") from None
     except FileNotFoundError:
@@ -304,4 +295,8 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
             f"{redact(url)}: the archive is damaged, or of another kind ({redact(error)})"
         ) from None
     except Exception as error:
-        raise without_secrets(error) from None
+        text = str(error)
+        if redact(text) == text:
+            raise error from None
+        # it shows a URL with credentials or a query
+        raise SampleError(f"{type(error).__name__}: {redact(text)}") from None

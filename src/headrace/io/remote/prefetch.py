@@ -4,47 +4,36 @@ NOTE [ life of prefetched bytes ]
 
 * The part of the program that knows the order announces the next ranges, in pieces that are fetched
   independently, each as a coroutine of the server's loop.
-* Fetched bytes are kept until they were read once, and then dropped: chunks and rows are read once
-  per epoch. Bytes that are never read, since another process reads the rest or the iteration was
-  abandoned, are dropped when space is needed, oldest first.
-* A read takes pieces that are in flight, and waits for them. It fetches everything else itself, in
-  one go.
+* A read takes ranges that were announced, and waits for them. It fetches everything else itself, in
+  one go. What was read is dropped: chunks and rows are read once per epoch.
+* A piece of which only a part was read takes memory. Where these take too much, since another
+  process reads the rest or the iteration was abandoned, the oldest are dropped.
 * An error stays with its piece. The next read of it raises the error and drops the piece, so that
   the read after that fetches again.
 """
 
 from __future__ import annotations
 
-import bisect
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-import numpy as np
-
-from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce
+from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.memory.per_process import renew_after_fork
 
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 
 Fetched = Future[list[memoryview | None]]
+_Key = tuple[str, int, int]  # path, first byte and end
 
 
-@dataclass(slots=True)
-class _Extent:
-    """Bytes of a file that are on their way, or have come."""
+class _Piece:
+    """Ranges that are on their way together, or have come."""
 
-    stop: int
-    nbytes: int
-    """Of a whole file, whose size nobody knows yet: as those before had."""
-    data: Fetched
-    number: int
-    """Of its place in what is fetched together."""
-    left: int
-    """Bytes that nobody has read yet."""
-    is_touched: bool = False
+    def __init__(self, data: Fetched, numbers: dict[_Key, int], nbytes: int) -> None:
+        self.data = data
+        self.numbers = numbers  # of those that nobody has read yet
+        self.nbytes = nbytes
 
 
 class Prefetcher:
@@ -52,7 +41,7 @@ class Prefetcher:
 
     Args:
         fetch: begins to fetch ranges, which somebody waits for or not.
-        room: bytes that are held, at most, beside those that nobody has touched.
+        room: bytes of pieces of which a part was read.
     """
 
     def __init__(self, fetch: Callable[[ByteRanges, bool], Fetched], room: int = 0) -> None:
@@ -63,10 +52,10 @@ class Prefetcher:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._starts: dict[str, list[int]] = {}  # by path, sorted
-        self._extents: OrderedDict[tuple[str, int], _Extent] = OrderedDict()
+        self._pieces: dict[_Key, _Piece] = {}
+        self._touched: dict[_Piece, None] = {}  # by the time of the first read
         self.untouched: int = 0
-        self._touched = 0
+        """Bytes of pieces of which nothing was read."""
         renew_after_fork(self)
 
     after_fork = _reset  # requests don't survive a fork
@@ -75,22 +64,23 @@ class Prefetcher:
         """Has pieces fetched, as far as they are not on their way already."""
         with self._lock:
             for piece in pieces:
-                wanted, left = _joined(piece)
-                new = [
-                    number for number, one in enumerate(wanted.each()) if self._find(*one) is None
+                keys = [
+                    (path, start, stop)
+                    for path, start, stop in dict.fromkeys(piece.each())
+                    if start < stop or (start, stop) == (0, WHOLE)
                 ]
-                if not new:
+                keys = [key for key in keys if key not in self._pieces]
+                if not keys:
                     continue
-                wanted = wanted.take(np.array(new))
-                data = self._fetch(wanted, urgent)
-                for number, (path, start, stop) in enumerate(wanted.each()):
-                    self._forget(path, start)
-                    nbytes = int(self._whole_nbytes) + 1 if stop == WHOLE else stop - start
-                    self._extents[path, start] = _Extent(
-                        stop, nbytes, data, number, nbytes if stop == WHOLE else left[new[number]]
-                    )
-                    bisect.insort(self._starts.setdefault(path, []), start)
-                    self.untouched += nbytes
+                sizes = [
+                    int(self._whole_nbytes) + 1 if stop == WHOLE else stop - start
+                    for _, start, stop in keys
+                ]
+                data = self._fetch(ByteRanges.of(keys), urgent)
+                numbers = {key: number for number, key in enumerate(keys)}
+                made = _Piece(data, numbers, sum(sizes))
+                self._pieces.update(dict.fromkeys(keys, made))
+                self.untouched += made.nbytes
 
     def take(self, ranges: ByteRanges) -> list[tuple[memoryview | None] | None]:
         """The bytes of ranges (None: a whole file that is missing), of those that are on their way;
@@ -100,77 +90,48 @@ class Prefetcher:
             Exception: what fetching them has raised.
         """
         found: list[tuple[memoryview | None] | None] = [None] * ranges.size
-        if not self._extents:
+        if not self._pieces:
             return found
-        taken: list[tuple[int, str, int, int, _Extent, int]] = []
+        taken: list[tuple[int, _Piece, int]] = []
         with self._lock:
-            for number, (path, start, stop) in enumerate(ranges.each()):
-                key = (
-                    self._find(path, start, stop)
-                    if start < stop or (start, stop) == (0, WHOLE)
-                    else None
-                )
-                if key is None:
+            for at, key in enumerate(ranges.each()):
+                piece = self._pieces.pop(key, None)
+                if piece is None:
                     continue
-                extent = self._extents[path, key]
-                taken.append((number, path, start, stop, extent, key))
-                extent.left -= extent.nbytes if stop == WHOLE else stop - start
-                if not extent.is_touched:
-                    extent.is_touched = True
-                    self.untouched -= extent.nbytes
-                    self._touched += extent.nbytes
-                    self._extents.move_to_end((path, key))
-                if extent.left <= 0:
-                    self._forget(path, key)
+                taken.append((at, piece, piece.numbers.pop(key)))
+                if piece not in self._touched:
+                    self._touched[piece] = None
+                    self.untouched -= piece.nbytes
+                if not piece.numbers:
+                    del self._touched[piece]
             self._make_room()
-        for number, path, start, stop, extent, key in taken:
+        for at, piece, number in taken:
             try:
-                data = extent.data.result()[extent.number]  # it ends: by its deadline
+                data = piece.data.result()[number]  # it ends: by its deadline
             except BaseException:
                 with self._lock:
-                    self._forget(path, key)
+                    self._forget(piece)
                 raise
-            if stop != WHOLE and data is not None:
-                data = data[start - key : stop - key]
-            elif data is not None:
+            if data is not None and ranges.stop[at] == WHOLE:
                 self._whole_nbytes = 0.9 * self._whole_nbytes + 0.1 * len(data)
-            found[number] = (data,)
+            found[at] = (data,)
         return found
 
-    def _find(self, path: str, start: int, stop: int) -> int | None:
-        """Where the extent begins that a range lies in."""
-        starts = self._starts.get(path)
-        at = -1
-        if starts:
-            at = bisect.bisect_right(starts, start) - 1
-        if at < 0 or starts is None:
-            return None
-        end = self._extents[path, starts[at]].stop
-        if stop == end or (stop <= end and stop != WHOLE):
-            return starts[at]
-        return None
-
-    def _forget(self, path: str, start: int) -> None:
-        extent = self._extents.pop((path, start), None)
-        if extent is None:
-            return
-        starts = self._starts[path]
-        starts.pop(bisect.bisect_left(starts, start))
-        if not starts:
-            del self._starts[path]
-        if extent.is_touched:
-            self._touched -= extent.nbytes
-        else:
-            self.untouched -= extent.nbytes
+    def _forget(self, piece: _Piece) -> None:
+        self._touched.pop(piece, None)
+        for key in piece.numbers:
+            self._pieces.pop(key, None)
+        piece.numbers.clear()
 
     def drop(self) -> None:
         """Forgets it all: it won't be read."""
         with self._lock:
-            for extent in self._extents.values():
-                extent.data.cancel()
-            self._extents.clear()
-            self._starts.clear()
-            self.untouched = self._touched = 0
+            for piece in set(self._pieces.values()):
+                piece.data.cancel()
+                piece.numbers.clear()
+            self._pieces.clear()
+            self._touched.clear()
+            self.untouched = 0
 
     def resize(self, nbytes: int) -> None:
         with self._lock:
@@ -178,30 +139,9 @@ class Prefetcher:
             self._make_room()
 
     def _make_room(self) -> None:
-        if self._touched <= self.room:
-            return
-        for path, start in list(self._extents):
-            if self._touched <= self.room:
+        left = sum(piece.nbytes for piece in self._touched)
+        for piece in list(self._touched):
+            if left <= self.room:
                 break
-            if self._extents[path, start].is_touched:
-                self._forget(path, start)
-
-
-def _joined(piece: ByteRanges) -> tuple[ByteRanges, list[int]]:
-    """What is fetched of a piece, and the bytes that will be read of each: where ranges overlap
-    each is read by itself, and counts; the same range is read once.
-    """
-    piece = piece.take(np.lexsort((piece.stop, piece.start, piece.file)))
-    is_new = np.ones(piece.size, bool)
-    is_new[1:] = (
-        (np.diff(piece.file) != 0) | (np.diff(piece.start) != 0) | (np.diff(piece.stop) != 0)
-    )
-    piece = piece.take(is_new)
-    requests = coalesce(piece, GAP)
-    nbytes = (
-        np.add.reduceat(piece.nbytes[requests.order], requests.edges[:-1])
-        if requests.ranges.size
-        else np.empty(0, np.int64)
-    )
-    wholes = piece.take(piece.is_whole)
-    return ByteRanges.joined([requests.ranges, wholes]), [*nbytes.tolist(), *[0] * wholes.size]
+            left -= piece.nbytes
+            self._forget(piece)
