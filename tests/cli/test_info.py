@@ -153,7 +153,7 @@ def test_large_photographs_are_advised_to_be_made_smaller(tmp_path: Path, told: 
         Image.new("RGB", (3000, 2000)).save(tmp_path / f"photos/a/{number}.jpg")
     (tmp_path / "photos/a/x.jpg").write_bytes(b"no image")
     shown = told(tmp_path / "photos")
-    assert shown["facts"]["looked at"] == "JPEG RGB 3; the median has 3000 x 2000 pixels"
+    assert shown["facts"]["looked at"] == "3 of 4 images; the median has 3000 x 2000 pixels"
     assert "x.jpg" in shown["facts"]["unreadable"]
     (command,) = shown["advice"]["remedies"]
     assert command.endswith(" photos-packed.h5 --store jpeg --max-size 512")

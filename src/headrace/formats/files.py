@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,19 +57,18 @@ class FilesSource(Source):
         self.listing: FileSet = resolve(
             data_path, Format("files", tuple(map(str.lower, extensions))), remote, asks=True
         )
-        self._paths = _Paths(self.listing)
         self._server: RemoteFiles | None = self.listing.server
         self._files: Files = self._server or LocalFiles()
         self._listed_sizes: npt.NDArray[np.int64] | None = None
         if self._server is not None:
-            self._server.share_versions(self._paths)
+            self._server.share_versions(self.listing)
 
     def __len__(self) -> int:
-        return len(self.listing.names)
+        return len(self.listing)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes."""
-        return self._files.read_each(ByteRanges.of_wholes(self._paths, indices))
+        return self._files.read_each(ByteRanges.of_wholes(self.listing, indices))
 
     def describe(self) -> Description:
         count = len(self)
@@ -93,8 +91,8 @@ class FilesSource(Source):
 
     def location(self, index: int) -> str:
         if self._server is None:
-            return redact(self._paths[index])
-        return self._server.shown(self._paths[index])
+            return redact(self.listing[index])
+        return self._server.shown(self.listing[index])
 
     def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
         """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known.
@@ -107,45 +105,24 @@ class FilesSource(Source):
                 (_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers)
             )
         if indices is None or len(indices) >= len(self) or self._listed_sizes is None:
-            self._listed_sizes = _remote_sizes(self._server, self.listing, self._paths)
+            self._listed_sizes = _remote_sizes(self._server, self.listing)
         if indices is None:
             return self._listed_sizes.copy()
         return self._listed_sizes[indices]
 
 
-class _Paths(Sequence[str]):
-    """The paths of files, made when they are needed; of remote ones those on their server."""
-
-    def __init__(self, files: FileSet) -> None:
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: Any) -> Any:
-        return os.fsdecode(self._files.path(index))
-
-
-def _remote_sizes(
-    server: RemoteFiles, files: FileSet, paths: Sequence[str]
-) -> npt.NDArray[np.int64]:
+def _remote_sizes(server: RemoteFiles, files: FileSet) -> npt.NDArray[np.int64]:
     """By listing the roots once more, where they were searched through: asking for each file
     would take far longer.
     """
     known: dict[str, int | None] = {}
     for root in files.searched:
-        known.update(
-            (path, info.get("size")) for path, info in server.ask("find", root, detail=True).items()
-        )
+        for path, info in server.ask("find", root, detail=True).items():
+            known[path] = info.get("size")
     server.filesystem.invalidate_cache()
-    sizes = np.zeros(len(paths), np.int64)
-    for start in range(0, len(sizes), _PIECE):
-        some = [paths[i] for i in range(start, min(start + _PIECE, len(sizes)))]
-        unknown = [path for path in some if known.get(path) is None]
-        if unknown:
-            known.update(zip(unknown, server.sizes(unknown), strict=True))
-        sizes[start : start + len(some)] = [known[path] or 0 for path in some]
-    return sizes
+    unknown = [path for path in files if known.get(path) is None]
+    known.update(zip(unknown, server.sizes(unknown), strict=True))
+    return np.fromiter((known[path] or 0 for path in files), np.int64, len(files))
 
 
 def _size_of(path: bytes) -> int:
@@ -282,38 +259,36 @@ def refuse_other_folders(files: FileSet) -> None:
     Raises:
         ConfigError: there are such; the message says what to pass.
     """
-    filled = _filled_folders(files)
-    if not filled:
+    folders = {folder for folder, _, _ in _runs(files.names)}
+    if None in folders:
         return
-    root = redact(files.roots[0])
+    filled = [name for name in files.folders if os.fsencode(name) in folders]
+    root = files.roots[0]
     outright = "; if these folders are classes, pass targets='folders' (targets=None: no targets)"
-    if all(map(is_split, filled)):
-        paths = " or ".join(repr(redact(os.path.join(files.roots[0], name))) for name in filled)
+    if filled and all(map(_SPLIT.fullmatch, filled)):
+        paths = " or ".join(repr(redact(os.path.join(root, name))) for name in filled)
         raise ConfigError(
-            f"{root} holds {', '.join(filled)}: parts of a data set, and no classes. Pass the "
-            f"path of one, {paths}{outright}"
+            f"{redact(root)} holds {', '.join(filled)}: parts of a data set, and no classes. Pass "
+            f"the path of one, {paths}{outright}"
         )
     images = [name for name in filled if name.lower() in _OF_IMAGES]
-    others = [name for name in files.folders if _is_of_targets(name)]
+    others = [
+        name
+        for name in files.folders
+        if name[0] != "." and any(word in name.lower() for word in _OF_TARGETS)
+    ]
     if len(images) != 1 or not set(filled).issubset([*images, *others]):
         return
-    beside = [os.path.join(files.roots[0], name) for name in others]
+    beside = [os.path.join(root, name) for name in others]
     if not files.is_remote:
-        beside += sorted(glob.glob(os.path.join(glob.escape(files.roots[0]), "*.json")))
-    if not beside:
-        return
-    example = redact(beside[0])
-    path = redact(os.path.join(files.roots[0], images[0]))
-    raise ConfigError(
-        f"{root} holds the images of {images[0]} and their targets, and no classes: pass {path!r} "
-        "and masks, annotations of COCO or a table of labels as targets=, such as "
-        f"targets={example!r}{outright}"
-    )
-
-
-def is_split(folder: str) -> bool:
-    """True if a folder is called as a part of a data set is, such as "train" or "val2017"."""
-    return _SPLIT.fullmatch(folder) is not None
+        beside += sorted(glob.glob(os.path.join(glob.escape(root), "*.json")))
+    if beside:
+        path = os.path.join(root, images[0])
+        raise ConfigError(
+            f"{redact(root)} holds the images of {images[0]} and their targets, and no classes: "
+            f"pass {redact(path)!r} and masks, annotations of COCO or a table of labels as "
+            f"targets=, such as targets={redact(beside[0])!r}{outright}"
+        )
 
 
 def warn_of_splits(files: FileSet) -> None:
@@ -338,42 +313,6 @@ def warn_of_splits(files: FileSet) -> None:
             "of a data set, and are read as one: pass "
             "the path of one part, or a list of paths to say that this is meant"
         )
-
-
-def _is_of_targets(name: str) -> bool:
-    return not is_hidden_part(os.fsencode(name)) and any(
-        word in name.lower() for word in _OF_TARGETS
-    )
-
-
-def _filled_folders(files: FileSet) -> list[str]:
-    """The first-level folders that hold files of the set, sorted; [] where some files lie beside
-    them.
-    """
-    found = set[bytes]()
-    for folder, _, _ in _runs(files.names):
-        if folder is None:
-            return []
-        found.add(folder)
-    return sorted(map(os.fsdecode, found))
-
-
-def mask_folders(files: FileSet) -> tuple[str, str] | None:
-    """The folders of images and of their masks, where these are all first-level folders, hold files
-    of the same names but for the endings, and one of them is called so.
-    """
-    folders = [name for name in files.folders if not is_hidden_part(os.fsencode(name))]
-    masks = [name for name in folders if _is_of_targets(name)]
-    if len(folders) != 2 or len(masks) != 1 or not 0 < len(files) <= _PIECE or len(files) % 2:
-        return None
-    stems: dict[str, set[str]] = {name: set() for name in folders}
-    for name in map(os.fsdecode, files.names):
-        folder, _, rest = name.partition("/")
-        stems.get(folder, set()).add(os.path.splitext(rest)[0])
-    images = next(name for name in folders if name not in masks)
-    if stems[images] == stems[masks[0]]:
-        return (images, masks[0])
-    return None
 
 
 def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:

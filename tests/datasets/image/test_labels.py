@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,14 +169,6 @@ class TestGiven:
             with pytest.raises(ConfigError, match=rf"1.jpg fits .*{other}"):
                 given_targets({"1.jpg": 7}, two)
 
-    def test_a_class_for_each_sample_is_warned_of(self, tmp_path: Path) -> None:
-        files = files_of(tmp_path, [f"{number:02d}.jpg" for number in range(20)])
-        with pytest.warns(HeadraceWarning, match=r"20 .* 20 samples \('text 00', \.\.\.\)"):
-            given_targets(lambda path: f"text {path[-6:-4]}", files)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            given_targets(lambda path: f"v1.{path[-6]}", files)
-
     def test_values_of_a_callable(self, files: FileSet, tmp_path: Path) -> None:
         seen: list[str] = []
 
@@ -203,7 +194,7 @@ class TestGiven:
     def test_what_can_be_no_targets(self, files: FileSet, tmp_path: Path) -> None:
         for wrong in (3, dict, [1, 2, 3, 4, 5], np.arange(5), np.float32(3), {"a", "b"}):
             with pytest.raises(ConfigError, match="targets"):
-                checked_targets(wrong, "a/folder")
+                checked_targets(wrong)
         for option in ({"target_name": "kind"}, {"delimiter": ";"}):
             with pytest.raises(ConfigError, match=next(iter(option))):
                 given_targets(dict.fromkeys(NAMES, 1), files, **option)
@@ -454,9 +445,9 @@ class TestTables:
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame(TABLE).astype({"species": "category"})
         for table in (frame, frame.set_index("file"), pyarrow.table(TABLE)):
-            labels = given_targets(checked_targets(table, "folder"), files)
+            labels = given_targets(checked_targets(table), files)
             assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
-        series = checked_targets(frame.set_index("file")["species"], "folder")
+        series = checked_targets(frame.set_index("file")["species"])
         assert given_targets(series, files).targets.tolist() == [1, 3, 2, 2, 0]
 
     def test_integers_beyond_64_bits_are_no_targets(self, files: FileSet, tmp_path: Path) -> None:

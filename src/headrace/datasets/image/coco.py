@@ -212,10 +212,8 @@ def read_coco(
             size = (0, 0)
         sizes.append(size)
     by_base = {os.path.basename(name): number for name, number in names.items()}
-    first = ""
-    if len(files):
-        first = os.fsdecode(files.names[0])
-    if len(by_base) == len(names) and names.keys().isdisjoint(spellings_of(first)):
+    first = spellings_of(os.fsdecode(files.names[0]))
+    if len(by_base) == len(names) and names.keys().isdisjoint(first):
         names = by_base  # without folders that are not among the data
     keys = keys_for(names, files, f"targets: {where}", skips_unused)
     categories = _categories(found.get("categories"), where)
@@ -317,17 +315,18 @@ def _box(one: dict[str, Any], place: str) -> Sequence[float]:
 def _segmentation(one: dict[str, Any], place: str) -> Any:
     """Polygons, or a run-length encoding."""
     found = one.get("segmentation")
-    is_known = False
-    if isinstance(found, list) and found:
-        is_known = all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in found)
-    elif isinstance(found, dict):
-        is_known = "size" in found and isinstance(found.get("counts"), (list, str))
-    if not is_known:
-        raise FormatError(
-            f"{place}: segmentation is neither polygons nor a run-length encoding, so masks=True "
-            "can't be had"
-        )
-    return found
+    if isinstance(found, dict) and "size" in found and isinstance(found.get("counts"), (list, str)):
+        return found
+    if (
+        isinstance(found, list)
+        and found
+        and all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in found)
+    ):
+        return found
+    raise FormatError(
+        f"{place}: segmentation is neither polygons nor a run-length encoding, so masks=True can't "
+        "be had"
+    )
 
 
 def import_pycocotools() -> Any:

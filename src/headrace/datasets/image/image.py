@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from headrace.arguments import check_flag
 from headrace.casting import DTypeArgument
 from headrace.collate import DetectionCollator
 from headrace.core.dataset import BaseDataset
+from headrace.core.decoder import plain_target
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.augment import image_sides, split_augment
@@ -43,8 +43,8 @@ from headrace.datasets.image.labels import (
     names_masks,
     read_labels,
 )
-from headrace.datasets.image.pixels import BY_PLUGIN, is_readable, open_image, remedy
-from headrace.errors import ConfigError, FormatError, HeadraceError, MissingNameError, warn
+from headrace.datasets.image.pixels import BY_PLUGIN, image_shape, is_readable, remedy
+from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.concat import ConcatSource
 from headrace.formats.describe import Description
@@ -52,12 +52,11 @@ from headrace.formats.files import (
     FilesSource,
     PairedSource,
     folder_targets,
-    mask_folders,
     refuse_other_folders,
     warn_of_splits,
 )
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet
+from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format, end_in
 from headrace.formats.resolve.resolver import DataPath, kind_of
 from headrace.formats.tar.source import TARS
 from headrace.io.paths import redact
@@ -73,20 +72,21 @@ if TYPE_CHECKING:
 
 
 def open_images(
-    data_path: DataPath, wanted: Wanted, reach: RemoteOptions, column: str | None = None
+    data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions, column: str | None = None
 ) -> tuple[ImageSource, Labels]:
     """The images under a path, or in a column, and their targets.
 
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
+    kind: Format | None = TARS
     if isinstance(data_path, FileSet):
         kind = HDF5
         if IMAGES.fits(os.fsdecode(data_path.names[0])):
             kind = IMAGES
     elif column is None:
-        kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach) or IMAGES
-    if column is not None or kind is TARS:
+        kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach)
+    if kind is TARS:
         from headrace.datasets.image.columns import open_column  # which imports tables and tars
 
         return open_column(data_path, column, wanted, reach)
@@ -94,21 +94,28 @@ def open_images(
         return _open_packed(data_path, wanted, reach)
     if wanted.masks:
         import_pycocotools()
-    source = FilesSource(data_path, EXTENSIONS, reach)
+    files = FilesSource(data_path, EXTENSIONS, reach)
+    masks = None
     try:
-        _check_readable(source.listing)
-        return _with_targets(source, wanted, reach)
+        _check_readable(files.listing)
+        if not names_masks(wanted.targets):
+            return files, labels_of(wanted, files.listing, reach)
+        wanted.refuse_options("masks", "unused_targets")
+        warn_of_splits(files.listing)
+        masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+        mask_of = mask_numbers(files.listing, masks.listing, wanted.skips_unused)
+        return PairedSource(files, masks, mask_of), Labels(None, [])
     except BaseException:
-        source.close()
+        files.close()
+        if masks is not None:
+            masks.close()
         raise
 
 
 def _check_readable(files: FileSet) -> None:
     """Raises a ConfigError where a plugin that some images need is not installed."""
     for wanted in BY_PLUGIN:
-        are_of_it = np.logical_or.reduce(
-            [files.names.end_in(os.fsencode(ending)) for ending in wanted.endings]
-        )
+        are_of_it = end_in(files.names, wanted.endings)
         if are_of_it.any() and not is_readable(wanted):
             first = redact(files.names[int(are_of_it.argmax())])
             raise ConfigError(
@@ -118,49 +125,26 @@ def _check_readable(files: FileSet) -> None:
             )
 
 
-def _with_targets(
-    source: FilesSource, wanted: Wanted, reach: RemoteOptions
-) -> tuple[FilesSource | PairedSource, Labels]:
-    files = source.listing
-    if names_masks(wanted.targets):
-        wanted.refuse_options("masks", "unused_targets")
-        warn_of_splits(files)
-        masks = FilesSource(cast(str, wanted.targets), EXTENSIONS, reach)
-        try:
-            mask_of = mask_numbers(files, masks.listing, wanted.skips_unused)
-            return PairedSource(source, masks, mask_of), Labels(None, [])
-        except BaseException:
-            masks.close()
-            raise
-    if not wanted.are_folders:
-        return source, labels_of(wanted, files, reach)
-    wanted.refuse_options("class folders")
-    if not wanted.is_outright:
-        refuse_other_folders(files)
-        pair = mask_folders(files)
-        if pair is not None:
-            warn(
-                f"ImageDataset: the folders {pair[0]} and {pair[1]} hold files of the same names, "
-                f"and count as two classes of images; if {pair[1]} are masks, open the folder "
-                f"{pair[0]} and pass the other one as targets="
-            )
-    numbers, classes = folder_targets(files)
-    if numbers is None:
-        warn(
-            f"ImageDataset: the {len(source):,} images lie flat in the folder, so every target is "
-            "None; put them into class folders, or pass targets= (targets=None to say that this is "
-            "meant)"
-        )
-    return source, Labels(numbers, classes)
-
-
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
-    """The targets that the user gave: see `given_targets`; or those of a file of labels.
+    """The targets of files, but masks: of their folders, of a file of labels, or as the user gave
+    them.
 
     Raises:
         ConfigError, DataNotFoundError, FormatError, MissingNameError, AccessError: see
-            `given_targets`, `read_labels` and `read_coco`.
+            `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
+    if wanted.are_folders:
+        wanted.refuse_options("class folders")
+        if not wanted.is_outright:
+            refuse_other_folders(files)
+        numbers, classes = folder_targets(files)
+        if numbers is None:
+            warn(
+                f"ImageDataset: the {len(files):,} images lie flat in the folder, so every target "
+                "is None; put them into class folders, or pass targets= (targets=None to say that "
+                "this is meant)"
+            )
+        return Labels(numbers, classes)
     if not isinstance(wanted.targets, (str, os.PathLike)):
         return given_targets(wanted, files)
     path = os.fspath(wanted.targets)
@@ -202,8 +186,9 @@ def _open_packed(
                 f"{redact(path)} holds no images that headrace packed: open it with "
                 "HDF5Dataset(path, dataset_name)"
             )
-        has_targets = wanted.targets is not None and source.has_column(TARGETS)
-        return source, source.column(TARGETS) if has_targets else None
+        if wanted.targets is None or not source.has_column(TARGETS):
+            return source, None
+        return source, source.column(TARGETS)
 
     opened = hdf5.hdf5.read_each(paths, open_one)
     sources = [source for source, _ in opened]
@@ -211,8 +196,8 @@ def _open_packed(
     first = sources[0]
     info = first.info
     assert info is not None
-    for other, column in opened:
-        if _common(other) != _common(first) or (column is None) != (opened[0][1] is None):
+    for other in sources:
+        if _common(other) != _common(first) or len(columns) not in (0, len(sources)):
             raise FormatError(
                 f"{other.path} and {first.path} can't be one dataset: they were packed with other "
                 "classes, sizes or colours, or only one holds targets: pack them from one "
@@ -255,12 +240,6 @@ def _common(source: HDF5Source) -> tuple[Any, ...]:
     info = source.info
     assert info is not None
     return info.store, info.image, info.classes, info.target_columns, source.rows_are
-
-
-def first_packed(source: ImageSource) -> HDF5Source | None:
-    """The packed file, or the first of several; None: images are files of their own."""
-    first: Any = source.sources[0] if isinstance(source, ConcatSource) else source
-    return first if getattr(first, "info", None) is not None else None
 
 
 _LOOKED_AT = 16  # images whose headers are read, to describe them
@@ -382,12 +361,15 @@ class ImageDataset(BaseDataset):
         check_flag("masks", masks)
         if unused_targets not in ("raise", "skip"):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
-        is_outright = targets is not UNSET
+        if column is not None and not isinstance(column, str):
+            raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
+        check_image_options(color, transform_input, decode, normalize)
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given
+        is_outright = targets is not UNSET
         wanted = Wanted(
-            checked_targets(targets if is_outright else FOLDERS, self.data_path),
+            checked_targets(targets if is_outright else FOLDERS),
             target_name,
             label_separator,
             delimiter,
@@ -395,10 +377,7 @@ class ImageDataset(BaseDataset):
             unused_targets,
             is_outright,
         )
-        check_image_options(color, transform_input, decode, normalize)
         reach, common = split_options(options)
-        if not (column is None or isinstance(column, str)):
-            raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
         source, labels = open_images(data_path, wanted, reach, column)
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
@@ -415,10 +394,12 @@ class ImageDataset(BaseDataset):
         else:
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
-        packed = first_packed(source)
-        info = None if packed is None else packed.info
+        packed: Any = source
+        if isinstance(source, ConcatSource):
+            packed = source.sources[0]
+        info: Any = getattr(packed, "info", None)
         is_stored_decoded = info is not None and info.store == "decoded"
-        if is_stored_decoded and info is not None and info.image.get("color") != color:
+        if is_stored_decoded and info.image.get("color") != color:
             raise ConfigError(
                 f"color={color!r}: the file was packed with color={info.image.get('color')!r}; "
                 "pack it again"
@@ -427,20 +408,21 @@ class ImageDataset(BaseDataset):
         if image_size is not UNSET:
             if image_size is not None:
                 size = image_sides(image_size, "image_size", ", or None")
-        elif is_stored_decoded and packed is not None:
+        elif is_stored_decoded:
             shape = packed.shape[1:] or packed.dtype[IMAGE].shape
             size = (int(shape[0]), int(shape[1]))
         elif not transformed and (augment is None or augment.size is None):
             size = DEFAULT_SIZE
         self.image_size: tuple[int, int] | None = size
-        has_boxes = isinstance(labels.targets, CocoTargets)
-        format_class: type[ImageDecoder] = BoxDecoder if has_boxes else ImageDecoder
-        if isinstance(source, PairedSource) or (packed is not None and packed.gives_pairs):
-            format_class = MaskDecoder
+        decoder_class: type[ImageDecoder] = ImageDecoder
+        if isinstance(labels.targets, CocoTargets):
+            decoder_class = BoxDecoder
+        elif isinstance(source, PairedSource) or getattr(packed, "gives_pairs", False):
+            decoder_class = MaskDecoder
         elif getattr(source, "target", None) is not None:  # tars with class numbers
-            format_class = LabelDecoder
+            decoder_class = LabelDecoder
         usage = common.get("max_memory_usage", 0.8)
-        sample_decoder = format_class(
+        sample_decoder = decoder_class(
             color=color,
             image_size=size,
             is_size_given=image_size is not UNSET,
@@ -463,7 +445,7 @@ class ImageDataset(BaseDataset):
             loading_mode=loading_mode,
             **common,
         )
-        if has_boxes:
+        if decoder_class is BoxDecoder:
             is_of_one_size = (sample_decoder.crop_size or size) is not None
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
                 stack=is_of_one_size
@@ -479,7 +461,9 @@ class ImageDataset(BaseDataset):
         """True if modes "eager" and "cached" cache encoded bytes. Default: True if images keep
         their own size.
         """
-        return self._hold == "encoded" if self._hold is not None else self.image_size is None
+        if self._hold is not None:
+            return self._hold == "encoded"
+        return self.image_size is None
 
     def held_as(self) -> str:
         return self._decoder.held_as
@@ -502,29 +486,27 @@ class ImageDataset(BaseDataset):
 
     def describe(self) -> Description:
         found = super().describe()
-        source = self.sample_source
-        files = source.files if isinstance(source, PairedSource) else source
+        files = self.sample_source
+        if isinstance(files, PairedSource):
+            files = files.files
         if not isinstance(files, FilesSource):
             return found
         numbers = range(0, len(files), max(1, len(files) // _LOOKED_AT))
         records = files.read(numbers)
-        kinds = Counter[str]()
-        sizes: list[tuple[int, int]] = []
+        shapes = list[tuple[int, int]]()
         for number, record in zip(numbers, records, strict=True):
             try:
-                with open_image(record) as image:
-                    kinds[f"{image.format} {image.mode}"] += 1
-                    sizes.append(image.size)
-            except (HeadraceError, OSError, ValueError, SyntaxError) as error:
-                text = f"{files.location(number)}: {' '.join(str(error).split())}"
-                found.facts.setdefault("unreadable", text)
+                shapes.append(image_shape(record))
+            except FormatError as error:
+                found.facts.setdefault("unreadable", f"{files.location(number)}: {error}")
         column = found.columns[0]
         column.read = sum(map(len, records)) // len(records)
         found.stored = found.stored or column.read * len(files)
-        if sizes:
-            width, height = np.median(sizes, axis=0).astype(int).tolist()
-            listed = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-            found.facts["looked at"] = f"{listed}; the median has {width} x {height} pixels"
+        if shapes:
+            height, width = np.median(shapes, axis=0).astype(int).tolist()
+            found.facts["looked at"] = (
+                f"{len(shapes)} of {len(records)} images; the median has {width} x {height} pixels"
+            )
             column.chunks = 1
             column.decoded = 3 * width * height
             column.nbytes = (found.held or 0) // len(files) or column.decoded
@@ -533,7 +515,9 @@ class ImageDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source
         if self.holds_encoded:
-            parts = source.sources if isinstance(source, ConcatSource) else [source]
+            parts = [source]
+            if isinstance(source, ConcatSource):
+                parts = source.sources
             if not all(hasattr(part, "sizes") for part in parts):
                 return None
             return sum(int(part.sizes().sum()) for part in parts)
@@ -558,14 +542,10 @@ class _Samples(Sequence[tuple[str, Any]]):
         source: Any = self._dataset.sample_source
         target = None
         if self._dataset.targets is not None:
-            target = self._dataset.targets[position]
-        if isinstance(target, np.generic):
-            target = target.item()
+            target = plain_target(self._dataset.targets[position])
         if isinstance(source, PairedSource):
             target = source.other_path(whole)
             source = source.files
         if isinstance(source, FilesSource):
-            path = os.fsdecode(source.listing.path(whole))
-        else:
-            path = source.location(whole)
-        return path, target
+            return os.fsdecode(source.listing.path(whole)), target
+        return source.location(whole), target

@@ -1,5 +1,6 @@
-"""Targets of files by their names: from mappings, callables, arrays and tables (CSV, JSON, Parquet,
-DataFrames)."""
+"""Targets of files by their names: from mappings, callables and tables (CSV, JSON, Parquet,
+DataFrames). Each of these gives names and values, and `keys_for` matches names with files.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
-from headrace.core.options import array_in
 from headrace.core.views import ColumnTargets, TargetSequence
 from headrace.datasets.cells import parsed
 from headrace.dtypes import IntArray
@@ -34,199 +34,11 @@ from headrace.errors import (
     warn,
 )
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
-from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.table.columns import pyarrow
 from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
 from headrace.io.paths import check_regular, composed, in_ascii, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import read_whole
-
-_SHOWN = 3
-_WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
-
-
-def spellings_of(name: str) -> list[str]:
-    """What labels may call a file: its relative name, its file name, and these without their
-    ending.
-    """
-    base = os.path.basename(name)
-    return [name, base, os.path.splitext(name)[0], os.path.splitext(base)[0]]
-
-
-def keys_for(
-    keys: Collection[str], files: FileSet, where: str = "targets", skips_unused: bool = False
-) -> list[str]:
-    """The key of each file, which is one of its `spellings_of`. Where none is the same to the byte,
-    one that looks the same counts (`composed`).
-
-    Args:
-        keys: names that labels have.
-        files: of the data.
-        where: the labels are from, for messages.
-        skips_unused: leave out keys that no file has, with a warning.
-
-    Raises:
-        ConfigError: a file has no key; or a key fits several files, or several fit one.
-        DataNotFoundError: a key has no file, and may not be left out.
-    """
-    names = [os.fsdecode(name) for name in files.names]
-    found = _matched(names, keys, spellings_of)
-    return _checked(found, names, keys, where, False, skips_unused)
-
-
-def _matched(
-    names: Iterable[str], keys: Collection[str], spellings: Callable[[str], list[str]]
-) -> list[str | None]:
-    """The key of each name; None: it has none."""
-    alike = dict[str, list[str]]()
-    for one in keys:
-        if isinstance(one, str) and not one.isascii():
-            alike.setdefault(composed(one), []).append(one)
-    owners = dict[str, str]()
-    found = list[str | None]()
-    for name in names:
-        own = spellings(name)
-        key = next((one for one in own if one in keys), None)
-        if key is None and alike:
-            fitting = next((alike[one] for one in map(composed, own) if one in alike), [])
-            if len(fitting) > 1:
-                first, second = map(in_ascii, fitting[:2])
-                raise ConfigError(
-                    f"targets: {first} and {second} look the same, and none is {in_ascii(name)} to "
-                    "the byte: keep the one that is meant"
-                )
-            if fitting:
-                key = fitting[0]
-        if key is not None:
-            owner = owners.setdefault(key, name)
-            if owner != name:
-                show = in_ascii if composed(owner) == composed(name) else redact
-                raise ConfigError(
-                    f"targets: the name {show(key)} fits {show(owner)} and {show(name)}: give "
-                    "relative paths, or rename one of the files"
-                )
-        found.append(key)
-    return found
-
-
-def _checked(
-    found: Sequence[str | None],
-    names: Sequence[str],
-    keys: Collection[str],
-    where: str,
-    are_files: bool,
-    skips_unused: bool,
-) -> list[str]:
-    """The keys that were found, none of which is missing. `are_files`: the targets are."""
-    missing = [name for name, key in zip(names, found, strict=True) if key is None]
-    used = set(found)
-    unused = [key for key in keys if key not in used]
-    surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
-    if missing:
-        lack = f"{named_few(missing)} of {len(names):,} files have no target by their name"
-        if unused:
-            lack += f", and {surplus}"
-        remedy = "add the targets, or open only the files that have one"
-        if are_files:
-            raise DataNotFoundError(f"{where}: {lack}: {remedy}")
-        raise ConfigError(f"{where}: {lack}: {remedy}")
-    if unused and not skips_unused:
-        raise DataNotFoundError(
-            f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
-            "Add the files, remove these targets, or pass unused_targets='skip'"
-        )
-    if unused:
-        warn(f"{where}: {surplus} of the data: left out")
-    return [key for key in found if key is not None]
-
-
-def named_few(names: Sequence[Any]) -> str:
-    """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
-    shown = ", ".join(map(redact, names[:_SHOWN]))
-    return f"{len(names):,} ({shown}{', ...' if len(names) > _SHOWN else ''})"
-
-
-# -- masks
-
-
-def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
-    """For each image the number of its mask: that of the same relative name, whatever the endings
-    ([n] int64). Where no image has one, names count without the words that all images, and all
-    masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
-
-    Args:
-        images, masks: their files.
-        skips_unused: leave out masks that have no image, with a warning.
-
-    Raises:
-        DataNotFoundError: an image has no mask; or a mask no image.
-        ConfigError: two images or two masks have one name; the masks are among the images.
-    """
-    _check_apart(images, masks)
-    numbers: Mapping[str, int] = _by_stem(masks)
-    names = [os.fsdecode(name) for name in images.names]
-    found = _matched(names, numbers, lambda name: [_stem(name)])
-    if not any(found):
-        own = _common_end(map(_stem, names))
-        other = _common_end(numbers)
-        shorter = {stem.removesuffix(other): number for stem, number in numbers.items()}
-        again = _matched(names, shorter, lambda name: [_stem(name).removesuffix(own)])
-        if all(again) and (skips_unused or len(set(again)) == len(shorter)):
-            found = again
-            numbers = shorter
-    where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
-    keys = _checked(found, names, numbers, where, True, skips_unused)
-    jpeg = next((name for name in masks.names if name.lower().endswith((b".jpg", b".jpeg"))), None)
-    if jpeg is not None:
-        warn(
-            f"targets: masks such as {redact(jpeg)} are JPEGs, whose compression changes class "
-            "numbers near edges: save masks as PNG, or round them in target_transform"
-        )
-    return np.fromiter((numbers[key] for key in keys), np.int64, len(images))
-
-
-def _check_apart(images: FileSet, masks: FileSet) -> None:
-    if images.is_remote != masks.is_remote:
-        return
-    for root in masks.roots:
-        for other in images.searched:
-            folder = os.path.normpath(other).rstrip("/") + "/"
-            if (os.path.normpath(root).rstrip("/") + "/").startswith(folder):
-                raise ConfigError(
-                    f"targets: the masks lie in {redact(root)}, which is in the folder of the "
-                    f"images ({redact(other)}), so that they would be images too: pass the images' "
-                    "own folder as data_path"
-                )
-
-
-def _by_stem(masks: FileSet) -> dict[str, int]:
-    numbers = dict[str, int]()
-    for number, name in enumerate(masks.names):
-        other = numbers.setdefault(_stem(os.fsdecode(name)), number)
-        if other != number:
-            raise ConfigError(
-                f"targets: the masks {redact(masks.path(other))} and {redact(masks.path(number))} "
-                "have the same name but for their endings, and masks are matched with images by "
-                "that: rename or remove one of them"
-            )
-    return numbers
-
-
-def _stem(name: str) -> str:
-    return os.path.splitext(name)[0]
-
-
-def _common_end(names: Iterable[str]) -> str:
-    """The words that all names end with: what follows the first separator in their common end."""
-    ends = {name[::-1] for name in names}
-    if len(ends) < 2:  # of one name nobody knows what its last word is
-        return ""
-    common = os.path.commonprefix(list(ends))[::-1]  # noqa: RUF071 (of characters)
-    words = _WORDS.search(common.rpartition("/")[2])
-    if words is None:
-        return ""
-    return words[0]
-
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
 TargetsArgument = (
@@ -239,112 +51,17 @@ TargetsArgument = (
     | None
 )
 FOLDERS = "folders"
-_FEW = 20
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
 """Of files of labels. Local ones may have any other."""
-
-
-class Table(NamedTuple):
-    """Columns of labels.
-
-    Attributes:
-        where: they are from, for messages.
-        columns: values by name, all of one length.
-        first_row: the number of the first row where it was read, from 1.
-        key: the column of file names, if that is known.
-        is_text: True if all values are texts, of which some may stand for numbers.
-    """
-
-    where: str
-    columns: dict[str, Sequence[Any]]
-    first_row: int = 1
-    key: str | None = None
-    is_text: bool = False
-
-    def key_for(self, files: FileSet) -> str:
-        """The column of file names: the first one that names files of the data.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if self.key is not None:
-            return self.key
-        columns = {name: set(map(str, values)) for name, values in self.columns.items()}
-        found = _names_among(set().union(*columns.values()), files)
-        # a class may be called as a file is without its ending
-        found = {name for name in found if os.path.splitext(name)[1]} or found
-        for name, values in columns.items():
-            if not found.isdisjoint(values):
-                return name
-        example = redact(files.names[0]) if len(files) else "1.jpg"
-        raise ConfigError(
-            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files, "
-            f"such as {example!r}: add one, and call it file"
-        )
-
-    def rows_for(self, key: str, files: FileSet, skips_unused: bool) -> list[int]:
-        """The row of each file.
-
-        Raises:
-            ConfigError: a file has none, or several that contradict each other.
-            DataNotFoundError: a row has no file, and may not be left out.
-        """
-        rows = dict[str, int]()
-        for number, name in enumerate(map(str, self.columns.get(key, ()))):
-            other = rows.setdefault(name, number)
-            for values in self.columns.values():
-                if values[other] != values[number]:
-                    raise ConfigError(
-                        f"targets: rows {other + self.first_row} and {number + self.first_row} of "
-                        f"{self.where} give {redact(name)} different targets "
-                        f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
-                    )
-        keys = keys_for(rows, files, f"targets: {self.where}", skips_unused)
-        return [rows[name] for name in keys]
-
-    def column(
-        self, name: str, rows: list[int], is_target: bool, separator: str | None
-    ) -> tuple[Any, list[str]]:
-        """Some rows of a column as targets, and the classes that texts in it are.
-
-        Raises:
-            ConfigError: a target is missing; two texts of it are one number; an integer among
-                floats is too large.
-        """
-        where = f"targets: column {name!r} of {self.where}"
-        values = [self.columns[name][row] for row in rows]
-        if separator is not None:
-            values = _separated(values, separator)
-        elif self.is_text:
-            column = parsed(self.columns[name])
-            unclear = column.rounded or " and ".join(map(repr, column.same or ()))
-            if is_target and unclear:
-                raise ConfigError(
-                    f"{where} has {unclear}: two texts of one number, or an integer among floats "
-                    "that float64 can't hold. Write numbers in one way, or pass the table as "
-                    f"targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or "
-                    "with str in place of float for classes"
-                )
-            values = [column.values[row] for row in rows]
-        has_gap = False
-        for row, value in zip(rows, values, strict=True):
-            if value is None or value != value or value == "":
-                has_gap = True
-                if is_target:
-                    raise ConfigError(
-                        f"{where} has nothing in row {row + self.first_row}: fill it in, remove "
-                        "row and file, or leave the column out by target_name="
-                    )
-        kinds = set(map(type, values))
-        if float in kinds and kinds <= {float, int}:
-            return np.array(values, np.float64), []
-        return (values, []) if has_gap else encoded(values)
+_SHOWN = 3
+_WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
+_INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Wanted(NamedTuple):
     """Which targets are wanted, as the user gave it."""
 
-    targets: TargetsArgument | Table
+    targets: Any
     target_name: str | Sequence[str] | None = None
     label_separator: str | None = None
     delimiter: str | None = None
@@ -368,7 +85,7 @@ class Wanted(NamedTuple):
         which targets don't have it.
         """
         for name, default in self._field_defaults.items():
-            if name not in allowed and getattr(self, name) != default and name != "is_outright":
+            if name not in (*allowed, "is_outright") and getattr(self, name) != default:
                 raise ConfigError(
                     f"{name} is for other targets, in files such as labels.csv or instances.json, "
                     f"and here are {of}: leave it out"
@@ -393,80 +110,36 @@ class Labels(NamedTuple):
     class_to_idx: dict[str, int] | None = None
 
 
-def checked_targets(targets: Any, data_path: DataPath) -> TargetsArgument | Table:
-    """What was given as `targets`, before any file is looked for.
+def checked_targets(targets: Any) -> Any:
+    """What was given as `targets`, before any file is looked for: a path, a mapping, a callable, a
+    `Table`, or None.
 
     A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`. One value a path, beside a list of the paths of files, becomes a
-    callable of the path, since files are sorted.
+    mapping, a DataFrame a `Table`.
 
     Raises:
-        ConfigError: it is something else; or values in an order, and which file each belongs to is
-            not known.
+        ConfigError: it is something else.
     """
-    if targets is None or isinstance(targets, (str, os.PathLike, Mapping)):
+    if isinstance(targets, type):
+        pass
+    elif hasattr(targets, "columns"):
+        return from_frame(targets)
+    elif targets is None or isinstance(targets, (str, os.PathLike, Mapping)) or callable(targets):
         return targets
-    if not isinstance(targets, type):
-        if callable(targets):
-            by_path: Callable[[str], Any] = targets
-            return by_path
-        if hasattr(targets, "columns"):
-            return from_frame(targets)
-        if hasattr(targets, "to_dict") and all(
-            isinstance(key, str) for key in getattr(targets, "index", [None])
-        ):
-            return dict(targets.to_dict())
-        values = array_in(targets)
-        if isinstance(values, (list, tuple, np.ndarray)) and np.ndim(values):
-            return _one_a_path(values, data_path)
+    elif hasattr(targets, "to_dict") and all(
+        isinstance(key, str) for key in getattr(targets, "index", [None])
+    ):
+        return dict(targets.to_dict())
     raise ConfigError(
         "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
-        f"of one), a callable, one value a path, or None, not {described(targets)}"
-    )
-
-
-def _one_a_path(values: Any, data_path: DataPath) -> Callable[[str], Any]:
-    entries = () if isinstance(data_path, (str, bytes, os.PathLike)) else entries_of(data_path)
-    paths = [os.path.normpath(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
-    by_path = dict(zip(paths, values, strict=False))
-    if not len(values) == len(paths) == len(by_path) or any(map(is_url, entries)):
-        raise ConfigError(
-            f"targets holds {len(values):,} values and no names: files are found in sorted order, "
-            "and whose value is whose can't be told. Pass a mapping, dict(zip(names, values)), or "
-            "data_path=[...] with the path of one file for each value"
-        )
-
-    def target_of(path: str) -> Any:
-        if os.path.normpath(path) not in by_path:
-            raise ConfigError(
-                f"targets: {redact(path)} has none: with one value a path, each path must be that "
-                "of a file, not of a folder"
-            )
-        return by_path[os.path.normpath(path)]
-
-    return target_of
-
-
-def names_masks(targets: Any) -> bool:
-    """True if targets name images, such as masks: a folder, a glob, images by their endings, or
-    a URL that names no file of labels.
-    """
-    if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
-        return False
-    path = os.path.expanduser(os.fsdecode(targets))
-    if is_url(path):
-        return not named_part(path).lower().endswith(TABLE_ENDINGS)
-    is_pattern = glob.has_magic(path) or "{" in path
-    return (
-        os.path.isdir(path)
-        or path.lower().endswith((*EXTENSIONS, "/"))
-        or (is_pattern and not os.path.exists(path))
+        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
+        "mapping, dict(zip(names, values))"
     )
 
 
 def given_targets(wanted: Wanted, files: FileSet) -> Labels:
-    """Targets that the user gave: a mapping by relative path or file name, a table of such or the
-    path of one, or a callable of the path.
+    """Targets that the user gave: a mapping by relative path or file name, a table of such, or a
+    callable of the path.
 
     Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each
     class that is in them (`MultiHot`); other values stay as they are.
@@ -491,79 +164,192 @@ def given_targets(wanted: Wanted, files: FileSet) -> Labels:
         wanted.refuse_options("a callable or None", "label_separator")
         if targets is None:
             return Labels(None, [])
-        assert callable(targets)  # by `checked_targets`
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
     made, classes = encoded(_separated(values, wanted.label_separator))
-    _check(made, classes, "targets", files)
+    _check_integers(made, "targets")
     return Labels(made, classes)
 
 
-def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
-    key = table.key_for(files)
-    rows = table.rows_for(key, files, wanted.skips_unused)
-    names = [name for name in table.columns if name != key]
-    chosen = names
-    if isinstance(wanted.target_name, str):
-        chosen = [wanted.target_name]
-    elif wanted.target_name is not None:
-        chosen = list(wanted.target_name)
-    missing = [name for name in chosen if name not in names]
-    if missing:
-        raise MissingNameError(
-            f"target_name: {table.where} has no column {missing[0]!r} of labels; it has "
-            f"{', '.join(map(repr, names))}"
-        )
-    if not chosen:
-        raise ConfigError(
-            f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
-            "labels"
-        )
-    is_one = len(chosen) == 1 and not isinstance(wanted.target_name, (list, tuple))
-    columns = dict[str, Any]()
-    classes = dict[str, list[str]]()
+# -- names
+
+
+def spellings_of(name: str) -> list[str]:
+    """What labels may call a file: its relative name, its file name, and these without their
+    ending.
+    """
+    base = os.path.basename(name)
+    return [name, base, _stem(name), _stem(base)]
+
+
+def keys_for(
+    keys: Collection[str],
+    files: FileSet,
+    where: str = "targets",
+    skips_unused: bool = False,
+    spellings: Callable[[str], list[str]] = spellings_of,
+    lack: type[HeadraceError] = ConfigError,
+) -> list[str]:
+    """The key of each file, which is one of its `spellings`. Where none is the same to the byte,
+    one that looks the same counts (`composed`).
+
+    Args:
+        keys: names that labels have.
+        files: of the data.
+        where: the labels are from, for messages.
+        skips_unused: leave out keys that no file has, with a warning.
+        lack: the error for a file without a key.
+
+    Raises:
+        ConfigError: a file has no key; or a key fits several files, or several fit one.
+        DataNotFoundError: a key has no file, and may not be left out.
+    """
+    alike = dict[str, list[str]]()
+    for one in keys:
+        if isinstance(one, str) and not one.isascii():
+            alike.setdefault(composed(one), []).append(one)
+    names = [os.fsdecode(name) for name in files.names]
+    owners = dict[str, str]()
+    found = list[str]()
+    missing = list[str]()
     for name in names:
-        separator = wanted.label_separator if name in chosen else None
-        if separator is not None and len(chosen) > 1:
-            is_split = any(separator in str(table.columns[name][row]) for row in rows)
-            separator = separator if is_split else None
-        columns[name], classes[name] = table.column(name, rows, name in chosen, separator)
-        if name in chosen:
-            where = f"targets: column {name!r} of {table.where}"
-            _check(columns[name], classes[name] if is_one else [], where, files)
-    named = {name: found for name, found in classes.items() if found}
-    if is_one:
-        return Labels(columns[chosen[0]], classes[chosen[0]], columns, named)
-    return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, named)
+        own = spellings(name)
+        fitting = [one for one in own if one in keys][:1]
+        if not fitting and alike:
+            fitting = next((alike[one] for one in map(composed, own) if one in alike), [])
+        if not fitting:
+            missing.append(name)
+            continue
+        if len(fitting) > 1:
+            first, second = map(in_ascii, fitting[:2])
+            raise ConfigError(
+                f"targets: {first} and {second} look the same, and none is {in_ascii(name)} to "
+                "the byte: keep the one that is meant"
+            )
+        owner = owners.setdefault(fitting[0], name)
+        if owner != name:
+            show: Callable[[str], str] = redact
+            if composed(owner) == composed(name):
+                show = in_ascii
+            raise ConfigError(
+                f"targets: the name {show(fitting[0])} fits {show(owner)} and {show(name)}: give "
+                "relative paths, or rename one of the files"
+            )
+        found.append(fitting[0])
+    unused = [key for key in keys if key not in owners]
+    surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
+    if missing:
+        said = f"{named_few(missing)} of {len(names):,} files have no target by their name"
+        if unused:
+            said += f", and {surplus}"
+        raise lack(f"{where}: {said}: add the targets, or open only the files that have one")
+    if unused and not skips_unused:
+        raise DataNotFoundError(
+            f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
+            "Add the files, remove these targets, or pass unused_targets='skip'"
+        )
+    if unused:
+        warn(f"{where}: {surplus} of the data: left out")
+    return found
 
 
-def _separated(values: list[Any], separator: str | None) -> list[Any]:
-    """Texts of several labels as lists of these."""
-    if separator is None or not all(isinstance(value, str) for value in values):
-        return values
-    return [[part.strip() for part in text.split(separator) if part.strip()] for text in values]
+def named_few(names: Sequence[Any]) -> str:
+    """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
+    shown = list(map(redact, names[:_SHOWN]))
+    if len(names) > _SHOWN:
+        shown.append("...")
+    return f"{len(names):,} ({', '.join(shown)})"
 
 
-def encoded(values: list[Any]) -> tuple[Any, list[str]]:
-    """Values as targets, and the classes that texts among them are."""
-    if all(isinstance(value, str) for value in values):
-        several = MultiHot([[value] for value in values])
-        return several.numbers.astype(np.int64), several.classes
-    if all(map(_is_list_of_texts, values)) and any(values):
-        several = MultiHot(values)
-        return several, several.classes
-    if all(_is_integer(value) and -(1 << 63) <= value < 1 << 63 for value in values):
-        return np.array(values, np.int64), []
-    return list(values), []
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0]
 
 
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple, set, frozenset)) and all(
-        isinstance(label, str) for label in value
+def names_masks(targets: Any) -> bool:
+    """True if targets name images, such as masks: a folder, a glob, images by their endings, or
+    a URL that names no file of labels.
+    """
+    if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
+        return False
+    path = os.path.expanduser(os.fsdecode(targets))
+    if is_url(path):
+        return not named_part(path).lower().endswith(TABLE_ENDINGS)
+    is_pattern = glob.has_magic(path) or "{" in path
+    return (
+        os.path.isdir(path)
+        or path.lower().endswith((*EXTENSIONS, "/"))
+        or (is_pattern and not os.path.exists(path))
     )
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
+    """For each image the number of its mask: that of the same relative name, whatever the endings
+    ([n] int64). Where no image has one, names count without the words that all images, and all
+    masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
+
+    Args:
+        images, masks: their files.
+        skips_unused: leave out masks that have no image, with a warning.
+
+    Raises:
+        DataNotFoundError: an image has no mask; or a mask no image.
+        ConfigError: two images or two masks have one name; the masks are among the images.
+    """
+    where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
+    for root in masks.roots if images.is_remote == masks.is_remote else ():
+        for other in images.searched:
+            if f"{os.path.normpath(root)}/".startswith(f"{os.path.normpath(other).rstrip('/')}/"):
+                raise ConfigError(
+                    f"targets: the masks lie in {redact(root)}, which is in the folder of the "
+                    f"images ({redact(other)}), so that they would be images too: pass the images' "
+                    "own folder as data_path"
+                )
+    jpeg = ""
+    numbers = dict[str, int]()
+    for number, name in enumerate(map(os.fsdecode, masks.names)):
+        other_number = numbers.setdefault(_stem(name), number)
+        if other_number != number:
+            raise ConfigError(
+                f"targets: the masks {redact(masks.path(other_number))} and "
+                f"{redact(masks.path(number))} have the same name but for their endings, and masks "
+                "are matched with images by that: rename or remove one of them"
+            )
+        if not jpeg and name.lower().endswith((".jpg", ".jpeg")):
+            jpeg = name
+    if jpeg:
+        warn(
+            f"targets: masks such as {redact(jpeg)} are JPEGs, whose compression changes class "
+            "numbers near edges: save masks as PNG, or round them in target_transform"
+        )
+    stems = [_stem(os.fsdecode(name)) for name in images.names]
+    end = ""
+    if set(map(composed, stems)).isdisjoint(map(composed, numbers)):
+        end = _common_end(stems)
+        of_masks = _common_end(numbers)
+        numbers = {stem.removesuffix(of_masks): number for stem, number in numbers.items()}
+    keys = keys_for(
+        numbers,
+        images,
+        where,
+        skips_unused,
+        lambda name: [_stem(name).removesuffix(end)],
+        DataNotFoundError,
+    )
+    return np.array([numbers[key] for key in keys], np.int64)
+
+
+def _common_end(names: Iterable[str]) -> str:
+    """The words that all names end with: what follows the first separator in their common end."""
+    ends = {name[::-1] for name in names}
+    if len(ends) < 2:  # of one name nobody knows what its last word is
+        return ""
+    common = os.path.commonprefix(list(ends))[::-1]  # noqa: RUF071 (of characters)
+    words = _WORDS.search(common.rpartition("/")[2])
+    if words is None:
+        return ""
+    return words[0]
+
+
+# -- values
 
 
 class FlatTargets(TargetSequence):
@@ -616,7 +402,7 @@ class MultiHot(FlatTargets):
     def __init__(self, labels: Sequence[Iterable[str]]) -> None:
         each = [dict.fromkeys(map(composed, names)) for names in labels]
         super().__init__([len(names) for names in each])
-        self.classes: list[str] = sorted({name for names in each for name in names})
+        self.classes: list[str] = sorted(set().union(*each))
         number = {name: i for i, name in enumerate(self.classes)}
         flat = [number[name] for names in each for name in names]
         self.numbers: npt.NDArray[np.int32] = np.array(flat, np.int32)
@@ -627,26 +413,183 @@ class MultiHot(FlatTargets):
         return target
 
 
-def _check(targets: Any, classes: list[str], where: str, files: FileSet) -> None:
-    """Raises a ConfigError where integers are too large, and warns where nearly each sample has a
-    class of its own.
-    """
+def encoded(values: list[Any]) -> tuple[Any, list[str]]:
+    """Values as targets, and the classes that texts among them are."""
+    if all(isinstance(value, str) for value in values):
+        several = MultiHot([[value] for value in values])
+        return several.numbers.astype(np.int64), several.classes
+    if any(values) and all(
+        isinstance(value, (list, tuple, set, frozenset))
+        and all(isinstance(label, str) for label in value)
+        for value in values
+    ):
+        several = MultiHot(values)
+        return several, several.classes
+    if all(_is_integer(value) and int(value) in _INT64 for value in values):
+        return np.array(values, np.int64), []
+    return list(values), []
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_integers(targets: Any, where: str) -> None:
+    """Raises a ConfigError where integers are too large."""
     for value in targets if isinstance(targets, list) else ():
-        if _is_integer(value) and not -(1 << 63) <= value < 1 << 63:
+        if _is_integer(value) and int(value) not in _INT64:
             raise ConfigError(
                 f"{where} has {value}, an integer of more than 64 bits: give numbers in the range "
                 "of int64, or strings"
             )
-    samples = len(files.names)
-    if not isinstance(targets, TargetSequence) and samples >= _FEW and len(classes) > 0.9 * samples:
-        warn(
-            f"targets gives {len(classes):,} different texts for {samples:,} samples "
-            f"({classes[0]!r:.40}, ...), so nearly each sample is a class of its own; if that is "
-            "meant, pass numbers, and for masks the path of their folder"
-        )
+
+
+def _separated(values: list[Any], separator: str | None) -> list[Any]:
+    """Texts of several labels as lists of these."""
+    if separator is None or not all(isinstance(value, str) for value in values):
+        return values
+    return [[part.strip() for part in text.split(separator) if part.strip()] for text in values]
 
 
 # -- tables
+
+
+class Table(NamedTuple):
+    """Columns of labels.
+
+    Attributes:
+        where: they are from, for messages.
+        columns: values by name, all of one length.
+        first_row: the number of the first row where it was read, from 1.
+        key: the column of file names, if that is known.
+        is_text: True if all values are texts, of which some may stand for numbers.
+    """
+
+    where: str
+    columns: dict[str, Sequence[Any]]
+    first_row: int = 1
+    key: str | None = None
+    is_text: bool = False
+
+    def key_for(self, files: FileSet) -> str:
+        """The column of file names: the first one that names files of the data.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.key is not None:
+            return self.key
+        columns = {name: set(map(str, values)) for name, values in self.columns.items()}
+        found = _names_among(set().union(*columns.values()), files)
+        # a class may be called as a file is without its ending
+        found = {name for name in found if os.path.splitext(name)[1]} or found
+        for name, values in columns.items():
+            if not found.isdisjoint(values):
+                return name
+        raise ConfigError(
+            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files, "
+            f"such as {redact(files.names[0])!r}: add one, and call it file"
+        )
+
+    def rows_for(self, key: str, files: FileSet, skips_unused: bool) -> list[int]:
+        """The row of each file.
+
+        Raises:
+            ConfigError: a file has none, or several that contradict each other.
+            DataNotFoundError: a row has no file, and may not be left out.
+        """
+        rows = dict[str, int]()
+        for number, name in enumerate(map(str, self.columns.get(key, ()))):
+            other = rows.setdefault(name, number)
+            for values in self.columns.values():
+                if values[other] != values[number]:
+                    raise ConfigError(
+                        f"targets: rows {other + self.first_row} and {number + self.first_row} of "
+                        f"{self.where} give {redact(name)} different targets "
+                        f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
+                    )
+        keys = keys_for(rows, files, f"targets: {self.where}", skips_unused)
+        return [rows[name] for name in keys]
+
+    def column(
+        self, name: str, rows: list[int], is_target: bool, separator: str | None
+    ) -> tuple[Any, list[str]]:
+        """Some rows of a column as targets, and the classes that texts in it are.
+
+        Raises:
+            ConfigError: a target is missing; two texts of it are one number; an integer is too
+                large.
+        """
+        where = f"targets: column {name!r} of {self.where}"
+        values = [self.columns[name][row] for row in rows]
+        if separator is not None:
+            values = _separated(values, separator)
+        elif self.is_text:
+            column = parsed(self.columns[name])
+            unclear = column.rounded or " and ".join(map(repr, column.same or ()))
+            if is_target and unclear:
+                raise ConfigError(
+                    f"{where} has {unclear}: two texts of one number, or an integer among floats "
+                    "that float64 can't hold. Write numbers in one way, or pass the table as "
+                    f"targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or "
+                    "with str in place of float for classes"
+                )
+            values = [column.values[row] for row in rows]
+        gaps = [
+            row
+            for row, value in zip(rows, values, strict=True)
+            if value is None or value != value or value == ""
+        ]
+        if gaps and is_target:
+            raise ConfigError(
+                f"{where} has nothing in row {gaps[0] + self.first_row}: fill it in, remove row "
+                "and file, or leave the column out by target_name="
+            )
+        kinds = set(map(type, values))
+        if float in kinds and kinds <= {float, int}:
+            return np.array(values, np.float64), []
+        if gaps:
+            return values, []
+        made, classes = encoded(values)
+        if is_target:
+            _check_integers(made, where)
+        return made, classes
+
+
+def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
+    key = table.key_for(files)
+    rows = table.rows_for(key, files, wanted.skips_unused)
+    names = [name for name in table.columns if name != key]
+    chosen = names
+    if isinstance(wanted.target_name, str):
+        chosen = [wanted.target_name]
+    elif wanted.target_name is not None:
+        chosen = list(wanted.target_name)
+    for name in chosen:
+        if name not in names:
+            raise MissingNameError(
+                f"target_name: {table.where} has no column {name!r} of labels; it has "
+                f"{', '.join(map(repr, names))}"
+            )
+    if not chosen:
+        raise ConfigError(
+            f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
+            "labels"
+        )
+    columns = dict[str, Any]()
+    classes = dict[str, list[str]]()
+    for name in names:
+        separator = None
+        if wanted.label_separator is not None and name in chosen:
+            cells = (str(table.columns[name][row]) for row in rows)
+            if len(chosen) == 1 or any(wanted.label_separator in cell for cell in cells):
+                separator = wanted.label_separator
+        columns[name], found = table.column(name, rows, name in chosen, separator)
+        if found:
+            classes[name] = found
+    if len(chosen) == 1 and not isinstance(wanted.target_name, (list, tuple)):
+        return Labels(columns[chosen[0]], classes.get(chosen[0], []), columns, classes)
+    return Labels(ColumnTargets({name: columns[name] for name in chosen}), [], columns, classes)
 
 
 def is_coco(found: Mapping[str, Any]) -> bool:
@@ -675,17 +618,15 @@ def read_labels(
     where = redact(path)
     local = os.path.expanduser(path)
     data = None
-    try:
-        if is_url(path):
-            data = read_whole(path, reach)
-        elif os.path.exists(local):
-            check_regular(local)
+    if is_url(path):
+        data = read_whole(path, reach)
+    elif os.path.exists(local):
+        check_regular(local)
+        try:
             with open(local, "rb") as file:
                 data = file.read()
-    except OSError as error:
-        if isinstance(error, HeadraceError):
-            raise
-        raise AccessError(f"targets: {where} can't be read: {error.strerror}") from error
+        except OSError as error:
+            raise AccessError(f"targets: {where} can't be read: {error.strerror}") from error
     if data is None:
         raise DataNotFoundError(f"targets: {where} does not exist (working folder: {os.getcwd()})")
     ending = os.path.splitext(named_part(path))[1].lower()
@@ -721,9 +662,11 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
         hint = another_delimiter(rows[0][0], delimiter) or ": write file,target"
         raise ConfigError(f"targets: row 1 of {where} has no second column{hint}")
     names = ["file", "target"]
+    key: str | None = "file"
     first_row = 1
     if rows and not _names_among(rows[0], files):
         names = [cell.strip() for cell in rows.pop(0)]
+        key = None
         first_row = 2
     for number, row in enumerate(rows, first_row):
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
@@ -743,7 +686,6 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
             f"targets: a column of {where} has no name in the header, or that of another one "
             f"({', '.join(map(repr, names))}): give each a name of its own (pandas: index=False)"
         )
-    key = "file" if first_row == 1 else None
     return Table(where, columns, first_row, key, is_text=True)
 
 
@@ -752,9 +694,7 @@ def _cells(raw: list[str]) -> list[str]:
     names, and keep their spaces.
     """
     cells = [cell.strip() for cell in raw]
-    if len(set(raw)) > len(set(cells)) and not all(
-        isinstance(value, str) for value in parsed(cells).values
-    ):
+    if len(set(raw)) > len(set(cells)) and parsed(cells).values != cells:
         return raw
     return cells
 
@@ -770,10 +710,9 @@ def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
         raise FormatError(f"targets: {where} is no JSON file: {error}") from error
     if isinstance(found, list):
         return Table(where, _columns_of(found, where))
-    assert isinstance(found, dict)  # it begins with a brace
     values = list(found.values())
     if not values or not all(isinstance(value, dict) for value in values) or is_coco(found):
-        return found
+        return dict(found)
     return Table(where, {"": list(found), **_columns_of(values, where)}, key="")
 
 
@@ -794,7 +733,7 @@ def _columns_of(records: Sequence[Any], where: str) -> dict[str, Sequence[Any]]:
                 f"targets: row {number} of {where} is no object with the fields of the first one, "
                 f"but {record!r:.60}: give file and labels, all the same"
             )
-    return {name: [record[name] for record in records] for name in (records[0] if records else ())}
+    return {name: [record[name] for record in records] for one in records[:1] for name in one}
 
 
 def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
@@ -802,7 +741,7 @@ def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
     column of file names.
     """
     if hasattr(frame, "column_names"):
-        return Table(where, {name: frame.column(name).to_pylist() for name in frame.column_names})
+        return Table(where, frame.to_pydict())
     columns: dict[str, Sequence[Any]] = {
         str(name): frame[name].to_numpy().tolist() for name in frame.columns
     }

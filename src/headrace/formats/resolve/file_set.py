@@ -107,8 +107,8 @@ TEXTS = Format("texts", TEXT_EXTENSIONS, dataset="TextDataset")
 
 
 @dataclass(frozen=True, slots=True)
-class FileSet:
-    """The files of an expression.
+class FileSet(Sequence[str]):
+    """The files of an expression: a sequence of their paths; of remote ones those on their server.
 
     Attributes:
         roots: folders (or paths on a server) that the names are relative to.
@@ -134,6 +134,9 @@ class FileSet:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __getitem__(self, index: Any) -> Any:
+        return os.fsdecode(self.path(index))
+
     @property
     def is_remote(self) -> bool:
         """True if the roots are paths of an fsspec file system."""
@@ -150,7 +153,7 @@ class FileSet:
 
     def url(self, index: int) -> str:
         """The path of one file; of a remote one its URL."""
-        path = os.fsdecode(self.path(index))
+        path: str = self[index]
         if self.server is None:
             return path
         return self.server.url_of(path)

@@ -87,29 +87,9 @@ def _searched(folder: str, kinds: Sequence[Format]) -> Found:
     if inside:
         found.names = PackedNames([*inside, *found.names])
     elif not len(found.names) or are_bookkeeping(found.names):
-        found.others = list(itertools.islice(_names_below(folder), MOST))
+        listing = list_folder(os.fsencode(folder), (b"",), (b".zarr",))
+        found.others = list(map(os.fsdecode, itertools.islice(listing.names, MOST)))
     return found
-
-
-def _names_below(root: str) -> Iterator[str]:
-    """Names of the files below a folder that are not hidden, in no order; of Zarr stores, which are
-    folders, their own.
-    """
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
-    for folder, folders, names in os.walk(root, followlinks=True):
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        stores = [name for name in folders if name.lower().endswith(".zarr")]
-        folders[:] = [
-            name for name in folders if not is_hidden_part(os.fsencode(name)) and name not in stores
-        ]
-        if identity in seen:
-            folders.clear()
-            continue
-        seen.add(identity)
-        for name in itertools.chain(names, stores):
-            if not is_hidden_part(os.fsencode(name)):
-                yield name
 
 
 def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
@@ -119,31 +99,21 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     root = before_magic(pattern, os.sep).rstrip("/")
     if not root and pattern.startswith("/"):
         root = "/"
-    matches = list[str]()
-    dead = list[str]()
-    looping = dict[str, bool]()
-    has_stores = any(kind.stores for kind in kinds)
-    for path in _globbed(pattern):
-        if not os.path.exists(path):
-            dead.append(path)
-        elif has_stores or os.path.isfile(path):
-            name = os.path.relpath(path, root or ".")
-            folder = os.path.dirname(name)
-            if folder not in looping:
-                looping[folder] = _loops(root, folder)
-            # `glob` leaves out what begins with a dot
-            if not looping[folder] and "__MACOSX" not in name.split("/"):
-                matches.append(name)
-    _warn_of_dead_links(pattern, dead)
-    stores = tuple(ending for kind in kinds for ending in kind.stores)
+    paths = _globbed(pattern)
+    _warn_of_dead_links(pattern, [path for path in paths if not os.path.exists(path)])
     endings = tuple(ending for kind in kinds for ending in kind.endings)
-    fitting = [name for name in matches if name.lower().endswith((*stores, *endings))]
-    if has_stores:
-        fitting = [
-            name
-            for name in fitting
-            if name.lower().endswith(stores) or os.path.isfile(os.path.join(root, name))
-        ]
+    stores = tuple(ending for kind in kinds for ending in kind.stores)
+    matches = list[str]()
+    fitting = list[str]()
+    for path in paths:
+        name = os.path.relpath(path, root or ".")
+        is_file = os.path.isfile(path)
+        # `glob` leaves out what begins with a dot
+        if "__MACOSX" in name.split("/") or not (is_file or (stores and os.path.exists(path))):
+            continue
+        matches.append(name)
+        if name.lower().endswith(stores) or (is_file and name.lower().endswith(endings)):
+            fitting.append(name)
     if not fitting:
         fitting = [name for name in matches if recognized(os.path.join(root, name), kinds)]
     if not matches:
@@ -202,21 +172,6 @@ def _folders_from(top: str) -> Iterator[str]:
                 waiting.append((os.path.join(folder, entry.name), around | {own}))
 
 
-def _loops(root: str, below: str) -> bool:
-    """True if the path from `root` to a folder `below` it comes through one folder twice, by a
-    link.
-    """
-    seen: set[tuple[int, int]] = set()
-    folder = root or "."
-    for part in ["", *filter(None, below.split(os.sep))]:
-        folder = os.path.join(folder, part)
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            return True
-        seen.add((status.st_dev, status.st_ino))
-    return False
-
-
 def _warn_of_dead_links(place: str, dead: list[str]) -> None:
     if dead:
         links = "a link leads"
@@ -268,7 +223,7 @@ class _Folder:
     folders: list[bytes] = field(default_factory=list)
     dead_links: list[bytes] = field(default_factory=list)
 
-    def list(self, root: bytes, endings: tuple[bytes, ...]) -> None:
+    def list(self, root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...]) -> None:
         path = os.path.join(root, self.name).rstrip(b"/") or b"/"
         try:
             status = os.stat(path)
@@ -279,7 +234,7 @@ class _Folder:
             with os.scandir(path) as entries:
                 for entry in entries:
                     if not is_hidden_part(entry.name):
-                        self._add(entry, endings)
+                        self._add(entry, endings, stores)
         except PermissionError as error:
             raise AccessError(
                 f"{redact(error.filename or path)}: this user may not list the folder "
@@ -290,11 +245,14 @@ class _Folder:
                 f"{redact(path)} went away while its files were listed: start again"
             ) from error
 
-    def _add(self, entry: os.DirEntry[bytes], endings: tuple[bytes, ...]) -> None:
+    def _add(
+        self, entry: os.DirEntry[bytes], endings: tuple[bytes, ...], stores: tuple[bytes, ...]
+    ) -> None:
         try:
-            if entry.name.lower().endswith(endings) and entry.is_file():
+            name = entry.name.lower()
+            if name.endswith(endings) and (entry.is_file() or name.endswith(stores)):
                 self.files.append(entry.name)
-            elif entry.is_dir():
+            elif entry.is_dir() and not name.endswith(stores):
                 self.folders.append(entry.name)
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 self.dead_links.append(self.name + entry.name)
@@ -307,7 +265,7 @@ class _Folder:
 def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...] = ()) -> Listing:
     """All files below a folder whose names end in one of `endings` (lower case); links are
     followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`) are
-    left out; folders that end in one of `stores` are not entered.
+    left out; folders that end in one of `stores` are not entered, and count as files.
 
     Raises:
         AccessError: a folder may not be listed.
@@ -320,14 +278,10 @@ def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ..
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
             below = list[_Folder]()
-            listing = pool.map(lambda folder: folder.list(root, endings), level)
+            listing = pool.map(lambda folder: folder.list(root, endings, stores), level)
             for folder, _ in zip(level, listing, strict=True):
                 listed[folder.name] = folder
                 dead_links += folder.dead_links
-                if stores:
-                    folder.folders = [
-                        name for name in folder.folders if not name.lower().endswith(stores)
-                    ]
                 for name in folder.folders:
                     below.append(_Folder(folder.name + name + b"/", folder.above))
             level = below

@@ -97,7 +97,7 @@ class TextFilesSource(FilesSource):
             RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
         """
         server = self._server
-        paths = list(self._paths)
+        paths = list(self.listing)
         if server is None:
             paths = list(map(os.path.abspath, paths))
             yield [[path, *version_of(os.stat(path))] for path in paths]
@@ -118,7 +118,7 @@ class TextFilesSource(FilesSource):
         come.
         """
         if self._server is None:
-            self._room.check(max((os.stat(self._paths[i]).st_size for i in indices), default=0))
+            self._room.check(max((os.stat(self.listing[i]).st_size for i in indices), default=0))
         found = super().read(indices)
         self._room.check(max(map(len, found), default=0))
         return found
