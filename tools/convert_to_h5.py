@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from headrace.cli import pack
-from headrace.cli.main import run_verb
+from headrace.cli.main import VERBS, run_verb
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,12 +21,13 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
+    pack = VERBS["pack"]
     parser = Parser(
         "convert_to_h5",
-        description=pack.__doc__,
+        description=pack.run.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    pack.add_arguments(parser)
+    pack.add_to(parser)
     code = run_verb(pack.run, parser.parse_args(arguments), parser.prog)
     return 2 if code == 1 else code
 

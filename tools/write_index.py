@@ -8,18 +8,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headrace.cli import index
+from headrace.cli.main import VERBS
 from headrace.cli.output import Output
 from headrace.errors import HeadraceError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
+    index = VERBS["index"]
     parser = argparse.ArgumentParser(
-        description=index.__doc__,
+        description=index.run.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    index.add_arguments(parser)
+    index.add_to(parser)
     given = parser.parse_args(arguments)
     try:
         return index.run(given, Output())

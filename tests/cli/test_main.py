@@ -19,8 +19,7 @@ from PIL import Image
 
 import headrace
 from headrace import HDF5Dataset, ImageDataset, TextDataset
-from headrace.cli import pack
-from headrace.cli.main import main
+from headrace.cli.main import VERBS, main
 from headrace.packing.hdf5 import PackedWriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -260,7 +259,7 @@ def test_an_interrupt_is_exit_code_130(
     monkeypatch.setattr(PackedWriter, "append", interrupt)
     assert main(["pack", "in", "out.h5"]) == 130 and sorted(os.listdir()) == before
     assert capsys.readouterr().err == "headrace pack: interrupted, nothing was written\n"
-    monkeypatch.setattr(pack, "run", interrupt)
+    monkeypatch.setitem(VERBS, "pack", VERBS["pack"]._replace(run=interrupt))
     assert main(["pack", "in", "out.h5"]) == 130
     assert capsys.readouterr().err == "headrace pack: interrupted\n"
 

@@ -1,16 +1,4 @@
-"""Shows what a file, a folder or a URL holds, and what a random sample costs.
-
-Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; how
-headrace reads it, what a random sample costs, and what would make that less. Only the headers of
-some images are read.
-
-examples:
-  %(prog)s train.h5                  any HDF5 file, Zarr store, tar, text, image or folder of these
-  %(prog)s s3://bucket/volume.zarr   the same by URL
-  %(prog)s --json photos | jq .classes
-
-Exit code 1: the data are damaged, empty, or not what their name says.
-"""
+"""Shows what a file, a folder or a URL holds, and what a random sample costs."""
 
 from __future__ import annotations
 
@@ -22,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.data import add_data_options, data_options, open_data
+from headrace.cli.flags import PATH, Verb, data_options, open_data
 from headrace.cli.output import Output, fields_of, shortened, visible
 from headrace.errors import FormatError, MissingNameError, warn
 from headrace.io.paths import is_url, named_part, redact
@@ -55,14 +43,20 @@ _MAGIC = (
 """Place, bytes and name of what files begin with."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the verb."""
-    parser.add_argument("path", metavar="PATH", help="a file, a folder, a glob or a URL")
-    add_data_options(parser)
+def info_verb(given: argparse.Namespace, output: Output) -> int:
+    """Shows what a file, a folder or a URL holds, and what a random sample costs.
 
+    Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; how
+    headrace reads it, what a random sample costs, and what would make that less. Only the headers
+    of some images are read.
 
-def run(given: argparse.Namespace, output: Output) -> int:
-    """Opens the path, and prints what it says of itself."""
+    examples:
+      %(prog)s train.h5                 any HDF5 file, Zarr store, tar, text, image, folder of these
+      %(prog)s s3://bucket/volume.zarr  the same by URL
+      %(prog)s --json photos | jq .classes
+
+    Exit code 1: the data are damaged, empty, or not what their name says.
+    """
     import headrace
 
     try:
@@ -278,3 +272,6 @@ class _Page:
         if column.read:
             costs.append(f"reads about {self._size(column.read)}")
         return ": ".join(filter(None, [", ".join(filter(None, sample)), "; ".join(costs)]))
+
+
+VERBS = {"info": Verb(info_verb, {"path": PATH}, opens_data=True)}

@@ -7,7 +7,7 @@ Exit codes: 0 done; 1 the data are wrong; 2 used wrongly, or it could not be don
 from __future__ import annotations
 
 import argparse
-import importlib
+import inspect
 import os
 import re
 import shlex
@@ -15,11 +15,11 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 from headrace import __version__
-from headrace.cli.flags import add_options, as_flags
+from headrace.cli import info, machine, measure, packs
+from headrace.cli.flags import Verb, add_options, as_flags
 from headrace.cli.output import Output, exit_code_of, one_line
 from headrace.errors import (
     ConfigError,
@@ -30,8 +30,9 @@ from headrace.errors import (
 )
 from headrace.io.paths import is_url, redact
 
+_OF_ALL = {**info.VERBS, **measure.VERBS, **packs.VERBS, **machine.VERBS}
 VERBS = {
-    name: importlib.import_module(f"headrace.cli.{name}")
+    name: _OF_ALL[name]
     for name in (
         *("info", "preview", "bench", "profile", "pack", "verify", "status", "join", "index"),
         *("cache", "env"),
@@ -98,11 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in VERBS.items():
-        verb = subparsers.add_parser(name, **help_of(module))
-        module.add_arguments(verb)
-        verb.add_argument("-q", "--quiet", action="store_true", help="print errors and warnings")
-        add_options(verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
+    for name, verb in VERBS.items():
+        of_verb = subparsers.add_parser(name, **help_of(verb))
+        verb.add_to(of_verb)
+        of_verb.add_argument("-q", "--quiet", action="store_true", help="print errors and warnings")
+        add_options(of_verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         import argcomplete
 
@@ -111,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_verb(VERBS[given.verb].run, given, f"headrace {given.verb}")
 
 
-def help_of(module: ModuleType) -> dict[str, Any]:
-    """The help of a verb: the docstring of its module."""
-    summary, _, more = (module.__doc__ or "").partition("\n\n")
+def help_of(verb: Verb) -> dict[str, Any]:
+    """The help of a verb: the docstring of its function."""
+    summary, _, more = (inspect.getdoc(verb.run) or "").partition("\n\n")
     description, colon, examples = more.partition("examples:")
     return {
         "help": summary.rstrip("."),

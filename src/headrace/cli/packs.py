@@ -1,28 +1,4 @@
-"""Packs images, texts or arrays into an HDF5 file, or several.
-
-Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names and
-checksums.
-
-examples:
-  %(prog)s photos/train train.h5
-      the image files as they are, about as large as the folder
-  %(prog)s photos/train train.h5 --store decoded --size 224
-      the pixels at 224 x 224: larger, and nothing is left to decode when it is read
-  %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
-      the same in compressed chunks: smaller, slower to read at random,
-      well read with shuffle="block"
-  %(prog)s photos/train small.h5 --store jpeg --max-size 512
-      smaller images of equal aspect: the size with which most train
-  %(prog)s street/images street.h5 --targets street/masks
-      each image with its mask; with --targets instances.json with its boxes
-  %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
-      one of 64 jobs that pack into the folder `packed`; started again, each goes on where it was
-  %(prog)s books tokens.h5 --tokenizer tokenizer.json
-      texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
-
-The result is plain HDF5, for h5py and HDFView too.
-In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
-"""
+"""The verbs that write packs and tell of them."""
 
 from __future__ import annotations
 
@@ -33,14 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.data import add_data_options, data_options, open_data, text_options
-from headrace.cli.flags import add_options, count
-from headrace.cli.output import Output
-from headrace.errors import ConfigError
+from headrace.cli.flags import Verb, count, data_options, open_data, text_options
+from headrace.cli.output import Output, exit_code_of, one_line, visible
+from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+_SHOWN = 10
 _PATIENCE_S, _RETRIES = 10, 3  # of Dask
 _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 _OPTIONS: dict[str, tuple[Any, str]] = {
@@ -72,32 +48,32 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 """The keywords of `headrace.pack` that are flags."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the verb."""
-    parser.add_argument(
-        "src",
-        metavar="SRC",
-        help="folder of images (class folders give the targets) or texts, glob, URL, or HDF5 file",
-    )
-    parser.add_argument(
-        "dst",
-        metavar="DST",
-        help="HDF5 file to write, or with --shard-size a folder; what it is in must be there",
-    )
-    others = {
-        "size": (_size, "with --store decoded: 224, or HxW such as 192x256 (default: 224)"),
-        "color": (("RGB", "L"), "with --store decoded: colour or grey (default: RGB)"),
-        "dask": (str, "address of a Dask scheduler whose workers pack the parts"),
-        "dry_run": (bool, "plan, write nothing, and print the parts"),
-        "no_progress": (bool, "no progress bars (never shown but on a terminal)"),
-    }
-    add_options(parser, {**_OPTIONS, **others})
-    add_data_options(parser)
-    parser.set_defaults(program=parser.prog)
+def pack_verb(given: argparse.Namespace, output: Output) -> int:
+    """Packs images, texts or arrays into an HDF5 file, or several.
 
+    Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names
+    and checksums.
 
-def run(given: argparse.Namespace, output: Output) -> int:
-    """Packs, and prints what was written and how it is opened."""
+    examples:
+      %(prog)s photos/train train.h5
+          the image files as they are, about as large as the folder
+      %(prog)s photos/train train.h5 --store decoded --size 224
+          the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+      %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
+          the same in compressed chunks: smaller, slower to read at random,
+          well read with shuffle="block"
+      %(prog)s photos/train small.h5 --store jpeg --max-size 512
+          smaller images of equal aspect: the size with which most train
+      %(prog)s street/images street.h5 --targets street/masks
+          each image with its mask; with --targets instances.json with its boxes
+      %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
+          one of 64 jobs that pack into the folder `packed`; started again, each goes on
+      %(prog)s books tokens.h5 --tokenizer tokenizer.json
+          texts as the tokens of a `tokenizers` file; without --tokenizer each character is a token
+
+    The result is plain HDF5, for h5py and HDFView too.
+    In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
+    """
     from headrace.io.paths import redact
     from headrace.packing import pack, pack_status
     from headrace.packing.options import PackOptions
@@ -240,3 +216,154 @@ def _lines(told: dict[str, Any], seconds: float) -> list[str]:
         f"{seconds:.1f} s ({rate:.1f} MB/s), store {told['store']}",
         f"open it: headrace.{_OPENED_BY.get(told['kind'], 'HDF5Dataset')}({told['path']!r})",
     ]
+
+
+def verify_verb(given: argparse.Namespace, output: Output) -> int:
+    """Reads packed files again and compares each sample with its checksum.
+
+    Read packed files, and compare every sample, the names and the targets with their checksums.
+
+    examples:
+      %(prog)s train.h5 val.h5
+      %(prog)s packed            all parts of a folder
+
+    Exit code 1: a sample is damaged, or a file is; stdout names them.
+    Exit code 2: else, a file can't be read; the others are verified all the same.
+    """
+    from headrace.io.paths import redact
+    from headrace.packing import verify
+
+    results = list[Any]()
+    codes = list[int]()
+    for path in given.paths:
+        try:
+            progress = False if given.no_progress else None
+            result = verify(path, workers=given.workers, progress=progress)
+        except (HeadraceError, OSError) as error:
+            if len(given.paths) == 1:
+                raise
+            message = one_line(error)
+            shown = redact(path)
+            details = {"type": type(error).__name__, "message": message}
+            results.append({"path": shown, "error": details})
+            codes.append(exit_code_of(error))
+            output.show_lines([f"{visible(shown)}: not verified: {message}"])
+            continue
+        results.append(result)
+        codes.append(0 if result.ok else 1)
+        state = f"{len(result.bad):,} damaged" if result.bad else "all sound"
+        lines = [f"{visible(result.path)}: {result.samples:,} samples, {state}"]
+        for number, location, why in result.bad[:_SHOWN]:
+            said = one_line(why).removeprefix(f"{location}: ")
+            sample = "" if number < 0 else f"sample {number}, "
+            lines.append(f"  {sample}{visible(location)}: {visible(said)}")
+        if len(result.bad) > _SHOWN:
+            lines.append(f"  and {len(result.bad) - _SHOWN:,} more")
+        output.show_lines(lines)
+    output.show_json({"ok": not any(codes), "files": results})
+    return 1 if 1 in codes else max(codes)
+
+
+def status_verb(given: argparse.Namespace, output: Output) -> int:
+    """Shows which parts of a pack are done, missing or stale.
+
+    Show how far a pack of several parts is: which are done, missing, or stale (of another plan).
+    Reads no samples.
+
+    examples:
+      %(prog)s packed
+      %(prog)s --json packed | jq .missing
+
+    Exit code 1: parts are missing or stale, or the manifest is.
+    """
+    from headrace.packing import pack_status
+
+    status = pack_status(given.path)
+    output.show(status, [str(status)])
+    return 0 if status.joined else 1
+
+
+def join_verb(given: argparse.Namespace, output: Output) -> int:
+    """Completes a pack whose parts are all done.
+
+    Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself where
+    it packs the last part.
+
+    examples:
+      %(prog)s packed              writes packed/manifest.json
+      %(prog)s s3://bucket/packed  the same in a bucket
+
+    Exit code 2: a part is missing.
+    """
+    from headrace.io.paths import redact
+    from headrace.packing import join
+
+    manifest = redact(join(given.path))
+    output.show({"manifest": manifest}, [manifest])
+    return 0
+
+
+def index_verb(given: argparse.Namespace, output: Output) -> int:
+    """Writes beside each shard what must be known of it to read it by URL.
+
+    Write beside each shard what must be known of it before its samples can be read by URL: the
+    first run then begins in a few round trips.
+
+    examples:
+      %(prog)s shards/            every .tar, .h5 and .arrow file below a folder;
+                                  upload the .index files with them
+      %(prog)s s3://bucket/train  the same in a bucket that may be written to
+    """
+    from headrace.datasets.indexing import write_index
+
+    written = [str(index) for path in given.paths for index in write_index(path)]
+    output.show({"written": written}, written)
+    return 0
+
+
+VERBS = {
+    "pack": Verb(
+        pack_verb,
+        {
+            "src": {
+                "metavar": "SRC",
+                "help": "folder of images (class folders give the targets) or texts, glob, URL, or "
+                "HDF5 file",
+            },
+            "dst": {
+                "metavar": "DST",
+                "help": "HDF5 file to write, or with --shard-size a folder; what it is in must be "
+                "there",
+            },
+        },
+        {
+            **_OPTIONS,
+            "size": (_size, "with --store decoded: 224, or HxW such as 192x256 (default: 224)"),
+            "color": (("RGB", "L"), "with --store decoded: colour or grey (default: RGB)"),
+            "dask": (str, "address of a Dask scheduler whose workers pack the parts"),
+            "dry_run": (bool, "plan, write nothing, and print the parts"),
+            "no_progress": (bool, "no progress bars (never shown but on a terminal)"),
+        },
+        opens_data=True,
+    ),
+    "verify": Verb(
+        verify_verb,
+        {"paths": {"nargs": "+", "metavar": "FILE", "help": "a packed file, or a folder of parts"}},
+        {
+            "workers": (count, "threads that read (default: one for each core)"),
+            "no_progress": (bool, "no progress bar (never shown but on a terminal)"),
+        },
+    ),
+    "status": Verb(
+        status_verb,
+        {"path": {"metavar": "FOLDER", "help": "that `headrace pack --shard-size` writes to"}},
+    ),
+    "join": Verb(
+        join_verb,
+        {"path": {"metavar": "FOLDER", "help": "that `headrace pack --shard-size` wrote to"}},
+    ),
+    "index": Verb(
+        index_verb,
+        {"paths": {"nargs": "+", "metavar": "PATH", "help": "a file, a folder, a glob or a URL"}},
+    ),
+}
