@@ -60,9 +60,7 @@ INSIDE = {
     "datasets/image": """
         pixels augment labels coco decoder columns image
     """,
-    "datasets/text": """
-        options batches decoders tokenizing targets opening text
-    """,
+    "datasets/text": "decoders chats passes opening text",
     "datasets/table": "format table",
     "datasets/shards": "streaming",
     "packing": "options part plan contents texts hdf5 destination parts verify run",
@@ -76,9 +74,8 @@ INSIDE = {
     "formats/zarr": """
         stores zips shards library rows ome
     """,
-    "formats/text": "plain records chats index source",
+    "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
-    "formats/tar": "index source",
     "formats/tokens": "source packed",
     "formats": """
         resolve blocks parallel describe source concat files arrays tree

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
-from headrace.formats.tar.index import RESERVED
+from headrace.formats.tar import RESERVED
 from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact

@@ -11,7 +11,7 @@ from headrace.formats.hdf5.tree import INDEX as HDF5
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrow import INDEX as ARROW
-from headrace.formats.tar.index import INDEX as TAR
+from headrace.formats.tar import INDEX as TAR
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import redact

@@ -18,7 +18,7 @@ from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as 
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.source import Source
 from headrace.formats.table.files import TABLES
-from headrace.formats.tar.source import TARS
+from headrace.formats.tar import TARS
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact

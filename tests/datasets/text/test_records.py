@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import TextDataset, open_dataset, pack
-from headrace.datasets.text import targets as passes
+from headrace.datasets.text import passes
 from headrace.errors import ConfigError, FormatError, HeadraceWarning, SampleError
 from tests.datasets.text.test_text import labels, texts, write
 

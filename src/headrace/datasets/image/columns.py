@@ -15,7 +15,7 @@ from headrace.formats.source import Source
 from headrace.formats.table.columns import holds_images
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource, open_tables
-from headrace.formats.tar.source import TARS, TarSource
+from headrace.formats.tar import TARS, TarSource
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 

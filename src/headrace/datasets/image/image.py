@@ -58,7 +58,7 @@ from headrace.formats.files import (
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format, end_in
 from headrace.formats.resolve.resolver import DataPath, kind_of
-from headrace.formats.tar.source import TARS
+from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget

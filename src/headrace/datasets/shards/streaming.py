@@ -19,7 +19,7 @@ from headrace.formats.files import warn_of_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.tar.source import TARS, TarSource
+from headrace.formats.tar import TARS, TarSource
 from headrace.formats.text.plain import COMPRESSED, Room
 from headrace.formats.text.records import JSON_LINES
 from headrace.formats.text.source import LinesSource

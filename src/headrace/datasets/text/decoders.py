@@ -1,41 +1,211 @@
-"""What a sample of a `TextDataset` is: a text, tokenised when it is read; or tokens that are there
-already, as documents, windows or blocks.
+"""What texts are, how they become ids, and what a sample of them is: a text, tokenised when it is
+read; or tokens that are there already, as documents, windows or blocks.
 
-Ids of chats are marked: an id that is supervised stands for itself, another one is stored as
--1 - id. So ids and labels are cut, cached and packed as ids alone are.
+Batches are made without a tensor a sample (law 1: they are those of single samples, bit for bit).
+Blocks have one length, and are read into their batch. Of other texts the ids of all samples are
+laid one behind the other, and padded at once.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
-import json
-import re
+import os
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.core.batcher import BatchReader, Collating
+from headrace.arguments import check_integer
+from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
+from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
 from headrace.core.reader import SampleReader
-from headrace.datasets.text.batches import reader_of_blocks, reader_of_ids, unmark
-from headrace.datasets.text.options import CHAT, TextOptions
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.text import records
-from headrace.formats.text.chats import ASSISTANT, Chat, are_messages, chat_field, chat_of
 from headrace.formats.text.plain import undecodable
+from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens.source import BlocksSource, TokensSource
-from headrace.tokenizer import identity_of, token_arrays
+from headrace.order.ranks import BatchRequest
+from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
+CHAT = "chat"
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "unit": (None, "file", "line", "record", CHAT),
+    "labels": (None, "folders"),
+    "packing": (True, False),
+}
+_OF_FILES = ("text_field", "labels", "delimiter")
+"""What has no meaning for a column of another container."""
+_PACKED = (
+    "unit",
+    "column",
+    "target_field",
+    "end_token",
+    "text_field",
+    "labels",
+    "encoding",
+    "errors",
+    "chat_template",
+    "delimiter",
+)
+"""What packing has decided already."""
+IGNORED = -100
+"""The label of what is not supervised."""
+CHAT_FIELDS = ("messages", "conversations")
+"""The fields that hold a chat, where none is named; the first that a record has counts, and null
+is none.
+"""
 _TOGETHER = 1024  # texts that are read at a time
-_MARKS = re.compile(r"\{%[-+]?\s*generation\b")
 _LARGEST = (1 << 31) - 1  # id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What texts are, how they become ids, and how ids become samples: see `TextDataset`.
+
+    Raises:
+        ConfigError: arguments make no sense, or don't go together.
+    """
+
+    tokenizer: Any
+    max_length: int | None = None
+    unit: str | None = None
+    column: str | None = None
+    text_field: str | Callable[[Any], str] = records.TEXT_FIELD
+    target_field: str | None = None
+    labels: str | None = None
+    stride: int | None = None
+    packing: bool = False
+    end_token: int | None = None
+    encoding: str = "utf-8"
+    errors: str = "strict"
+    chat_template: str | None = None
+    delimiter: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        vocabulary_of(self.tokenizer)  # raises where it is none
+        records.delimiters_of(self.delimiter)  # raises where it is none
+        for name, least in (("max_length", 1), ("stride", 1), ("end_token", 0)):
+            check_integer(name, getattr(self, name), least, optional=True)
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
+                )
+        if not isinstance(self.text_field, str) and not callable(self.text_field):
+            raise ConfigError(
+                "text_field must be the name of one field, or a callable from a record to its "
+                f"text, not {self.text_field!r}: of several fields pass for example lambda record: "
+                'record["title"] + "\\n" + record["body"]'
+            )
+        for name in ("column", "target_field", "chat_template"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ConfigError(f"{name} must be one text that is not empty, not {value!r}")
+        self._check_parts()
+        self._check_unit()
+
+    def _check_parts(self) -> None:
+        if self.packing and self.stride is not None:
+            raise ConfigError(
+                "packing and stride can't be given together: a token is in one block, windows "
+                "overlap"
+            )
+        if not self.is_in_parts:
+            if self.end_token is not None:
+                raise ConfigError(
+                    "end_token has a meaning with stride or packing only: elsewhere the tokenizer "
+                    "ends a text"
+                )
+            return
+        if self.max_length is None:
+            raise ConfigError(
+                "stride and packing need max_length=, the tokens of a sample: pass for example "
+                "max_length=1024"
+            )
+        if self.stride is not None and self.stride > self.max_length:
+            raise ConfigError(
+                f"stride={self.stride} is larger than max_length={self.max_length}: the tokens "
+                "between two windows would be in none"
+            )
+
+    def _check_unit(self) -> None:
+        if self.unit == CHAT:
+            self.check_chats()
+        elif self.chat_template is not None:
+            raise ConfigError(
+                f"chat_template is for chats: pass unit='chat', not unit={self.unit!r}"
+            )
+        if self.column is not None:
+            given = self._given(_OF_FILES)
+            if given or self.unit in ("file", "line"):
+                what = ", ".join(given) or f"unit={self.unit!r}"
+                raise ConfigError(f"{what} has no meaning with column=: leave it out")
+            if self.target_field is not None and self.packing:
+                raise ConfigError(
+                    "target_field can't be given with packing: a block is of several texts"
+                )
+            return
+        is_plain = self.unit not in ("record", CHAT)
+        if is_plain and self.text_field != records.TEXT_FIELD:
+            raise ConfigError(
+                f"text_field={self.text_field!r} is a field of records: pass unit='record' or "
+                "unit='chat'"
+            )
+        has_other_labels = is_plain or self.is_in_parts or self.labels is not None
+        if self.target_field is not None and has_other_labels:
+            raise ConfigError(
+                "target_field is a field of records: it goes with unit='record', without stride, "
+                "packing and labels"
+            )
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if samples are windows or blocks, which all tokens are needed for."""
+        return self.packing or self.stride is not None
+
+    def check_chats(self) -> None:
+        """Raises a ConfigError for what has no meaning for chats, which only their files may have
+        told that they are.
+        """
+        for name, why in (
+            ("target_field", "their labels are the assistant's tokens"),
+            ("labels", "their labels are the assistant's tokens"),
+            ("stride", "windows would supervise a turn twice; packing=True makes blocks of them"),
+            ("end_token", "their template ends each turn"),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"{name}={value!r} can't be given for chats ({why}): leave it out"
+                )
+
+    def of_documents(self) -> TextOptions:
+        """Those of the same texts as whole documents, without targets."""
+        return replace(
+            self, max_length=None, target_field=None, stride=None, packing=False, end_token=None
+        )
+
+    def packed_already(self) -> dict[str, Any]:
+        """What was given, and packing has decided, by name."""
+        return self._given(_PACKED)
+
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        usual = {field.name: field.default for field in fields(self)}
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value != usual[name]}
+
+
+# -- decoders
 
 
 class TextDecoder(Decoder):
@@ -320,125 +490,23 @@ def _text_or_ids(value: Any, column: str) -> Any:
     raise FormatError(f"column {column!r} has a {type(value).__name__}, no text and no ids{hint}")
 
 
-class Chats(Texts):
-    """Each record is a chat, which the tokenizer's chat template renders.
-
-    Args:
-        source, options, value_of: as for `Texts`.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template, or one that doesn't mark the assistant's
-            turns; or an option has no meaning for chats.
-    """
-
-    def __init__(
-        self, source: Any, options: TextOptions, value_of: Callable[[Any], Any] | None = None
-    ) -> None:
-        super().__init__(source, options, CHAT, value_of)
-        options.check_chats()
-        tokenizer = options.tokenizer
-        _check_template(tokenizer, options.chat_template)
-        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
-        about = json.dumps([tokenizer.chat_template, options.chat_template], default=repr)
-        self._template_identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
-
-    @property
-    def identity(self) -> str | None:
-        known = super().identity
-        return None if known is None else f"{known}|chat:{self._template_identity}"
-
-    def _chat(self, index: int, record: Any) -> Chat:
-        row = self.row(index, record)
-        column = self.options.column
-        if column is not None and not isinstance(row, dict):
-            row = {column: row}
-        return chat_of(_plain(row), self.options.text_field if column is None else column)
-
-    def text_and_target(self, index: int, record: Any) -> tuple[Any, Any]:
-        return self._applied(self._chat(index, record), tokenize=False), None
-
-    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        made: list[Any] = []
-        for number, (index, record) in enumerate(items):
-            try:
-                made.append(self._cut(self._encoded(self._chat(index, record))))
-            except Exception as error:
-                made.append(failed(number, "can't be decoded", error))
-        return made
-
-    def _applied(self, chat: Chat, **how: Any) -> Any:
-        """What the tokenizer's template makes of a chat."""
-        reserved = self._reserved & chat.options.keys()
-        if reserved:
-            raise FormatError(
-                f"its chat_template_kwargs hold {', '.join(sorted(reserved))}, which is not the "
-                "template's: leave it out"
-            )
-        given = {**chat.options, **how}
-        if self.options.chat_template is not None:
-            given["chat_template"] = self.options.chat_template
-        apply = self.options.tokenizer.apply_chat_template
-        try:
-            return apply(chat.messages, tools=chat.tools, **given)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise FormatError(
-                f"the chat template can't render it: {error or type(error).__name__}"
-            ) from error
-
-    def _encoded(self, chat: Chat) -> npt.NDArray[np.int32]:
-        """The ids of a chat with their marks: int32 [tokens]."""
-        made = self._applied(chat, return_dict=True, return_assistant_tokens_mask=True)
-        is_supervised = np.array(made["assistant_masks"], bool)
-        if not is_supervised.any():
-            raise FormatError(
-                "the chat template marks no token of it as the assistant's: its {% generation %} "
-                "must enclose each turn"
-            )
-        turns = [
-            is_trained
-            for is_trained, message in zip(chat.is_trained, chat.messages, strict=True)
-            if message["role"] == ASSISTANT
-        ]
-        if not all(turns):
-            begins = np.diff(is_supervised, prepend=False) & is_supervised
-            if begins.sum() != len(turns):
-                raise FormatError(
-                    f"the chat template marks {begins.sum()} stretches of tokens in it, of "
-                    f"{len(turns)} assistant's turns, so it can't be told which of them have the "
-                    "weight 0: leave 'weight' out, or pass chat_template= one that marks each turn"
-                )
-            is_supervised &= np.array(turns)[np.cumsum(begins) - 1]
-        ids = np.array(made["input_ids"]).astype(np.int32)
-        return np.where(is_supervised, ids, ~ids)
-
-    def _cut(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        most = self.options.max_length
-        if most is None or len(ids) <= most:
-            return ids
-        _check_supervised(ids[:most])
-        return ids[:most].copy()  # a view would hold all of it
+def are_messages(value: Any) -> bool:
+    """True if a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and all(map(has_role, value))
 
 
-def _check_supervised(ids: npt.NDArray[Any]) -> None:
-    if not (ids >= 0).any():
-        raise FormatError(
-            f"its first {len(ids):,} tokens hold none of the assistant's: raise max_length"
-        )
+def has_role(message: Any) -> bool:
+    """True if a value may be a message of a chat."""
+    return isinstance(message, Mapping) and ("role" in message or "from" in message)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: what is null in a struct of a table, as fields are that other rows
-    have, is left out.
-    """
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items() if one is not None}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    return value
+def chat_field(record: Any) -> str | None:
+    """The field of a record that holds a chat; None: it holds none, or a text beside it."""
+    if isinstance(record, Mapping) and not isinstance(record.get(records.TEXT_FIELD), str):
+        for name in CHAT_FIELDS:
+            if are_messages(record.get(name)):
+                return name
+    return None
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -447,30 +515,11 @@ def has_template(tokenizer: Any) -> bool:
     return applies and bool(getattr(tokenizer, "chat_template", None))
 
 
-def _check_template(tokenizer: Any, template: str | None) -> None:
-    """Raises a ConfigError unless a tokenizer's template, or one for it, can say which tokens are
-    the assistant's.
-    """
-    needs = (
-        f"chats need a tokenizer with a chat template, and the {type(tokenizer).__name__} has no"
-    )
-    if not callable(getattr(tokenizer, "apply_chat_template", None)):
-        raise ConfigError(f"{needs} apply_chat_template: pass tokenizer= one of HuggingFace's")
-    if template is None and not has_template(tokenizer):
-        raise ConfigError(
-            f"{needs} chat template: pass chat_template=, or tokenizer= of a chat model"
-        )
-    if not tokenizer.is_fast:
-        raise ConfigError(f"{needs} offsets of tokens: pass tokenizer= a fast one of HuggingFace's")
-    try:
-        source = tokenizer.get_chat_template(template)
-    except ValueError as error:  # of several templates none is the default
-        raise ConfigError(f"chat_template={template!r}: {error}") from error
-    if not _MARKS.search(source):
-        raise ConfigError(
-            "the chat template doesn't mark the assistant's turns, so it can't be told which "
-            "tokens are labels: pass chat_template= a copy of it that writes each of these turns "
-            "between {% generation %} and {% endgeneration %}"
+def check_supervised(ids: npt.NDArray[Any]) -> None:
+    """Raises a FormatError where no id of a chat is supervised."""
+    if not (ids >= 0).any():
+        raise FormatError(
+            f"its first {len(ids):,} tokens hold none of the assistant's: raise max_length"
         )
 
 
@@ -498,7 +547,7 @@ class TokensDecoder(TextDecoder):
 
     def decode(self, record: Any) -> Any:
         if self.is_marked and not self._are_blocks:
-            _check_supervised(record)
+            check_supervised(record)
         return record
 
     def to_input(self, value: Any) -> Any:
@@ -527,3 +576,157 @@ class TokensDecoder(TextDecoder):
         if self._are_blocks:
             return reader_of_blocks(dataset, collating, self.is_marked)
         return reader_of_ids(dataset, collating, None, None, self.is_marked)
+
+
+# -- batches
+
+
+def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
+    """Makes marked ids the ids, in their place, and writes their labels into another array of
+    the same shape.
+    """
+    np.copyto(labels, ids)
+    is_marked = ids < 0
+    labels[is_marked] = IGNORED
+    np.invert(ids, out=ids, where=is_marked)
+
+
+class JoinedIds(BatchReader):
+    """Reads and tokenises the texts of a batch together, and pads all at once.
+
+    Args:
+        dataset: whose values are ids.
+        collating: has a `join`.
+        is_marked: True if the ids have marks.
+    """
+
+    name = "tokenised together, and padded at once"
+    writes_in_place = False
+
+    def __init__(self, dataset: BaseDataset, collating: Collating, is_marked: bool) -> None:
+        assert collating.join is not None
+        self._dataset = dataset
+        self._collating = collating
+        self._join = collating.join
+        self._is_marked = is_marked
+
+    def read(self, request: BatchRequest) -> MadeBatch | None:
+        dataset = self._dataset
+        if dataset.targets is not None:
+            return None
+        indices = dataset.whole_indices(request).tolist()
+        values = dataset.value_source.read(indices, dataset.access())
+        if all(type(value) is np.ndarray for value in values):
+            start = time.perf_counter()
+            ids = np.concatenate(values)
+            lengths = np.fromiter(map(len, values), np.int64, len(values))
+            labels = None
+            if self._is_marked:
+                ids = ids.astype(np.int64)
+                labels = np.empty_like(ids)
+                unmark(ids, labels)
+            batch = self._join(ids, lengths, labels)
+            dataset.sample_reader.count_seconds("collate_seconds", start)
+            if batch is not None:
+                return MadeBatch(batch, len(request))
+        samples, made_of = dataset.finish(request, values)
+        return self._collating.batch_of(dataset, samples, made_of, request)
+
+
+class JoinedLines(JoinedIds):
+    """Reads lines one behind the other, and maps their bytes to ids at once, where characters
+    are tokens and nothing is held.
+    """
+
+    name = "lines straight from storage, and padded at once"
+
+    def __init__(
+        self,
+        dataset: BaseDataset,
+        collating: Collating,
+        source: LinesSource,
+        tokenizer: CharTokenizer,
+        max_length: int | None,
+    ) -> None:
+        super().__init__(dataset, collating, False)
+        self._source = source
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    def read(self, request: BatchRequest) -> MadeBatch | None:
+        dataset = self._dataset
+        if dataset.targets is not None:
+            return None
+        whole = dataset.whole_indices(request)
+        with dataset.sample_reader.reading_together(len(whole)) as counts:
+            joined, sizes = self._source.read_joined(whole)
+            counts["bytes_read"] += len(joined)
+            start = time.perf_counter()
+            ids, lengths = self._tokenizer.encode_bytes(
+                joined, sizes, *self._source.codec, self._max_length
+            )
+            seconds: Any = time.perf_counter() - start
+            counts["decode_seconds"] += seconds
+            counts["read_seconds"] -= seconds
+        batch = self._join(ids, lengths)
+        if batch is None:  # the collator must see the samples
+            return super().read(request)
+        return MadeBatch(batch, len(request))
+
+
+def reader_of_ids(
+    dataset: BaseDataset,
+    collating: Collating,
+    tokenizer: Any,
+    max_length: int | None,
+    is_marked: bool,
+) -> BatchReader | None:
+    """What makes padded batches, where samples are ids and nothing else. None: samples are made one
+    by one.
+
+    Args:
+        dataset: whose values are ids.
+        collating: the collate function.
+        tokenizer, max_length: how its texts become ids.
+        is_marked: True if the ids have marks.
+    """
+    if collating.join is None or dataset.targets is not None:
+        return None
+    source = dataset.sample_source
+    if (
+        isinstance(source, LinesSource)
+        and not source.has_records
+        and type(tokenizer) is CharTokenizer
+        and dataset.value_source.is_direct
+        and not source.files.is_remote
+    ):
+        return JoinedLines(dataset, collating, source, tokenizer, max_length)
+    return JoinedIds(dataset, collating, is_marked)
+
+
+def reader_of_blocks(
+    dataset: BaseDataset, collating: Collating, is_marked: bool
+) -> BatchReader | None:
+    """What makes batches of blocks, where they are stacked and not held. None: samples are made one
+    by one.
+    """
+    source = dataset.sample_source
+    if not collating.stacks or not dataset.value_source.is_direct:
+        return None
+    if not isinstance(source, BlocksSource):
+        return None
+    long = ArraySpec((source.length,), np.dtype(np.int64))
+    columns = {"input_ids": long}
+    if is_marked:
+        columns["labels"] = long
+    columns["document_ids"] = ArraySpec((source.length,), np.dtype(np.int32))
+
+    def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+        numbers = indices.tolist()
+        source.read_into(numbers, outs["input_ids"])
+        source.documents_into(numbers, outs["document_ids"])
+        if is_marked:
+            unmark(outs["input_ids"], outs["labels"])
+        return int(outs["input_ids"].size) * source.dtype.itemsize
+
+    return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)

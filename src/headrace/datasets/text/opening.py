@@ -14,9 +14,18 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.options import describe_argument
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.table.table import TableDataset
-from headrace.datasets.text.decoders import Chats, TextDecoder, Texts, TokensDecoder, has_template
-from headrace.datasets.text.options import CHAT, TextOptions
-from headrace.datasets.text.tokenizing import way_fingerprint
+from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
+from headrace.datasets.text.decoders import (
+    CHAT,
+    TextDecoder,
+    TextOptions,
+    Texts,
+    TokensDecoder,
+    are_messages,
+    chat_field,
+    has_template,
+)
+from headrace.datasets.text.passes import way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.tree import open_files
@@ -25,9 +34,8 @@ from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
-from headrace.formats.tar.source import TARS, TarSource
+from headrace.formats.tar import TARS, TarSource
 from headrace.formats.text import records
-from headrace.formats.text.chats import OPTIONS, SYSTEM, TOOLS, are_messages, chat_field
 from headrace.formats.text.plain import Room
 from headrace.formats.text.source import LinesSource, TextFilesSource
 from headrace.formats.tokens.packed import PackedFile, PackedTokens

@@ -22,7 +22,7 @@ from headrace.core.options import (
 from headrace.core.reader import SampleReader, WorkerThreads
 from headrace.core.values import Access, Decoded, Records
 from headrace.core.views import targets_of_view
-from headrace.datasets.text.decoders import TextDecoder, Texts
+from headrace.datasets.text.decoders import TextDecoder, TextOptions, Texts
 from headrace.datasets.text.opening import (
     decoder_of_tokens,
     open_column,
@@ -31,9 +31,7 @@ from headrace.datasets.text.opening import (
     packed_tokens,
     tokenizer_of,
 )
-from headrace.datasets.text.options import TextOptions
-from headrace.datasets.text.targets import read_targets, targets_of
-from headrace.datasets.text.tokenizing import tokens_of
+from headrace.datasets.text.passes import read_targets, targets_of, tokens_of
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.describe import Description

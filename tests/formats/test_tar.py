@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from headrace import HeadraceWarning
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
-from headrace.formats.tar import TarSource, index as tar_made
+from headrace.formats import tar as tar_made
+from headrace.formats.tar import TarSource
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

@@ -1,0 +1,635 @@
+"""The samples of tar shards, with random access.
+
+A tar has no table: each member has a header, which says how far it is to the next one. `scanned`
+goes from header to header once, and makes an index of samples and where their bytes lie. The
+members of a sample are adjacent, so a sample takes one read.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import hashlib
+import io
+import json
+import os
+import posixpath
+import re
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.arguments import checks_keywords
+from headrace.display import progress_bar
+from headrace.errors import AccessError, FormatError, HeadraceError, warn
+from headrace.formats.describe import Column, Description
+from headrace.formats.files import fingerprint_names
+from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.resolver import DataPath, resolve
+from headrace.formats.source import Locatable
+from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.files import Files
+from headrace.io.index import IndexKind, index_of, learn_indexed
+from headrace.io.local.files import LocalFiles
+from headrace.io.packed_strings import NamesBuilder, PackedNames
+from headrace.io.paths import cache_folder, redact
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import RemoteFiles
+from headrace.memory.anonymous import SharedArray
+
+BLOCK = tarfile.BLOCKSIZE
+"""Bytes of a header; members begin at multiples of it."""
+RESERVED = "__key__", "__url__"
+"""Fields of a record that are no members."""
+# bytes of a header's extension, such as a long name; a damaged length would ask for anything
+_LONGEST = 1 << 20
+_TOGETHER = 1 << 14  # keys that are Python objects at the same time
+_META = re.compile(rb"__[^/]*__($|/)")  # names that WebDataset keeps for itself
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
+
+KEPT_FROM = 1 << 12
+"""Members from which on an index is cached without a `cache_dir` too, in the user's cache
+folder: fewer are read in a tenth of a second.
+"""
+THREADS = 16
+"""Remote tars whose headers are read at the same time."""
+_VERSION = 2
+_LOCAL = 64 << 10, 4 << 10, 256 << 10, 256 << 10
+_REMOTE = 1 << 20, 16 << 10, 1 << 20, 16 << 20  # a round trip takes as long as some 100 kB or more
+"""How much is read at a time: bytes from one header to the next that are rather read than left out;
+bytes that are read where the next header is farther away; where headers are near, bytes that are
+read at first, and after these were doubled some times.
+"""
+ENDINGS = (".tar",)
+COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+TARS = Format("tar shards", (*ENDINGS, *COMPRESSED_TARS), dataset="StreamingDataset")
+_SHOWN = 16  # extensions that are described
+_WARNINGS = {
+    "links": "{count:,} members are links or devices, which have no bytes here, and are left out; "
+    "the first: {shard}, {link!r}. `tar --dereference --hard-dereference` stores what they lead to",
+    "behind": "{count:,} bytes follow the end mark of {shard} and are not read: were tars simply "
+    "joined? `tar --concatenate` does it",
+    "others": "there is no sample: members need a key and an extension, as in 'key.jpg'; {shard} "
+    "has {other!r}",
+}
+"""By what the notes of an index count."""
+
+
+# -- the index
+
+
+class TarIndex(NamedTuple):
+    """The samples of one tar: neighbouring members that share a key.
+
+    Attributes:
+        first: [samples + 1] number of each sample's first member.
+        offsets: [members] where its bytes begin.
+        sizes: [members] bytes.
+        kinds: [members] numbers of extensions.
+        keys, key_offsets: of the samples, as `PackedNames` have them.
+        extensions, extension_offsets: in lower case, each once.
+        notes: JSON of what was left out: {"links": number, "link": name of the first, "others":
+            number of members without key or extension, "other": name of the first, "behind": bytes
+            behind the end mark}.
+    """
+
+    first: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.uint8]
+    key_offsets: npt.NDArray[np.int64]
+    extensions: npt.NDArray[np.uint8]
+    extension_offsets: npt.NDArray[np.int64]
+    notes: npt.NDArray[np.uint8]
+
+
+_TYPES = ("<i8", "<i8", "<i8", "<i4", "|u1", "<i8", "|u1", "<i8", "|u1")
+
+
+def _index_of(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
+    """The index of a tar, cached or made now.
+
+    Args:
+        files: by which it is read.
+        cache_dir: where the index of a local tar is cached; None: the user's cache folder, if it is
+            large.
+        path: of the tar.
+
+    Raises:
+        Exception: see `scanned`.
+    """
+    if files.is_remote:
+        return TarIndex(*index_of(cast(RemoteFiles, files), path, INDEX))
+    folder = str(cache_folder(cache_dir))
+    cached = ArrayFile(folder, "tar", {"of": files.identity(path)}, _VERSION, _TYPES)
+    if (arrays := cached.loaded()) is not None:
+        return TarIndex(*arrays)
+    try:
+        index = scanned(files, path)
+        files.check(path)
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+    finally:
+        files.close()  # each process opens what it reads
+    if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
+        with Unkept(folder, "indices of tars are", "headers are read at every start"):
+            cached.write(index)
+    return index
+
+
+INDEX = IndexKind("tar", _VERSION, _TYPES, lambda files, url: list(scanned(files, url)))
+"""The index of a remote tar."""
+
+
+class _Headers:
+    """The headers of a tar, as a file: where they are near one another by long reads, elsewhere one
+    by one.
+    """
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+        self.size = files.version(path).size
+        self._near, self._hop, self._first, self._most = _REMOTE if files.is_remote else _LOCAL
+        self._start = 0
+        self._window = b""
+        self._at = 0
+        self._last = 0
+        self._nbytes = self._first
+
+    def seek(self, offset: int) -> None:
+        self._at = offset
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        offset = self._at
+        if not 0 <= nbytes <= _LONGEST:
+            raise FormatError(
+                f"{redact(self._path)}: the header at byte {offset:,} says that {nbytes:,} bytes "
+                "of names follow: it is damaged"
+            )
+        if offset + nbytes > self.size:
+            raise FormatError(
+                f"{redact(self._path)} ends at byte {self.size:,}, before the mark of a tar's end: "
+                "it is cut short, copy or write it again"
+            )
+        if offset + nbytes > self._start + len(self._window) or offset < self._start:
+            is_near = offset - self._last <= self._near
+            end = min(offset + max(nbytes, self._nbytes if is_near else self._hop), self.size)
+            self._nbytes = min(self._most, self._nbytes * 2) if is_near else self._first
+            window = bytearray(end - offset)
+            ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
+            self._files.read_into(ranges, [memoryview(window)])
+            self._start = offset
+            self._window = bytes(window)
+        self._last = self._at = offset + nbytes
+        return self._window[offset - self._start : self._last - self._start]
+
+
+def scanned(files: Files, path: str) -> TarIndex:
+    """The index of a tar, made from its headers.
+
+    Raises:
+        FormatError: it is no tar, or a damaged one, cut short, compressed, or holds what can't be a
+            sample; the message names the offset.
+        Exception: what `Files.read_into` raises.
+    """
+    shown = redact(path)
+    headers = _Headers(files, path)
+    size = headers.size
+    if size == 0:
+        raise FormatError(f"{shown} is empty (0 bytes), and so no tar: was it written to its end?")
+    begin = headers.read(min(size, BLOCK))
+    for magic, how in _PACKED.items():
+        if begin.startswith(magic):
+            raise compressed(shown, how)
+    # what reads headers of other than the usual kind
+    archive: Any = tarfile.TarFile(
+        fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
+    )
+    archive.fileobj = headers
+    builder = _IndexBuilder(shown)
+    at = 0
+    while True:
+        headers.seek(at)
+        block = headers.read(BLOCK)
+        if block.count(0) == BLOCK:
+            return builder.index(size - at - BLOCK)
+        plain = _plain_member(block)
+        if plain is not None:
+            name, nbytes = plain
+            data = at + BLOCK
+            end = data + -(-nbytes // BLOCK) * BLOCK
+        else:
+            headers.seek(at)
+            member = _member(archive, shown, at)
+            name = os.fsencode(member.name)
+            nbytes = member.size
+            data = member.offset_data
+            end = archive.offset
+        if end > data and data + nbytes > size:
+            raise FormatError(
+                f"{shown} ends at byte {size:,}, and member {_text(name)!r} should go from "
+                f"{data:,} to {data + nbytes:,}: it is cut short, or damaged"
+            )
+        if plain is not None or member.isreg():
+            builder.add(name, data, nbytes)
+        elif not member.isdir():
+            builder.leave_out("link", name)
+        at = end
+
+
+def _member(archive: Any, shown: str, at: int) -> tarfile.TarInfo:
+    """The member whose headers begin at a byte."""
+    try:
+        member = tarfile.TarInfo.fromtarfile(archive)
+    except (tarfile.TarError, ValueError, IndexError) as error:
+        what = "is damaged, or was not written to its end"
+        if at == 0:
+            what = "is no tar, whatever its name says"
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} can't be read ({error}): the file {what}"
+        ) from None
+    if member.size < 0 or archive.offset < member.offset_data:
+        raise FormatError(
+            f"{shown}: the header at byte {at:,} says that its member has {member.size:,} bytes: "
+            "the file is damaged"
+        )
+    # it may say who wrote the tar, and no name or size
+    if not archive.pax_headers.keys().isdisjoint(("path", "size")):
+        raise FormatError(
+            f"{shown}: a header before byte {archive.offset:,} gives all members that follow one "
+            "name or size: the file is damaged"
+        )
+    if member.issparse() or any(name.startswith("GNU.sparse.") for name in member.pax_headers):
+        raise FormatError(
+            f"{shown}: member {_text(member.name)!r} at byte {at:,} is sparse (its holes are not "
+            "stored): write the tar without `tar --sparse`"
+        )
+    return member
+
+
+class _IndexBuilder:
+    """Collects the samples of a tar."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._first = array.array("q")
+        self._offsets = array.array("q")
+        self._sizes = array.array("q")
+        self._kinds = array.array("i")
+        self._keys = NamesBuilder()
+        self._new_keys = list[bytes]()
+        self._numbers: dict[str, int] = {}  # of extensions
+        self._key: bytes | None = None
+        self._hashes = array.array("q")  # of each sample's key
+        self._of_sample: set[int] = set()
+        self._notes: dict[str, Any] = {
+            "links": 0,
+            "link": "",
+            "others": 0,
+            "other": "",
+            "behind": 0,
+        }
+
+    def leave_out(self, what: str, name: bytes) -> None:
+        self._notes[what] = self._notes[what] or _text(name)
+        self._notes[f"{what}s"] += 1
+
+    def add(self, name: bytes, offset: int, nbytes: int) -> None:
+        """A member that is a file."""
+        folder, slash, base = name.rpartition(b"/")
+        stem, dot, extension = base.partition(b".")
+        if base.startswith(b".") or _META.match(name):
+            # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
+            return
+        if not (stem and dot):
+            self.leave_out("other", name)
+            return
+        key = folder + slash + stem
+        path = posixpath.normpath(key) if b"./" in key or b"//" in key else key  # "./a" is "a"
+        lower = os.fsdecode(extension).lower()
+        number = self._numbers.setdefault(lower, len(self._numbers))
+        if path != self._key:
+            self._key = path
+            self._of_sample = set()
+            self._hashes.append(hash(path))
+            self._first.append(len(self._offsets))
+            self._new_keys.append(key)
+            if len(self._new_keys) == _TOGETHER:
+                self._flush()
+        if number in self._of_sample or lower in RESERVED:
+            raise FormatError(
+                f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
+                f"second {_text(lower)!r} of sample "
+                f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot "
+                "of the name)"
+            )
+        self._of_sample.add(number)
+        self._offsets.append(offset)
+        self._sizes.append(nbytes)
+        self._kinds.append(number)
+
+    def _flush(self) -> None:
+        self._keys.extend(self._new_keys)
+        self._new_keys.clear()
+
+    def index(self, behind: int) -> TarIndex:
+        """The index of all that was added, of a tar with so many bytes behind its end mark."""
+        self._flush()
+        self._first.append(len(self._offsets))
+        self._notes["behind"] = behind if behind > _BEHIND else 0
+        index = TarIndex(
+            np.array(self._first),
+            np.array(self._offsets),
+            np.array(self._sizes),
+            np.array(self._kinds),
+            *self._keys.arrays(),
+            *PackedNames(map(os.fsencode, self._numbers)).arrays,
+            np.frombuffer(json.dumps(self._notes).encode(), np.uint8),
+        )
+        self._check_halves(index)
+        return index
+
+    def _check_halves(self, index: TarIndex) -> None:
+        """Raises a FormatError where members of one key lie in several places, each with other
+        extensions: these are parts of one sample.
+
+        Where an extension comes again, it is another sample of the same key.
+        """
+        hashes = np.array(self._hashes, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        is_again = np.diff(hashes[order]) == 0
+        pairs = np.stack([order[:-1][is_again], order[1:][is_again]], axis=1)
+        extensions = list(self._numbers)
+        for pair in pairs[np.argsort(pairs[:, 1])].tolist():
+            kinds = []
+            places = []
+            for sample in pair:
+                first, last = index.first[sample : sample + 2]
+                kinds.append(set(index.kinds[first:last].tolist()))
+                extension = _text(extensions[min(kinds[-1])])
+                places.append(f"{extension!r} at byte {index.offsets[first]:,}")
+            if kinds[0].isdisjoint(kinds[1]):
+                key = index.keys[slice(*index.key_offsets[pair[0] : pair[0] + 2])].tobytes()
+                raise FormatError(
+                    f"{self._shown}: the members of sample {_text(key)!r} lie apart "
+                    f"({' and '.join(places)}), with others between them: write those of a sample "
+                    "one after the other, for example with `tar --sort=name`"
+                )
+
+
+def _plain_member(block: bytes) -> tuple[bytes, int] | None:
+    """Name and size of a file, of the usual kind of header; None: tarfile is to look at it. As
+    that, at a fraction of the time.
+    """
+    if block[156] != 0x30 or block[124] & 0x80:
+        return None
+    try:
+        size = int(block[124:136].partition(b"\0")[0] or b"0", 8)
+        checksum = int(block[148:156].partition(b"\0")[0] or b"0", 8)
+    except ValueError:
+        return None
+    if size < 0 or sum(block) - sum(block[148:156]) + 8 * 0x20 != checksum:
+        return None
+    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if prefix else name, size
+
+
+def compressed(shown: str, how: str) -> FormatError:
+    """Why no compressed tar is read."""
+    return FormatError(
+        f"{shown} is compressed as a whole ({how}), so nothing in it can be read without all that "
+        "comes before: unpack it "
+        "(`gunzip`, `unzstd`, ...) to a .tar; images and most other samples are compressed "
+        "themselves, and it hardly grows"
+    )
+
+
+def _text(name: bytes | str) -> str:
+    """A name as it may be printed."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+# -- the samples
+
+
+class TarSource(Locatable):
+    """The samples of tar shards in WebDataset format: consecutive members of a shard whose names
+    are equal up to the first dot.
+
+    A record is a dict from extension (in lower case, without its first dot: "jpg", "cls",
+    "seg.png") to bytes, with ``"__key__"``, the path up to that dot, and ``"__url__"``, the shard.
+    Hidden files, and members without key or extension, are not part of a sample. Neither are links
+    and devices, which have no bytes of their own; this is reported.
+
+    The index is built once and cached in `cache_dir` by path, size, times and inode (or URL, size
+    and version) of each shard. Only new shards are indexed again.
+
+    Args:
+        data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these:
+            paths, or URLs of one server.
+        cache_dir: folder for indexes. None: the user's cache folder; for local shards only large
+            ones are cached there.
+        progress: show a progress bar. None: only on a terminal.
+        reach: options for URLs, instead of `cache_dir`.
+
+    Raises:
+        DataNotFoundError: the path does not exist, or contains no tar.
+        FormatError: a tar is damaged, truncated or compressed as a whole, or has sparse members,
+            two members of one name in a sample, or members of a sample that lie apart.
+        AccessError: a tar can't be read.
+        ConfigError: URLs and paths are mixed, or URLs of several servers.
+        RemoteError: a request to a server failed.
+    """
+
+    @checks_keywords
+    def __init__(
+        self,
+        data_path: DataPath | FileSet,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        reach: RemoteOptions | None = None,
+    ) -> None:
+        files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
+        self.names = files.names
+        paths = files.urls()
+        self.files = files.server or LocalFiles()
+        self._shown = list(map(redact, paths)) if files.is_remote else paths
+        self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
+        for path in self._shown:
+            if path.lower().endswith(COMPRESSED_TARS):
+                raise compressed(redact(path), "its name says so")
+        if files.server is not None:
+            learn_indexed(files.server, self._paths, INDEX)
+        sizes = [self.files.version(path).size for path in self._paths]
+        bar = progress_bar(
+            progress,
+            total=sum(sizes),
+            desc="reading tar headers",
+            unit="B",
+            unit_scale=True,
+            delay=1,
+        )
+        threads = 1
+        if files.is_remote:
+            threads = min(THREADS, len(self._paths))
+        make = functools.partial(_index_of, self.files, cache_dir)
+        indices = list[TarIndex]()
+        with bar, ThreadPoolExecutor(threads, "headrace-tar-index") as pool:
+            for index, size in zip(pool.map(make, self._paths), sizes, strict=True):
+                indices.append(index)
+                bar.update(size)
+        self._join(indices)
+
+    # -- the index
+
+    def _join(self, indices: Sequence[TarIndex]) -> None:
+        """The indices of all shards as one."""
+        self._starts = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
+        before = np.cumsum([0, *(len(index.offsets) for index in indices)])
+        first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
+        self._first = SharedArray(np.concatenate([*first, before[-1:]]))
+        none = np.zeros(0, np.int64)
+        self._offsets = SharedArray(np.concatenate([none, *(index.offsets for index in indices)]))
+        self._sizes = SharedArray(np.concatenate([none, *(index.sizes for index in indices)]))
+        keys = NamesBuilder()
+        numbers = dict[bytes, int]()
+        kinds = [np.zeros(0, np.int32)]
+        notes = []
+        for index in indices:
+            keys.add_joined(index.keys, np.diff(index.key_offsets))
+            extensions = PackedNames.from_arrays(index.extensions, index.extension_offsets)
+            here = [numbers.setdefault(extension, len(numbers)) for extension in extensions]
+            kinds.append(np.array(here, np.int32)[index.kinds])
+            notes.append(json.loads(bytes(index.notes)))
+        self.keys: PackedNames = keys.build()
+        self.extensions: PackedNames = PackedNames(numbers)
+        self._kinds = SharedArray(np.concatenate(kinds))
+        self._others = sum(note["others"] for note in notes)
+        for what, warning in _WARNINGS.items():
+            noted = [at for at, note in enumerate(notes) if note[what]]
+            if noted and (what != "others" or not len(self)):
+                count = sum(notes[at][what] for at in noted)
+                shard = redact(self._shown[noted[0]])
+                warn(warning.format(count=count, shard=shard, **notes[noted[0]]))
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _spans(
+        self, indices: Sequence[int] | npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], ...]:
+        """For each sample its shard, first member, one past the last, and where its bytes begin
+        and end.
+        """
+        rows = np.asarray(indices, np.int64)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        first = self._first.array[rows]
+        last = self._first.array[rows + 1]
+        return (
+            shards,
+            first,
+            last,
+            self._offsets.array[first],
+            self._offsets.array[last - 1] + self._sizes.array[last - 1],
+        )
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        shards, _, _, begins, ends = self._spans(indices)
+        return ByteRanges(self._paths, shards, begins, ends)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes from each shard's first sample to its last, including the headers in between."""
+        filled = np.flatnonzero(np.diff(self._starts))
+        _, _, _, begins, _ = self._spans(self._starts[filled])
+        *_, ends = self._spans(self._starts[filled + 1] - 1)
+        return int((ends - begins).sum())
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        shards, first, last, begins, ends = self._spans(indices)
+        views = self.files.read(ByteRanges(self._paths, shards, begins, ends))
+        columns = (shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views)
+        records = []
+        for index, shard, start, stop, begin, view in zip(indices, *columns, strict=True):
+            record: dict[str, Any] = {
+                "__key__": os.fsdecode(self.keys[index]),
+                "__url__": self._shown[shard],
+            }
+            offsets = self._offsets.array[start:stop].tolist()
+            sizes = self._sizes.array[start:stop].tolist()
+            kinds = self._kinds.array[start:stop].tolist()
+            for kind, offset, size in zip(kinds, offsets, sizes, strict=True):
+                extension = os.fsdecode(self.extensions[kind])
+                record[extension] = bytes(view[offset - begin : offset - begin + size])
+            records.append(record)
+        return records
+
+    # -- what it is
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample over all its members ([n] int64)."""
+        if not len(self):
+            return np.zeros(0, np.int64)
+        found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._first.array[:-1])
+        return found
+
+    @property
+    def cut_nbytes(self) -> int:
+        return self.stored_nbytes
+
+    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+        """Number of samples that start in each range of `nbytes` of a shard."""
+        shards = np.repeat(np.arange(len(self._paths)), np.diff(self._starts))
+        begins = self._offsets.array[self._first.array[:-1]]
+        begin_anew = (np.diff(shards, prepend=-1) != 0) | (
+            np.diff(begins // nbytes, prepend=-1) != 0
+        )
+        return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """A hash of the shards' names, the samples' keys, and the extensions and sizes of their
+        members.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for names in (self.names, self.keys, self.extensions):
+            digest.update(fingerprint_names(*names.arrays).encode())
+        for numbers in (self._starts, self._first.array, self._sizes.array, self._kinds.array):
+            digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        return digest.hexdigest()
+
+    def location(self, index: int) -> str:
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
+
+    def describe(self) -> Description:
+        left_out = ""
+        if self._others:
+            left_out = (
+                f"; {self._others:,} members have no key or no extension, and are no part of a "
+                "sample"
+            )
+        shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
+        way = (
+            f"{len(self):,} in {shards}, each read at once by an index of "
+            f"{len(self._offsets):,} members{left_out}; {self.files.explain()}"
+        )
+        mean = self.stored_nbytes // max(1, len(self))
+        extensions = ", ".join(map(os.fsdecode, self.extensions[:_SHOWN]))
+        column = Column("samples", way, extensions, read=mean)
+        return Description([column], files=len(self._paths), stored=self.stored_nbytes)

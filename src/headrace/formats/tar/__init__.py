@@ -1,5 +1,0 @@
-"""Samples of tar files."""
-
-from headrace.formats.tar.source import TarSource
-
-__all__ = ["TarSource"]
