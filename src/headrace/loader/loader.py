@@ -137,7 +137,7 @@ class Loader(DataLoader[B]):
         self._stats = LoadingStats()
         self._hooks: Hooks | None = None
         self._pids: set[int] = set()
-        self._state: LoaderState[Position] = LoaderState(lambda epoch: Position(epoch, 0))
+        self._state: LoaderState[Position] = LoaderState(Position)
         self._states: States | None = None  # of a foreign dataset
         is_stream = isinstance(self._plan, StreamPlan)
         if is_stream or is_stateful(dataset):
@@ -218,9 +218,9 @@ class Loader(DataLoader[B]):
         if is_alone and dist.is_available() and dist.is_initialized():
             check_world(self._reasons["world_size"])
         before = copy.copy(self._state)
-        goes_on = self._state.goes_on
         try:
             at = self._state.start()
+            goes_on = at is before.loaded
             if self._agreement is not None:
                 assert isinstance(self._plan, RankBatches)
                 # some of the order too, which other code may compute differently
@@ -267,18 +267,18 @@ class Loader(DataLoader[B]):
 
     def _start(self, iterator: EpochIterator) -> None:
         """Gives an iterator a pool that no other one uses."""
+        pool = self._pool
+        if pool is None or not pool.is_free:
+            pool = self._new_pool(iterator.states)
         try:
-            iterator.start(self._free_pool(iterator.states))
+            iterator.start(pool)
         except RuntimeError as error:
-            if self._pool is None or not is_of_workers(error):
+            if pool is not self._pool or not is_of_workers(error):
                 raise
             # a worker of an earlier epoch died just now, with nothing that anybody waits for
-            self._pool = None
-            iterator.start(self._free_pool(iterator.states))
+            iterator.start(self._new_pool(iterator.states))
 
-    def _free_pool(self, states: States | None) -> WorkerPool:
-        if self._pool is not None and self._pool.is_free:
-            return self._pool
+    def _new_pool(self, states: States | None) -> WorkerPool:
         if self.config.num_workers and self.given.multiprocessing_context is None:
             # threads may run now that did not when the loader was made
             context, why = start_of(self.given, self.dataset, self._collating.function)
@@ -527,8 +527,6 @@ class Loader(DataLoader[B]):
             num_batches=self._plan.steps or 0,
             batch_size=config.batch_size or 0,
             num_workers=config.num_workers or 0,
-            pin_memory=bool(config.pin_memory),
-            persistent_workers=bool(config.persistent_workers),
             queued_batches=0,
             queued_bytes=0,
             **self._stats.as_dict(),

@@ -376,7 +376,7 @@ class Position(NamedTuple):
     """The position of one loader."""
 
     epoch: int
-    batches: int
+    batches: int = 0
 
 
 P = TypeVar("P", bound=Any)  # a position, which has an epoch
@@ -412,15 +412,14 @@ class LoaderState(Generic[P]):
         if self.loaded is not None and self.loaded.epoch != self.next_epoch:
             self.loaded = None
 
-    @property
-    def goes_on(self) -> bool:
-        """True if the next iterator goes on where a state was loaded."""
-        return self.loaded is not None and self.loaded.epoch == self.next_epoch
-
     def start(self) -> P:
-        """Moves to the position of an iterator that begins now, which it returns."""
-        loaded = self.loaded if self.goes_on else None
-        self.at = self._begin(self.next_epoch) if loaded is None else loaded
+        """Moves to the position of an iterator that begins now, which it returns: the one that was
+        loaded, unless another epoch is next.
+        """
+        loaded = self.loaded
+        if loaded is None or loaded.epoch != self.next_epoch:
+            loaded = self._begin(self.next_epoch)
+        self.at = loaded
         self.loaded = None
         self.next_epoch = self.at.epoch + 1
         self._is_named = False

@@ -78,16 +78,11 @@ _BEFORE_QUEUES = 20  # multiprocessing closes its queues at 10
 _BIRTHS = 5  # times that workers are started for one that never begins
 _LATE = "DataLoader timed out"  # torch's words where no worker answered in time
 _FATE = 0.5  # seconds until the system tells how a worker ended
-_EXITED = (
-    "Its own code ended the process (sys.exit, os._exit), or the error that stands above. Workers "
-    "that are not forked import the program again: begin it with `if __name__ == '__main__':`, and "
-    "keep what workers need in a module or outside of that block; num_workers=0 shows where"
+_REMEDY = (
+    "With num_workers=0, and with `python -X faulthandler`, the error shows itself. If memory was "
+    "short, use fewer workers or a smaller prefetch_factor. Workers that are not forked import the "
+    "program again: begin it with `if __name__ == '__main__':`"
 )
-_CRASHED = (
-    "A library that it calls has crashed: `python -X faulthandler` shows where, and so does "
-    "num_workers=0"
-)
-_KILLED = "If it was killed for want of memory, use fewer workers or a smaller prefetch_factor"
 
 
 def context_of(context: Any, flags: Flags) -> Any:
@@ -284,25 +279,20 @@ def death_of(
             "read hangs or is slow; inspect the workers with `py-spy dump --pid`, or raise timeout"
         )
     fates = []
-    remedy = _KILLED
     for number, worker in enumerate(workers):
         if not has_ended(worker):
             continue
         worker.join(_FATE)  # its sentinel says so a moment before the system does
-        code = worker.exitcode  # None: somebody else has asked the system, which tells it once
-        if code is None:
-            how = "is gone"
-        elif code >= 0:
-            how = f"exited with status {code}"
-            remedy = _EXITED
-        else:
+        code = worker.exitcode
+        how = "is gone"  # somebody else has asked the system, which tells it once
+        if code is not None and code < 0:
             how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
-            if -code not in (signal.SIGKILL, signal.SIGTERM):
-                remedy = _CRASHED
+        elif code is not None:
+            how = f"exited with status {code}"
         fates.append(f"worker {number} (pid {worker.pid}) {how}")
     return WorkerError(
         f"a worker died in epoch {epoch}, while batch {step} was waited for: "
-        f"{'; '.join(fates) or error}. {remedy}; the loader starts new workers with its next "
+        f"{'; '.join(fates) or error}. {_REMEDY}. The loader starts new workers with its next "
         "iterator"
     )
 
@@ -316,12 +306,8 @@ class _Dispatch:
         self.requests: Iterator[BatchRequest] = iter(())
         self.last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
 
-    def begin(self, requests: Iterator[BatchRequest]) -> None:
-        self.requests = requests
-        self.last.clear()
-        self.handed_out = 0
-
     def __iter__(self) -> Iterator[BatchRequest]:
+        self.last.clear()
         for request in self.requests:
             request.slot = self.ring.take()
             self.last.append(request)
@@ -370,7 +356,8 @@ class WorkerPool:
         """The deliveries of an epoch from a step on, by its requests: a `WorkerIterator`, or
         without workers a `map`. What a lasting pool had still on its way is dropped.
         """
-        self.dispatch.begin(requests)
+        self.dispatch.requests = requests
+        self.dispatch.handed_out = 0
         if not self._config.num_workers:
             # not a generator, which an error would end
             made: Any = map(self._fetch.__getitems__, self.dispatch)
@@ -428,7 +415,8 @@ class WorkerPool:
             # the requests go to other workers, which have another ring
             dispatch = self.dispatch
             dispatch.ring = self._fetch.ring = Ring(self.ring.planned)
-            dispatch.begin(itertools.chain(list(dispatch.last), dispatch.requests))
+            dispatch.requests = itertools.chain(list(dispatch.last), dispatch.requests)
+            dispatch.handed_out = 0
         raise WorkerError(
             f"workers hung {_BIRTHS} times as soon as they were forked: end other threads of this "
             "process first, or pass multiprocessing_context='forkserver'"
