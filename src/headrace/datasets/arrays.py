@@ -547,7 +547,14 @@ class ZarrDataset(ArrayDataset):
         """
         number, inner = self._place_of(index)
         patches, array = self._volumes[number]
-        return array.position(patches.grid.corner(inner))
+        if array.level is None:
+            raise ConfigError(
+                f"{array.where} is no image of OME-NGFF: its voxels have an index and no position"
+            )
+        corner = patches.grid.corner(inner)
+        scale = array.level.scale[-len(corner) :]
+        position = scale * corner + array.level.translation[-len(corner) :]
+        return tuple(position.tolist())
 
     @property
     def axes(self) -> tuple[str, ...] | None:
@@ -567,7 +574,7 @@ class ZarrDataset(ArrayDataset):
         level = self._volumes[0][1].level if self._volumes else None
         if level is None:
             return None
-        return level.scale
+        return tuple(level.scale.tolist())
 
     def held_nbytes(self) -> int | None:
         if not self._volumes:

@@ -32,36 +32,45 @@ _TIE = 1e-6  # of a voxel: what counts as halfway between two
 
 
 class Axis(NamedTuple):
-    """An axis of an image."""
+    """An axis of an image.
+
+    Attributes:
+        kind: "space", "time", "channel" or what the file says; "" if it doesn't.
+        unit: such as "micrometer"; "" if the file doesn't say.
+    """
 
     name: str
     kind: str
-    """"space", "time", "channel" or what the file says; "" if it doesn't."""
     unit: str
-    """Such as "micrometer"; "" if the file doesn't say."""
 
 
 class Level(NamedTuple):
-    """An image at one voxel size."""
+    """An image at one voxel size.
+
+    Attributes:
+        path: of its array in the store.
+        scale: from one voxel's centre to the next, along each axis.
+        translation: where the centre of the first voxel lies.
+    """
 
     path: str
-    """Of its array in the store."""
-    scale: tuple[float, ...]
-    """From one voxel's centre to the next, along each axis."""
-    translation: tuple[float, ...]
-    """Where the centre of the first voxel lies."""
+    scale: npt.NDArray[np.float64]
+    translation: npt.NDArray[np.float64]
 
 
 class Image(NamedTuple):
-    """An image of OME-NGFF."""
+    """An image of OME-NGFF.
+
+    Attributes:
+        group: its path in the store.
+        where: names it in messages.
+        levels: in the file's order, the finest first.
+    """
 
     group: str
-    """Its path in the store."""
     where: str
-    """Names it in messages."""
     axes: tuple[Axis, ...]
     levels: tuple[Level, ...]
-    """In the file's order, the finest first."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,11 +97,7 @@ class Image(NamedTuple):
             return self.levels[0]
         axes = self.spatial_axes or [*range(len(self.axes))]
         if isinstance(scale, Mapping):
-            if not scale or set(scale) - set(self.names):
-                raise ConfigError(
-                    f"scale={dict(scale)} must name some of the axes {', '.join(self.names)} of "
-                    f"{self.where}"
-                )
+            _check_names("scale", scale, self.names)
             axes = [self.names.index(name) for name in scale]
             scale = [*scale.values()]
         voxels = np.array([level.scale for level in self.levels])[:, axes]
@@ -107,30 +112,20 @@ class Image(NamedTuple):
         if not (np.isfinite(wanted).all() and (wanted > 0).all()):
             raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
         ratios = np.abs(np.log(voxels / wanted))
-        nearest_level = int(ratios.sum(axis=1).argmin())
-        if ratios[nearest_level].max() > np.log(_FARTHEST) + _TIE:
+        nearest = int(ratios.sum(axis=1).argmin())
+        if ratios[nearest].max() > np.log(_FARTHEST) + _TIE:
             raise ConfigError(
                 f"scale={scale!r}: no level of {self.where} is within a factor of 2; its voxels "
                 f"have {voxels.tolist()}"
             )
-        return self.levels[nearest_level]
+        return self.levels[nearest]
 
 
-def nearest(
-    here: tuple[float, float], extent: int, there: tuple[float, float], size: int
-) -> npt.NDArray[np.int64]:
-    """For each voxel along an axis of one array the one of another array whose centre is nearest,
-    [extent]; -1: none covers it.
-
-    Args:
-        here: scale and translation of the first array along the axis.
-        extent: its voxels.
-        there, size: the same of the other array.
-    """
-    centres = (np.arange(extent) * here[0] + (here[1] - there[1])) / there[0]
-    # of two that are as near the upper one, also after rounding errors
-    places = np.floor(centres + 0.5 + _TIE).astype(np.int64)
-    return np.where((places >= 0) & (places < size), places, -1)
+def _ome_in(store: Store, group: str) -> dict[str, Any]:
+    """What the attributes of a group say of OME-NGFF."""
+    attributes = store.attributes(group)
+    ome = attributes.get("ome", attributes)
+    return ome if isinstance(ome, dict) else {}
 
 
 def image_at(store: Store, name: str) -> Image | None:
@@ -139,52 +134,45 @@ def image_at(store: Store, name: str) -> Image | None:
     Raises:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
-    attributes = store.attributes(name)
+    ome = _ome_in(store, name)
     where = f"{redact(store.path)}{', ' + repr(name) if name else ''}"
-    ome = attributes.get("ome", attributes)
-    images = ome.get("multiscales") if isinstance(ome, dict) else None
-    if images is None:
+    if ome.get("multiscales") is None:
         return None
     try:
-        metadata = images[0]
+        metadata = ome["multiscales"][0]
         version = str(ome.get("version", metadata.get("version", "")))
         # such as 0.6 and 0.6.dev1
         number = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
-        axes = metadata.get("axes", [None])
-        if number > [0, 5] or not all(isinstance(axis, dict) for axis in axes):
+        described = metadata.get("axes", [None])
+        if number > [0, 5] or not all(isinstance(axis, dict) for axis in described):
             raise FormatError(
                 f"{where} is of OME-NGFF {version or '0.3 or older'}, which is not supported; 0.4 "
                 "and 0.5 are: pass the path of an array as dataset_name, or convert it"
             )
-        return _image(metadata, name, where)
+        axes = tuple(
+            Axis(str(axis["name"]), str(axis.get("type", "")), str(axis.get("unit") or ""))
+            for axis in described
+        )
+        if len({axis.name for axis in axes}) != len(axes):
+            raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
+        of_image = _transform(metadata, len(axes))
+        levels: list[Level] = []
+        for dataset in metadata["datasets"]:
+            scale, translation = _transform(dataset, len(axes))
+            path = str(dataset["path"])
+            if ".." in path.split("/"):
+                raise ValueError(f"a level at {path!r}, which leads out of the store")
+            translation = of_image[0] * translation + of_image[1]
+            levels.append(Level(key_of(name, path), of_image[0] * scale, translation))
+        if not levels:
+            raise ValueError("it has no levels")
+        return Image(name, where, axes, tuple(levels))
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
             f"{where}: its OME-NGFF metadata are damaged: {type(error).__name__}: {error}"
         ) from error
-
-
-def _image(metadata: dict[str, Any], name: str, where: str) -> Image:
-    axes = tuple(
-        Axis(str(axis["name"]), str(axis.get("type", "")), str(axis.get("unit") or ""))
-        for axis in metadata["axes"]
-    )
-    if len({axis.name for axis in axes}) != len(axes):
-        raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
-    of_image = _transform(metadata, len(axes))
-    levels: list[Level] = []
-    for dataset in metadata["datasets"]:
-        scale, translation = _transform(dataset, len(axes))
-        translation = of_image[0] * translation + of_image[1]
-        path = str(dataset["path"])
-        if ".." in path.split("/"):
-            raise ValueError(f"a level at {path!r}, which leads out of the store")
-        scales = tuple((of_image[0] * scale).tolist())
-        levels.append(Level(key_of(name, path), scales, tuple(translation.tolist())))
-    if not levels:
-        raise ValueError("it has no levels")
-    return Image(name, where, axes, tuple(levels))
 
 
 def _transform(
@@ -214,7 +202,7 @@ def _transform(
     return scale, translation
 
 
-def labels_at(store: Store, group: str, name: str) -> str | None:
+def _labels_at(store: Store, group: str, name: str) -> str | None:
     """The path of a group of labels that belongs to an image; None: the image has none of that
     name.
     """
@@ -222,16 +210,6 @@ def labels_at(store: Store, group: str, name: str) -> str | None:
         if store.metadata(path) is not None:
             return path
     return None
-
-
-def label_names(store: Store, group: str) -> list[str]:
-    """The names of the labels that an image lists."""
-    attributes = store.attributes(key_of(group, "labels"))
-    ome = attributes.get("ome", attributes)
-    names = ome.get("labels") if isinstance(ome, dict) else None
-    if isinstance(names, list):
-        return [*map(str, names)]
-    return []
 
 
 # -- arrays and their patches
@@ -263,25 +241,13 @@ class ZarrArray:
         """The names of the axes; empty ones where the store doesn't say."""
         if self.image is not None:
             return self.image.names
-        axes = len(self.metadata["shape"])
         names = self.metadata.get("dimension_names")
         if not names:
             names = self.store.attributes(self.name).get("_ARRAY_DIMENSIONS")
+        axes = len(self.metadata["shape"])
         if not isinstance(names, list) or len(names) != axes:
             return ("",) * axes
         return tuple(str(axis or "") for axis in names)
-
-    @property
-    def spatial_axes(self) -> list[int]:
-        """The axes that a single extent means: those of space, as an image of OME-NGFF says; those
-        that are named x, y and z; else the last three.
-        """
-        names = self.axis_names
-        if self.image is not None:
-            space = self.image.spatial_axes
-        else:
-            space = [axis for axis, name in enumerate(names) if name.lower() in ("x", "y", "z")]
-        return space or [*range(len(names))][-3:]
 
     def reader(self, opened: OpenZarr) -> ArrayReader:
         """A reader of boxes.
@@ -297,21 +263,6 @@ class ZarrArray:
                 f"{list(reader.shape)}"
             )
         return reader
-
-    def position(self, corner: Sequence[int]) -> tuple[float, ...]:
-        """Where the centre of a voxel lies, along the last axes.
-
-        Raises:
-            ConfigError: the store doesn't say.
-        """
-        if self.level is None:
-            raise ConfigError(
-                f"{self.where} is no image of OME-NGFF: its voxels have an index and no position"
-            )
-        scale = self.level.scale[-len(corner) :]
-        translation = self.level.translation[-len(corner) :]
-        lies = zip(scale, corner, translation, strict=True)
-        return tuple(extent * index + first for extent, index, first in lies)
 
 
 def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrArray:
@@ -334,20 +285,6 @@ def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrA
     return ZarrArray(store, *store.array(name))
 
 
-def check_row_targets(array: ZarrArray, target_name: str) -> None:
-    """Raises a ConfigError for targets that are labels of an image: these are an image too, and
-    lie beside its patches.
-    """
-    if array.image is None:
-        return
-    path = labels_at(array.store, array.image.group, target_name)
-    if path is not None and image_at(array.store, path) is not None:
-        raise ConfigError(
-            f"{redact(array.store.path)}: {target_name!r} are labels of an image, and go with its "
-            "patches: pass patch_shape=64, or another size"
-        )
-
-
 def _level_of(store: Store, image: Image, level: Level) -> ZarrArray:
     metadata = store.metadata(level.path)
     if metadata is None or metadata["node_type"] != "array":
@@ -355,6 +292,20 @@ def _level_of(store: Store, image: Image, level: Level) -> ZarrArray:
             f"{image.where} lists {level.path!r} as a level, and there is no such array"
         )
     return ZarrArray(store, level.path, metadata, image, level)
+
+
+def check_row_targets(array: ZarrArray, target_name: str) -> None:
+    """Raises a ConfigError for targets that are labels of an image: these are an image too, and
+    lie beside its patches.
+    """
+    if array.image is None:
+        return
+    path = _labels_at(array.store, array.image.group, target_name)
+    if path is not None and image_at(array.store, path) is not None:
+        raise ConfigError(
+            f"{redact(array.store.path)}: {target_name!r} are labels of an image, and go with its "
+            "patches: pass patch_shape=64, or another size"
+        )
 
 
 def patch_source(
@@ -414,21 +365,27 @@ def patch_source(
     return PatchSource(array.store.path, volumes, grid, opened)
 
 
-def _check_names(what: str, given: Mapping[str, int], names: Sequence[str]) -> None:
+def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
     if not given or set(given) - set(names):
         has = ", ".join(filter(None, names)) or "no names"
         raise ConfigError(f"{what}={dict(given)}: the axes have {has}")
 
 
 def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> list[int]:
-    """Extents along the last axes, as many as there are; -1 becomes the whole axis."""
-    wanted: list[int] = []
+    """Extents along the last axes, as many as there are; -1 becomes the whole axis. A single extent
+    means the axes of space, as an image of OME-NGFF says; those that are named x, y and z; else the
+    last three.
+    """
+    names = array.axis_names
     if isinstance(given, int | np.integer):
-        space = array.spatial_axes
-        if space:
-            wanted = [int(given) if n in space else -1 for n in range(min(space), len(shape))]
+        space = [axis for axis, name in enumerate(names) if name.lower() in ("x", "y", "z")]
+        if array.image is not None:
+            space = array.image.spatial_axes
+        space = space or [*range(len(names))][-3:]
+        wanted = [
+            int(given) if n in space else -1 for n in range(min(space, default=0), len(shape))
+        ]
     elif isinstance(given, Mapping):
-        names = array.axis_names
         _check_names("patch_shape", given, names)
         first = min(names.index(name) for name in given)
         wanted = [given.get(name, -1) for name in names[first:]]
@@ -443,40 +400,45 @@ def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> li
     return [whole if asked == -1 else asked for asked, whole in zip(wanted, last, strict=True)]
 
 
-# -- labels
-
-
 def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it
     lies, with voxels of any size.
     """
+    store = array.store
     image = array.image
     level = array.level
-    if image is None or level is None:
-        return _plain_labels(array, name, grid, pad, opened)
-    path = labels_at(array.store, image.group, name)
-    if path is None:
-        raise MissingNameError(
-            f"{redact(array.store.path)} has no labels {name!r}; its image {image.group or '/'!r} "
-            f"lists: {listed_names(label_names(array.store, image.group), name, repr)}"
-        )
-    labels = image_at(array.store, path)
-    if labels is None:
-        return _plain_labels(array, path, grid, pad, opened)
+    labels: Image | None = None
+    if image is not None:
+        path = _labels_at(store, image.group, name)
+        if path is None:
+            listed = _ome_in(store, key_of(image.group, "labels")).get("labels")
+            names = [*map(str, listed)] if isinstance(listed, list) else []
+            raise MissingNameError(
+                f"{redact(store.path)} has no labels {name!r}; its image {image.group or '/'!r} "
+                f"lists: {listed_names(names, name, repr)}"
+            )
+        name = path
+        labels = image_at(store, name)
+    if image is None or level is None or labels is None:
+        label = ZarrArray(store, *store.array(name))
+        reader = label.reader(opened)
+        before = max(0, len(reader.shape) - len(grid.patch))
+        if reader.shape[before:] != grid.shape:
+            raise ConfigError(
+                f"{label.name!r} has shape {list(reader.shape)}, which does not end in "
+                f"{list(grid.shape)} as {array.name!r} does"
+            )
+        return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
     axes = _follow(image, labels, len(grid.patch))
+    shared = [(n, image.names.index(a)) for n, a in enumerate(labels.names) if a in image.names]
+    differences: list[float] = []
+    for other in labels.levels:
+        ratios = [other.scale[theirs] / level.scale[ours] for theirs, ours in shared]
+        differences.append(round(float(np.abs(np.log(ratios)).sum()), 6))
+    # of levels that differ as much the first
+    own = labels.levels[differences.index(min(differences))]
+    reader = _level_of(store, labels, own).reader(opened)
     before = len(image.axes) - len(grid.patch)
-
-    def difference(other: Level) -> float:
-        """How much voxels differ in size; of levels that differ as much the first is taken."""
-        ratios = [
-            other.scale[number] / level.scale[image.names.index(name)]
-            for number, name in enumerate(labels.names)
-            if name in image.names
-        ]
-        return round(float(np.abs(np.log(ratios)).sum()), 6)
-
-    own = min(labels.levels, key=difference)
-    reader = _level_of(array.store, labels, own).reader(opened)
     tables: dict[int, npt.NDArray[np.int64]] = {}
     for number, axis in enumerate(axes):
         if axis is None:
@@ -484,8 +446,12 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: Open
         size = reader.shape[number]
         extent = grid.shape[axis]
         if labels.axes[number].kind in ("space", "time"):
-            here = (level.scale[before + axis], level.translation[before + axis])
-            table = nearest(here, extent, (own.scale[number], own.translation[number]), size)
+            # for each voxel of the image the label whose centre is nearest, -1: none covers it; of
+            # two that are as near the upper one, also after rounding errors
+            shift = level.translation[before + axis] - own.translation[number]
+            centres = (np.arange(extent) * level.scale[before + axis] + shift) / own.scale[number]
+            places = np.floor(centres + 0.5 + _TIE).astype(np.int64)
+            table = np.where((places >= 0) & (places < size), places, -1)
             if size != extent or not np.array_equal(table, np.arange(extent)):
                 tables[axis] = table
         elif size == 1 != extent:
@@ -495,20 +461,6 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: Open
                 f"{labels.where} has {size} along {labels.names[number]!r}, and the image {extent}"
             )
     return Volume(own.path, reader, pad, 0, tuple(axes), tables)
-
-
-def _plain_labels(
-    array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr
-) -> Volume:
-    label = ZarrArray(array.store, *array.store.array(name))
-    reader = label.reader(opened)
-    before = max(0, len(reader.shape) - len(grid.patch))
-    if reader.shape[before:] != grid.shape:
-        raise ConfigError(
-            f"{label.name!r} has shape {list(reader.shape)}, which does not end in "
-            f"{list(grid.shape)} as {array.name!r} does"
-        )
-    return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
 
 
 def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:

@@ -23,7 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError, MissingNameError
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    MissingNameError,
+)
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
     ChunkIndex,
@@ -39,7 +45,14 @@ from headrace.formats.arrays.rows import ArraysSource, LibraryRows
 from headrace.formats.source import one_after_the_other
 from headrace.formats.tree import NodeKind, Tree
 from headrace.formats.zarr.shards import ArrayFiles, Shards
-from headrace.formats.zarr.stores import Store, key_of, open_folder, open_url
+from headrace.formats.zarr.stores import (
+    NODE_FILES,
+    Store,
+    ZarrFolder,
+    ZarrUrl,
+    is_zarr,
+    key_of,
+)
 from headrace.formats.zarr.zips import ZarrZip
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
@@ -244,16 +257,32 @@ class OpenZarr(OpenArrays[Any]):
             known.fetch_metadata(nodes)
             return known
         store: Store
+        metadata = ", ".join(NODE_FILES)
         if isinstance(self.files, LocalFiles):
             place = os.path.abspath(os.path.expanduser(place))
-            if not zipfile.is_zipfile(place):
-                return open_folder(place, self.files)
-            store = ZarrZip(place, self.files)
+            if zipfile.is_zipfile(place):
+                store = ZarrZip(place, self.files)
+            elif is_zarr(place):
+                return ZarrFolder(place, self.files)
+            elif not os.path.exists(place):
+                raise DataNotFoundError(
+                    f"{redact(place)} does not exist (working folder: {os.getcwd()})"
+                )
+            elif not os.access(place, os.R_OK):
+                raise AccessError(f"{redact(place)}: this user may not read it")
+            else:
+                raise FormatError(f"{redact(place)} is no Zarr store: it has neither of {metadata}")
         elif redact(chain_of(place)[0]).lower().endswith(".zip"):
             store = ZarrZip(place, self.files)
         else:
             assert isinstance(self.files, RemoteFiles)
-            store = open_url(place, self.files, nodes)
+            store = ZarrUrl(place, self.files)
+            store.fetch_metadata(nodes)
+            if all(store.read(name) is None for name in NODE_FILES):
+                raise DataNotFoundError(
+                    f"{redact(place)}: there is no Zarr store: none of {metadata} is found below "
+                    "it: is the address right?"
+                )
         self._opener.stores[place] = store
         return store
 

@@ -26,7 +26,6 @@ from typing import Any
 
 from headrace.errors import (
     AccessError,
-    DataNotFoundError,
     FileChangedError,
     FormatError,
     MissingNameError,
@@ -153,12 +152,11 @@ class Store(ABC):
 
     def _walked(self, node: str) -> Iterator[str]:
         folders, files = self._listing(node)
-        is_array = V2_ARRAY in files
-        if V3_NODE in files:
-            is_array = is_array or _is_v3_array(self.read(key_of(node, V3_NODE)))
-        if is_array or V2_GROUP in files or V3_NODE in files:
+        metadata: dict[str, Any] = {}
+        if not set(NODE_FILES).isdisjoint(files):
             yield node
-        if not is_array:
+            metadata = self.metadata(node) or {}
+        if metadata.get("node_type") != "array":
             for folder in sorted(folders):
                 yield from self._walked(key_of(node, folder))
 
@@ -198,10 +196,17 @@ class Store(ABC):
         return attributes if isinstance(attributes, dict) else {}
 
     def _parsed(self, key: str) -> dict[str, Any] | None:
+        """The JSON object that a metadata file is; None: there is none."""
         data = self.read(key)
         if data is None:
             return None
-        return parsed(data, f"{redact(self.path)}: {key}")
+        try:
+            metadata = json.loads(data)
+            if not isinstance(metadata, dict):
+                raise ValueError("it is no JSON object")
+            return metadata
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{redact(self.path)}: {key} is damaged: {error}") from error
 
     def array(self, name: str | None) -> tuple[str, dict[str, Any]]:
         """The name of an array, and its metadata; without a name the only one there is.
@@ -429,45 +434,6 @@ class ZarrUrl(Store):
         return [name for name, kind in kinds.items() if kind == "directory"], kinds.keys()
 
 
-def open_folder(path: str, files: LocalFiles) -> ZarrFolder:
-    """The store that a local folder is.
-
-    Raises:
-        DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is no
-            Zarr store.
-    """
-    if not os.path.exists(path):
-        raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
-    if not os.access(path, os.R_OK):
-        raise AccessError(f"{redact(path)}: this user may not read it")
-    if not is_zarr(path):
-        raise FormatError(
-            f"{redact(path)} is no Zarr store: it has neither of {', '.join(NODE_FILES)}"
-        )
-    return ZarrFolder(path, files)
-
-
-def open_url(url: str, files: RemoteFiles, nodes: Sequence[str]) -> ZarrUrl:
-    """The store that a remote folder is.
-
-    Args:
-        url, files: where it lies.
-        nodes: whose metadata will be read, and are fetched with those of the root.
-
-    Raises:
-        DataNotFoundError, AccessError, RemoteError: there is none; it may not be read; the server
-            does not answer.
-    """
-    store = ZarrUrl(url, files)
-    store.fetch_metadata(nodes)
-    if all(store.read(name) is None for name in NODE_FILES):
-        raise DataNotFoundError(
-            f"{redact(url)}: there is no Zarr store: none of {', '.join(NODE_FILES)} is found "
-            "below it: is the address right?"
-        )
-    return store
-
-
 def replaced(path: str) -> FileChangedError:
     """The error of a local file that was changed."""
     return FileChangedError(
@@ -493,25 +459,6 @@ def nodes_among(keys: Iterable[str]) -> Iterator[str]:
         if file in NODE_FILES and folder not in seen:
             seen.add(folder)
             yield folder
-
-
-def _is_v3_array(data: bytes | None) -> bool:
-    return b'"array"' in (data or b"") and parsed(data or b"{}", "").get("node_type") == "array"
-
-
-def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a metadata file is.
-
-    Raises:
-        FormatError: it is none.
-    """
-    try:
-        metadata = json.loads(data)
-        if not isinstance(metadata, dict):
-            raise ValueError("it is no JSON object")
-        return metadata
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is damaged: {error}") from error
 
 
 # -- which paths are stores
