@@ -15,7 +15,6 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.describe import Description, joined
 from headrace.formats.source import ArraySource, Rows, fingerprint_of_files, row_at
-from headrace.io.local.files import bytes_of
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
 
@@ -109,15 +108,6 @@ class ConcatSource(ArraySource, Generic[S]):
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self.parts_of(indices)
-        ranges = [part.source.row_ranges(part.indices) for part in parts] if self.is_remote else []
-        known = [one for one in ranges if one is not None]
-        if known and len(known) == len(parts):  # by one request for all files
-            with self.reading(parts, prefetches=False):
-                buffers = [bytes_of(row_at(rows, at)) for part in parts for at in part.places]
-                self.files.read_into(ByteRanges.joined(known), buffers)
-                for part in parts:
-                    part.source.check(part.indices, [rows[place] for place in part.places])
-            return
         with self.reading(parts):
             for part in parts:
                 part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])

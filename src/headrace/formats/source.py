@@ -281,12 +281,6 @@ class ArraySource(RowSource, Locatable):
     part: PackPart | None = None
     """None: it is none of several."""
 
-    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        """Where each record lies, if its bytes are there what `read_into` writes; None: they are
-        not, or not all.
-        """
-        return None
-
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         """Compares records with their checksums, where there are some.
 

@@ -20,7 +20,7 @@ from headrace.formats.arrays.codecs import Pipeline
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.memory.lru import held_bytes
+from headrace.memory.anonymous import SharedArray
 
 COUNTABLE = (1 << 63) - 1
 
@@ -81,32 +81,11 @@ def shown_array(path: str, name: str) -> str:
     return redact(path)
 
 
-class ChunkNames(NamedTuple):
-    """Names the chunks of an array for messages.
-
-    Attributes:
-        path, name: of the file or store, and of the array in it.
-        grid: of the array.
-    """
-
-    path: str
-    name: str
-    grid: Grid
-
-    def __call__(self, number: int) -> str:
-        of = ""
-        if self.name:
-            of = f" of {self.name!r}"
-        return f"{redact(self.path)}, chunk {self.grid.place(number)}{of}"
-
-
 class ChunkIndex(ABC):
     """Where the stored bytes of an array's chunks lie. Each layout has one."""
 
     needs_io: bool = False
-    """True if locating chunks performs requests, so that they had better be asked for in large
-    numbers.
-    """
+    """True if locating chunks performs requests, so that many had better be located at once."""
     whole_files: bool = False
     """True if each chunk is a file of its own, read whole: its size is not known, and it may
     turn out to be missing.
@@ -157,6 +136,52 @@ class ChunkIndex(ABC):
         """Looks whether the local file that a chunk lies in is still as it was, a
         FileChangedError if not; a server is not asked.
         """
+
+
+class ChunkTable(ChunkIndex):
+    """Where the chunks of an array in one file lie, by a table; what is in one piece is one chunk.
+
+    Args:
+        path, files: of the file which they lie in, and by which it is read.
+        table: [3, written chunks] int64 of offsets, bytes and skipped filters.
+        numbers: of the chunks in `table`, sorted; None: it has all.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        files: Files,
+        table: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self._path = path
+        self._files = files
+        offsets, sizes, masks = table
+        self._starts = SharedArray(offsets)
+        self._stops = SharedArray(offsets + sizes)
+        self._masks = SharedArray(masks) if masks.any() else None
+        self._numbers = None if numbers is None else SharedArray(numbers)
+        self.nbytes: int = int(sizes.sum())
+
+    def _of(self, numbers: IntArray, column: SharedArray, missing: int) -> IntArray:
+        if self._numbers is None:
+            values: IntArray = column.array[numbers]
+            return values
+        known = self._numbers.array
+        if not len(known):
+            return np.full(len(numbers), missing, np.int64)
+        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        return np.where(known[places] == numbers, column.array[places], missing)
+
+    def ranges(self, numbers: IntArray) -> ByteRanges:
+        starts = self._of(numbers, self._starts, -1)
+        return ByteRanges.in_file(self._path, starts, self._of(numbers, self._stops, -1))
+
+    def unused_codecs(self, numbers: IntArray) -> IntArray | None:
+        return None if self._masks is None else self._of(numbers, self._masks, 0)
+
+    def check(self, number: int) -> None:
+        self._files.check(self._path)
 
 
 class Chunks(ABC):
@@ -225,9 +250,9 @@ class DirectChunks(Chunks):
         index: where they lie.
         pipeline: the codecs.
         files: by which they are read.
+        path, name: of the file or store, and of the array in it, for messages.
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
-        where: names chunks for messages.
         check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the
             bytes are not what is known of them.
         required: a chunk that is missing is an error.
@@ -243,7 +268,8 @@ class DirectChunks(Chunks):
         pipeline: Pipeline,
         files: Files,
         *,
-        where: ChunkNames,
+        path: str,
+        name: str,
         fill: Any = 0,
         order: str = "C",
         how: str = "",
@@ -256,14 +282,21 @@ class DirectChunks(Chunks):
         self.files: Files = files
         self.index: ChunkIndex = index
         self.order: str = order
-        self.where: ChunkNames = where
-        self._check, self._required = check, required
+        self._path = path
+        self._name = name
+        self._check = check
+        self._required = required
         # a checksum is that of a whole chunk
         self.decodes: bool = bool(pipeline) or check is not None
         self.is_raw: bool = not self.decodes and order == "C" and not index.whole_files
         self.reads_files: bool = index.reads_files
         self.needs_io: bool = index.needs_io
         self.is_remote: bool = files.is_remote
+
+    def where(self, number: int) -> str:
+        """A chunk in messages."""
+        of = f" of {self._name!r}" if self._name else ""
+        return f"{redact(self._path)}, chunk {self.grid.place(number)}{of}"
 
     def check_cached(self, number: int) -> None:
         self.index.check(number)
@@ -291,11 +324,8 @@ class DirectChunks(Chunks):
             ]
         wanted = np.asarray(numbers, np.int64)
         ranges = self.byte_ranges(wanted)
-        return self.as_read(wanted, ranges, self.files.read(ranges))
-
-    def as_read(self, numbers: IntArray, ranges: ByteRanges, stored: Sequence[Any]) -> list[Any]:
-        """What `decode` needs, of the stored bytes of chunks."""
-        unused = self.index.unused_codecs(numbers) if self.decodes else None
+        stored = self.files.read(ranges)
+        unused = self.index.unused_codecs(wanted) if self.decodes else None
         masks = itertools.repeat(0) if unused is None else unused.tolist()
         each = zip(stored, ranges.start.tolist(), masks, strict=False)
         return [None if data is None else (data, start, mask) for data, start, mask in each]
@@ -322,7 +352,18 @@ class DirectChunks(Chunks):
     def by_row(self) -> DirectChunks:
         """The same array with one row a chunk, where rows lie in their chunks as they are."""
         if self.is_raw and self.grid.chunks[0] > 1:
-            return _RawRows(self)
+            grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
+            return DirectChunks(
+                grid,
+                self.dtype,
+                _RowIndex(self, grid.inner),
+                self.pipeline,
+                self.files,
+                path=self._path,
+                name=self._name,
+                fill=self.fill,
+                how=self.how,
+            )
         return self
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
@@ -364,130 +405,35 @@ class DirectChunks(Chunks):
         )
 
 
-class _RawRows(DirectChunks):
-    """The rows of chunks whose elements lie as they are, as chunks of one row."""
+class _RowIndex(ChunkIndex):
+    """Where rows lie in chunks whose elements lie as they are, as if each were a chunk.
 
-    def __init__(self, whole: DirectChunks) -> None:
-        grid = Grid(whole.grid.shape, (1, *whole.grid.chunks[1:]))
-        super().__init__(
-            grid,
-            whole.dtype,
-            whole.index,
-            whole.pipeline,
-            whole.files,
-            where=whole.where,
-            fill=whole.fill,
-            how=whole.how,
-        )
-        self._whole, self._height, self._inner = whole, whole.grid.chunks[0], grid.inner
-        self.reads_files = False  # but parts of them
-
-    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        height, inner = self._height, self._inner
-        if inner == 1:
-            chunks, within = np.divmod(numbers, height)
-        else:
-            rows, columns = np.divmod(numbers, inner)
-            bands, within = np.divmod(rows, height)
-            chunks = bands * inner + columns
-        paths, file, start, stop = self._whole.raw_ranges(chunks)
-        is_written = start >= 0
-        start = start + within * self.nbytes
-        stop = start + self.nbytes
-        if not is_written.all():
-            start[~is_written] = stop[~is_written] = -1
-        return ByteRanges(paths, file, start, stop)
-
-    def raw_ranges(self, numbers: IntArray) -> ByteRanges:
-        return self.byte_ranges(numbers)
-
-
-class Rechunked(Chunks):
-    """Chunks of an array that are made of those of another one, which have the same numbers."""
-
-    def __init__(
-        self, whole: Chunks, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any
-    ) -> None:
-        super().__init__(grid, dtype, how, fill)
-        self.whole: Chunks = whole
-        self.is_direct: bool = whole.is_direct
-        self.decodes: bool = whole.decodes
-        self.needs_io: bool = whole.needs_io
-        self.is_remote: bool = whole.is_remote
-
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        return self.whole.read(numbers)
-
-    def check_cached(self, number: int) -> None:
-        self.whole.check_cached(number)
-
-    def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        return self.whole.byte_ranges(numbers)
-
-    @property
-    def stored_nbytes(self) -> int:
-        return self.whole.stored_nbytes
-
-
-class Views:
-    """Decoded chunks of several arrays that have the same rows.
-
-    Attributes:
-        views: of a chunk of each, contiguous.
-        nbytes: of all.
+    Args:
+        whole: the chunks.
+        inner: how many share the rows of one.
     """
 
-    __slots__ = ("nbytes", "views")
+    def __init__(self, whole: DirectChunks, inner: int) -> None:
+        self._whole = whole
+        self._height = whole.grid.chunks[0]
+        self._inner = inner
+        self._row_bytes = whole.nbytes // self._height
 
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        self.views: list[memoryview] = list(map(memoryview, arrays))  # type: ignore[arg-type]
-        self.nbytes: int = sum(array.nbytes for array in arrays)
-
-    def __len__(self) -> int:
-        return len(self.views[0])
-
-
-class AlignedChunks(Chunks):
-    """The chunks of several 1-D arrays that have the same rows, as `Views` of one chunk each."""
-
-    def __init__(self, arrays: Sequence[Chunks]) -> None:
-        first = arrays[0]
-        super().__init__(first.grid, first.dtype, first.how)
-        self._arrays = arrays
-        self.decodes: bool = first.decodes
-        self.nbytes = sum(one.nbytes for one in arrays)
-
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        """What `decode` needs, by one read where the same files hold all arrays."""
-        direct = [
-            one for one in self._arrays if isinstance(one, DirectChunks) and not one.reads_files
-        ]
-        if len(direct) < max(2, len(self._arrays)) or len({id(one.files) for one in direct}) > 1:
-            return list(zip(*[one.read(numbers) for one in self._arrays], strict=True))
-        wanted = np.asarray(numbers, np.int64)
-        ranges = [one.byte_ranges(wanted) for one in direct]
-        stored = iter(direct[0].files.read(ByteRanges.joined(ranges)))
-        each = [
-            one.as_read(wanted, its, list(itertools.islice(stored, len(numbers))))
-            for one, its in zip(direct, ranges, strict=True)
-        ]
-        return list(zip(*each, strict=True))
-
-    def decode(self, number: int, data: Any) -> Any:
-        arrays = []
-        for chunks, stored in zip(self._arrays, data, strict=True):
-            array = chunks.decode(number, stored)
-            if array is None:
-                array = np.full(chunks.grid.chunks, chunks.fill, chunks.dtype)
-            # one that lies among what was read with it would keep all of that
-            if self.decodes and held_bytes(array) > array.nbytes:
-                array = array.copy()
-            arrays.append(np.ascontiguousarray(array))
-        return Views(arrays)
-
-    def check_cached(self, number: int) -> None:
-        for one in self._arrays:
-            one.check_cached(number)
+    def ranges(self, numbers: IntArray) -> ByteRanges:
+        if self._inner == 1:
+            chunks, within = np.divmod(numbers, self._height)
+        else:
+            rows, columns = np.divmod(numbers, self._inner)
+            bands, within = np.divmod(rows, self._height)
+            chunks = bands * self._inner + columns
+        whole = self._whole.raw_ranges(chunks)
+        start = whole.start + within * self._row_bytes
+        stop = start + self._row_bytes
+        is_written = whole.is_written
+        if not is_written.all():
+            start[~is_written] = -1
+            stop[~is_written] = -1
+        return ByteRanges(whole.paths, whole.file, start, stop)
 
 
 class LibraryArray(Protocol):

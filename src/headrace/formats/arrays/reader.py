@@ -11,13 +11,6 @@ NOTE [ from a batch's indices to its rows ]
   all its rows is dropped: under a block shuffle it is not needed again.
 
 Chunks that only another library can read (`LibraryChunks`) follow the same steps.
-
-NOTE [ rows by memoryviews ]
-
-A batch of sparse rows is made of a hundred parts of some kB, out of as many decoded chunks. Parts
-are memoryviews, and are joined by `bytes.join`: for 64 parts of 4 kB that takes 22 us, where
-`np.concatenate` takes 40, and 11 instead of 30 for 2 kB. A copy to the batch's buffer, out of the
-processor's cache, adds 3.
 """
 
 from __future__ import annotations
@@ -25,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -33,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.formats.arrays.chunks import AlignedChunks, Chunks, DirectChunks, Grid
+from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.formats.describe import Column
 from headrace.formats.source import Rows, one_after_the_other, row_at
 from headrace.io.files import Files
@@ -76,54 +69,30 @@ class Decoded:
     left: int
     """Rows that nobody has asked for yet."""
 
-
-def _nbytes(item: Decoded) -> int:
-    nbytes: int = item.chunk.nbytes
-    return nbytes
-
-
-class ChunkCache:
-    """The decoded chunks that this process used last, of at most so many bytes together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._cached: LRUCache[tuple[str, int], Decoded] = LRUCache(max_bytes, sizeof=_nbytes)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of the chunks that are cached."""
-        return self._cached.nbytes
+        """Bytes of the chunk."""
+        nbytes: int = self.chunk.nbytes
+        return nbytes
 
-    def resize(self, max_bytes: int) -> None:
-        """Caches at most so many bytes from now on."""
-        self._cached.resize(max_bytes)
 
-    def get_many(self, key: str, numbers: Iterable[int]) -> list[Decoded | None]:
-        """Chunks of one array by their numbers, as far as they are cached. Who copies rows of one
-        takes them off `left`, and drops it where none are left.
-        """
-        return self._cached.get_many(zip(itertools.repeat(key), numbers))
-
-    def drop(self, key: tuple[str, int]) -> None:
-        """Forgets a chunk."""
-        self._cached.pop(key)
+class ChunkCache(LRUCache[tuple[str, int], Decoded]):
+    """The decoded chunks that this process used last, by array and number. Who copies rows of one
+    takes them off `left`, and drops it where none are left.
+    """
 
     def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
-        decoded = self._cached.get(key)
-        if decoded is None:
-            if len(chunk) > rows and chunk.nbytes <= (self._cached.max_bytes or 0):
-                # it lies among what was read with it
-                if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
-                    chunk = chunk.copy()
-                self._cached.put(key, Decoded(chunk, len(chunk) - rows))
-            return
-        decoded.left -= rows
-        if decoded.left <= 0:
-            self._cached.pop(key)
-
-    def close(self) -> None:
-        """Forgets everything."""
-        self._cached.clear()
+        decoded = self.get(key)
+        if decoded is not None:
+            decoded.left -= rows
+            if decoded.left <= 0:
+                self.pop(key)
+        elif len(chunk) > rows and chunk.nbytes <= self.maxsize:
+            # it lies among what was read with it
+            if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
+                chunk = chunk.copy()
+            self.put(key, Decoded(chunk, len(chunk) - rows))
 
 
 class OpenArrays(Generic[T]):
@@ -146,8 +115,9 @@ class OpenArrays(Generic[T]):
 
     def close(self) -> None:
         """Closes and forgets it all; it is opened again when it is needed."""
-        for part in (self.library, self.files, self.chunks):
-            part.close()
+        self.library.close()
+        self.files.close()
+        self.chunks.clear()
 
 
 def visit(
@@ -158,7 +128,7 @@ def visit(
     used: Sequence[int] | None,
     use: Use,
     run: Map,
-    counts: Sequence[Counter[str]],
+    counts: Counter[str],
 ) -> None:
     """Gives chunks to a function: those that are cached, then the others as they are decoded, as
     many at once as take `GROUP` bytes.
@@ -177,7 +147,7 @@ def visit(
     if used is not None:
         missing = []
         last = -1
-        for at, decoded in enumerate(cache.get_many(key, numbers)):
+        for at, decoded in enumerate(cache.get_many(zip(itertools.repeat(key), numbers))):
             if decoded is None:
                 missing.append(at)
                 continue
@@ -185,7 +155,7 @@ def visit(
             use(at, decoded.chunk)
             decoded.left = left = decoded.left - used[at]
             if left <= 0:
-                cache.drop((key, numbers[at]))
+                cache.pop((key, numbers[at]))
         if last >= 0:  # one of them a batch
             chunks.check_cached(numbers[last])
     step = max(1, GROUP // max(1, chunks.nbytes))
@@ -203,9 +173,9 @@ def visit(
                 cache.used((key, numbers[at]), chunk, used[at])
 
         run(work, len(some))
-    for one in counts if chunks.decodes else ():
-        one["chunk_hits"] += len(numbers) - len(missing)
-        one["chunks_decoded"] += len(missing)
+    if chunks.decodes:
+        counts["chunk_hits"] += len(numbers) - len(missing)
+        counts["chunks_decoded"] += len(missing)
 
 
 class Piece(NamedTuple):
@@ -318,13 +288,6 @@ class ArrayReader:
         bands = distinct(rows // self.height)
         return self.chunks.byte_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1))
 
-    def row_ranges(self, rows: Sequence[int]) -> ByteRanges | None:
-        """Where each row lies, if all were written and lie there as they are."""
-        if self._raw_rows is None:
-            return None
-        ranges = self._raw_rows.raw_ranges(np.asarray(rows, np.int64))
-        return ranges if ranges.is_written.all() else None
-
     def span_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
         """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with
         all chunks that are decoded as a whole.
@@ -334,6 +297,14 @@ class ArrayReader:
             return self.byte_ranges(distinct(cuts.chunks) * self.height)
         ranges = cuts.ranges(self.raw)
         return ranges.take(ranges.is_written)
+
+    def missing_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
+        """As `span_ranges`, of a 1-D array, without the chunks that are cached."""
+        if self.raw is not None:
+            return self.span_ranges(firsts, ends)
+        numbers = distinct(Cuts.of_spans(firsts, ends, self.height).chunks)
+        is_cached = [(self.key, number) in self.cache for number in numbers.tolist()]
+        return self.byte_ranges(numbers[~np.array(is_cached, bool)] * self.height)
 
     def box_ranges(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ByteRanges:
         """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
@@ -365,33 +336,47 @@ class ArrayReader:
             return
         clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
         fill = self.chunks.fill
-        if grid.chunks[0] == 1:
+        numbers, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
+        inner_rows = within.tolist()
 
-            def use_row(at: int, chunk: npt.NDArray[Any] | None) -> None:
-                row_at(outs, at)[...] = fill if chunk is None else chunk[(0, *clip)]
+        def take(parts: IntArray, chunk: npt.NDArray[Any] | None) -> None:
+            if chunk is not None and len(parts) >= _MANY and isinstance(outs, np.ndarray):
+                outs[parts] = chunk[(within[parts], *clip)]
+                return
+            for part in parts.tolist():
+                row = fill if chunk is None else chunk[(inner_rows[part], *clip)]
+                row_at(outs, part)[...] = row
 
-            counts = [self.counts]
-            visit(self._rows, self.cache, self.key, rows, None, use_row, run, counts)
-            return
-        bands, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
-        order = bands.argsort(kind="stable")
-        bands = bands[order]
-        edges = [0, *(np.flatnonzero(bands[1:] != bands[:-1]) + 1).tolist(), len(order)]
-        places = order.tolist()
-        inner_rows = within[order].tolist()
+        self._visit_parts(numbers, np.ones(len(numbers), np.int64), take, run)
+
+    def _visit_parts(
+        self,
+        numbers: IntArray,
+        rows: IntArray,
+        take: Callable[[IntArray, npt.NDArray[Any] | None], None],
+        run: Map,
+    ) -> None:
+        """Gives each chunk to a function, with all parts that are taken of it.
+
+        Args:
+            numbers: [parts] the number of the chunk of each.
+            rows: [parts] rows of each.
+            take: called with the numbers of parts, and their chunk.
+            run: calls a function in threads.
+        """
+        chunks = self._rows
+        order = numbers.argsort(kind="stable")
+        of = numbers[order]
+        edges = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+        bounds = [*edges.tolist(), len(order)]
+        used = None
+        if self.caches_chunks:
+            used = np.add.reduceat(rows[order], edges).tolist()
 
         def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
-            first, end = edges[at], edges[at + 1]
-            if chunk is not None and end - first >= _MANY and isinstance(outs, np.ndarray):
-                some = order[first:end]
-                outs[some] = chunk[(within[some], *clip)]
-                return
-            for place, row in zip(places[first:end], inner_rows[first:end], strict=True):
-                row_at(outs, place)[...] = fill if chunk is None else chunk[(row, *clip)]
+            take(order[bounds[at] : bounds[at + 1]], chunk)
 
-        numbers = bands[edges[:-1]].tolist()
-        used = np.diff(edges).tolist() if self._rows.decodes else None
-        visit(self._rows, self.cache, self.key, numbers, used, use, run, [self.counts])
+        visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run, self.counts)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
         """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
@@ -489,7 +474,7 @@ class ArrayReader:
         elif chunks.decodes:
             whole = tuple(slice(0, extent) for extent in (height, *rest))
             used = [height if any(one.source == whole for one in some) else 0 for some in each]
-        visit(chunks, self.cache, self.key, list(pieces), used, use, run, [self.counts])
+        visit(chunks, self.cache, self.key, list(pieces), used, use, run, self.counts)
 
     # -- rows that lie as they are
 
@@ -518,15 +503,33 @@ class ArrayReader:
             buffers = [buffers[number] for number in written.tolist()]
         raw.files.read_into(ranges, buffers)
 
-    def read_raw_joined(self, raw: DirectChunks, cuts: Cuts) -> npt.NDArray[Any]:
-        """The rows of spans that lie as they are, one behind the other, perhaps read-only."""
-        ranges = cuts.ranges(raw)
-        if len(ranges.paths) == 1 and ranges.is_written.all():
-            return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
+    def read_cuts(self, cuts: Cuts, run: Map) -> npt.NDArray[Any]:
+        """The elements of parts of a 1-D array, one part behind the other, perhaps read-only."""
+        raw = self.raw
         sizes = cuts.stops - cuts.starts
-        out = np.empty(int(sizes.sum()), self.dtype)
-        parts = np.split(out, np.cumsum(sizes)[:-1])
-        self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
+        ends = np.cumsum(sizes)
+        if raw is not None:
+            ranges = cuts.ranges(raw)
+            if len(ranges.paths) == 1 and ranges.is_written.all():
+                return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
+            out = np.empty(int(ends[-1]), self.dtype)
+            parts = np.split(out, ends[:-1])
+            self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
+            return out
+        out = np.empty(int(ends[-1]), self.dtype)
+        fill = self.chunks.fill
+        first_rows = cuts.chunks * self.height
+        starts = (cuts.starts - first_rows).tolist()
+        stops = (cuts.stops - first_rows).tolist()
+        begins = (ends - sizes).tolist()
+        targets = ends.tolist()
+
+        def take(parts: IntArray, chunk: npt.NDArray[Any] | None) -> None:
+            for part in parts.tolist():
+                rows = fill if chunk is None else chunk[starts[part] : stops[part]]
+                out[begins[part] : targets[part]] = rows
+
+        self._visit_parts(cuts.chunks, sizes, take, run)
         return out
 
 
@@ -536,12 +539,10 @@ def read_joined(
     """The same spans of several 1-D arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1``
     of all spans, one span behind the other, perhaps read-only.
 
-    Spans that follow one another are read as one, and each chunk is decoded once. Arrays whose
-    chunks have the same rows, as `indices` and `data` of a sparse matrix, are read together: their
-    chunks are looked up, cached and dropped as one.
+    Spans that follow one another are read as one, and each chunk is decoded once.
 
     Args:
-        readers: of the arrays, which share a cache.
+        readers: of the arrays.
         firsts, ends: [spans].
         run: calls a function in threads.
 
@@ -551,60 +552,16 @@ def read_joined(
     is_there = ends > firsts
     firsts = firsts[is_there]
     ends = ends[is_there]
+    if not len(firsts):
+        return [np.empty(0, reader.dtype) for reader in readers]
     is_new = np.ones(len(firsts), bool)
     np.not_equal(firsts[1:], ends[:-1], out=is_new[1:])
     if not is_new.all():
         ends = ends[np.append(np.flatnonzero(is_new)[1:], len(ends)) - 1]
         firsts = firsts[is_new]
-    found: list[Any] = [np.empty(0, reader.dtype) for reader in readers]
-    if not len(firsts):
-        return found
-    aligned: dict[tuple[int, bool], list[int]] = {}
-    for place, reader in enumerate(readers):
-        if reader.raw is None:
-            aligned.setdefault((reader.height, reader.chunks.decodes), []).append(place)
-        else:
-            cuts = Cuts.of_spans(firsts, ends, reader.height)
-            found[place] = reader.read_raw_joined(reader.raw, cuts)
-    for (height, _), places in aligned.items():
-        cuts = Cuts.of_spans(firsts, ends, height)
-        rows = _read_aligned([readers[place] for place in places], cuts, run)
-        for place, pieces in zip(places, rows, strict=True):
-            found[place] = np.frombuffer(b"".join(pieces), readers[place].dtype)
-    return found
-
-
-def _read_aligned(
-    readers: Sequence[ArrayReader], cuts: Cuts, run: Map
-) -> list[list[memoryview | bytes]]:
-    """The parts of spans, of each of some arrays whose chunks have the same rows."""
-    chunks = AlignedChunks([reader.chunks for reader in readers])
-    order = np.argsort(cuts.chunks, kind="stable")
-    of = cuts.chunks[order]
-    edges = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
-    numbers = of[edges].tolist()
-    used = np.add.reduceat((cuts.stops - cuts.starts)[order], edges).tolist()
-    first_rows = cuts.chunks * chunks.grid.chunks[0]
-    starts = (cuts.starts - first_rows).tolist()
-    slices = list(map(slice, starts, (cuts.stops - first_rows).tolist()))
-    parts = order.tolist()
-    bounds = [*edges.tolist(), len(parts)]
-    pieces: list[list[memoryview | bytes]] = [[b""] * len(parts) for _ in readers]
-    # of many chunks, not all are held for their parts
-    copies = len(numbers) * chunks.nbytes > GROUP
-
-    def use(at: int, views: Any) -> None:
-        for part in parts[bounds[at] : bounds[at + 1]]:
-            cut = slices[part]
-            for each, view in zip(pieces, views.views, strict=False):
-                each[part] = bytes(view[cut]) if copies else view[cut]
-
-    key = "\0".join(reader.key for reader in readers)
-    counts = [reader.counts for reader in readers]
-    if not chunks.decodes:
-        used = None
-    visit(chunks, readers[0].cache, key, numbers, used, use, run, counts)
-    return pieces
+    heights = {reader.height for reader in readers}
+    cuts = {height: Cuts.of_spans(firsts, ends, height) for height in heights}
+    return [reader.read_cuts(cuts[reader.height], run) for reader in readers]
 
 
 class Cuts(NamedTuple):

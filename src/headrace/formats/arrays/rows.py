@@ -89,7 +89,7 @@ class ReadersSource(ArraySource):
         return any(reader.chunks.needs_io for reader in self._readers)
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._opened.chunks.close()
+        self._opened.chunks.clear()
         return super().read_afresh(indices)
 
     def take_counts(self) -> Counter[str]:
@@ -262,9 +262,6 @@ class ArraysSource(ReadersSource):
 
     def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
         return [reader.byte_ranges(indices) for reader in self._readers]
-
-    def row_ranges(self, indices: Sequence[int]) -> ByteRanges | None:
-        return None if self.array_spec is None else self._first.row_ranges(indices)  # type: ignore[union-attr]
 
     # -- blocks
 

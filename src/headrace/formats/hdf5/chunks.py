@@ -20,7 +20,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -32,8 +31,7 @@ from headrace.errors import (
 )
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
-    ChunkIndex,
-    ChunkNames,
+    ChunkTable,
     DirectChunks,
     Grid,
     LibraryChunks,
@@ -59,12 +57,9 @@ from headrace.formats.hdf5.files import (
     with_ordered_fields,
     without_gc,
 )
-from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
-from headrace.io.ranges import ByteRanges
-from headrace.memory.anonymous import SharedArray
 
 _log = logging.getLogger(__name__)
 
@@ -119,52 +114,6 @@ class ObjectRows(LibraryRows):
     def read(self, rows: Sequence[int]) -> list[Any]:
         parts = self._array.read([(slice(row, row + 1),) for row in rows])
         return [part[0] for part in parts]
-
-
-class ChunkTable(ChunkIndex):
-    """Where the chunks of a dataset lie; a contiguous one is one chunk.
-
-    Args:
-        path, files: of the file which they lie in, and by which it is read.
-        table: [3, written chunks] int64 of offsets, bytes and skipped filters.
-        numbers: of the chunks in `table`, sorted; None: it has all.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        files: Files,
-        table: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        self._path = path
-        self._files = files
-        offsets, sizes, masks = table
-        self._starts = SharedArray(offsets)
-        self._stops = SharedArray(offsets + sizes)
-        self._masks = SharedArray(masks) if masks.any() else None
-        self._numbers = None if numbers is None else SharedArray(numbers)
-        self.nbytes: int = int(sizes.sum())
-
-    def _of(self, numbers: IntArray, column: SharedArray, missing: int) -> IntArray:
-        if self._numbers is None:
-            values: IntArray = column.array[numbers]
-            return values
-        known = self._numbers.array
-        if not len(known):
-            return np.full(len(numbers), missing, np.int64)
-        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return np.where(known[places] == numbers, column.array[places], missing)
-
-    def ranges(self, numbers: IntArray) -> ByteRanges:
-        starts = self._of(numbers, self._starts, -1)
-        return ByteRanges.in_file(self._path, starts, self._of(numbers, self._stops, -1))
-
-    def unused_codecs(self, numbers: IntArray) -> IntArray | None:
-        return None if self._masks is None else self._of(numbers, self._masks, 0)
-
-    def check(self, number: int) -> None:
-        self._files.check(self._path)
 
 
 def rows_of(
@@ -253,7 +202,6 @@ def _direct_chunks(
     elements, dtype = _elements(dataset)
     shape = (*dataset.shape, *elements)
     grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
-    names = ChunkNames(path, name, grid)
     if dataset.chunks is None:
         begin = place_of(dataset.id)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -262,7 +210,8 @@ def _direct_chunks(
         if begin + nbytes > size:
             raise FormatError(f"{shown} is cut short: {size:,} bytes are not enough for {name!r}")
         table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
-        return DirectChunks(Grid(shape, shape), dtype, table, Pipeline(), hdf5.files, where=names)
+        whole = Grid(shape, shape)
+        return DirectChunks(whole, dtype, table, Pipeline(), hdf5.files, path=path, name=name)
     if math.prod(grid.counts) > COUNTABLE:
         raise FormatError(
             f"{shown}: {name!r} has shape {list(shape)}, more chunks than can be counted: the "
@@ -288,8 +237,9 @@ def _direct_chunks(
         ChunkTable(path, hdf5.files, places, None if is_whole else written),
         Pipeline(_codecs_of(dataset)),
         hdf5.files,
+        path=path,
+        name=name,
         fill=fill,
-        where=names,
     )
     return hdf5.doubt(path, name, functools.partial(_doubt_of, dataset, chunks, written)) or chunks
 

@@ -208,9 +208,8 @@ class SparseSource(ReadersSource):
             OSError: a file can't be read.
         """
         firsts, ends = self._spans(indices)
-        # both at once
-        if self.files.is_remote and not any(one.chunks.decodes for one in self._readers):
-            self.files.prefetch([one.span_ranges(firsts, ends) for one in self._readers], True)
+        if self.files.is_remote:  # both at once
+            self.files.prefetch([one.missing_ranges(firsts, ends) for one in self._readers], True)
         columns, values = read_joined(self._readers, firsts, ends, self.run)
         rows = CSRRows.of(ends - firsts, columns, values.astype(self.stored_dtype, copy=False))
         wrong = rows.outside(self._width)

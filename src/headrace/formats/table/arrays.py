@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, MissingNameError
-from headrace.formats.arrays.chunks import ChunkIndex, ChunkNames, DirectChunks, Grid
+from headrace.formats.arrays.chunks import ChunkTable, DirectChunks, Grid
 from headrace.formats.arrays.codecs import Pipeline
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
@@ -52,25 +51,6 @@ class StoredArray(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-class _OneRange(ChunkIndex):
-    """An array that lies in a file as one chunk."""
-
-    def __init__(self, path: str, files: Files, begin: int, end: int) -> None:
-        self._path = path
-        self._files = files
-        self._begin = begin
-        self._end = end
-        self.nbytes = end - begin
-
-    def ranges(self, numbers: IntArray) -> ByteRanges:
-        return ByteRanges.in_file(
-            self._path, np.full(len(numbers), self._begin), np.full(len(numbers), self._end)
-        )
-
-    def check(self, number: int) -> None:
-        self._files.check(self._path)
 
 
 class NumpySource(ArraysSource):
@@ -122,10 +102,8 @@ class NumpySource(ArraysSource):
 
 def _reader(path: str, name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
     grid = Grid(array.shape, (max(1, array.shape[0]), *array.shape[1:]))
-    index = _OneRange(path, opened.files, array.begin, array.begin + array.nbytes)
-    chunks = DirectChunks(
-        grid, array.dtype, index, Pipeline(), opened.files, where=ChunkNames(path, name, grid)
-    )
+    index = ChunkTable(path, opened.files, np.array([[array.begin], [array.nbytes], [0]]))
+    chunks = DirectChunks(grid, array.dtype, index, Pipeline(), opened.files, path=path, name=name)
     return ArrayReader(chunks, opened.chunks, f"{path}\0{name}")
 
 

@@ -280,7 +280,7 @@ class TableSource(RowSource, Locatable):
 
     def close(self) -> None:
         """Closes what this process has open; decoded blocks are forgotten."""
-        self._decoded.close()
+        self._decoded.clear()
         self.files.close()
 
     # -- reading
@@ -305,7 +305,7 @@ class TableSource(RowSource, Locatable):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._decoded.close()
+        self._decoded.clear()
         return super().read_afresh(indices)
 
     def read_columns(self, indices: Sequence[int] | IntArray, outs: Mapping[str, Out]) -> None:
@@ -363,7 +363,7 @@ class TableSource(RowSource, Locatable):
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
 
-        visit(self._blocks, self._decoded, "", blocks, used, use, self.run, [self._counts])
+        visit(self._blocks, self._decoded, "", blocks, used, use, self.run, self._counts)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         starts = self._blocks.starts.array

@@ -33,7 +33,6 @@ from headrace.errors import (
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
     ChunkIndex,
-    ChunkNames,
     DirectChunks,
     Grid,
     LibraryChunks,
@@ -371,7 +370,8 @@ class OpenZarr(OpenArrays[Any]):
             self.files,
             fill=layout.fill,
             order=layout.order,
-            where=ChunkNames(store.path, name, grid),
+            path=store.path,
+            name=name,
             how=how,
             check=check,
             required=required,
