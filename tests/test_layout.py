@@ -64,7 +64,7 @@ INSIDE = {
     "datasets/table": "format table",
     "datasets/shards": "streaming",
     "packing": "options part plan contents texts hdf5 destination parts verify run",
-    "profiling": "page result running compare tune workers advice profile",
+    "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",
     "formats/arrays": "codecs values chunks packed reader rows volumes",

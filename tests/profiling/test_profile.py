@@ -29,8 +29,7 @@ from headrace import (
 )
 from headrace.cli.main import main
 from headrace.profiling import Profile, profile as profiling
-from headrace.profiling.advice import Costs, Measured, advise, find_limit, more_workers
-from headrace.profiling.page import page_of
+from headrace.profiling.profile import Costs, Measured, advise, find_limit, more_workers
 from headrace.profiling.result import Advice, Stage
 from headrace.profiling.running import Turn
 from tests.testing.test_contract import SquareDataset
@@ -353,7 +352,7 @@ def test_a_profile_as_text() -> None:
 
 
 def test_everything_is_in_the_page() -> None:
-    page = page_of(made().as_dict())
+    page = "".join(made()._page())
     for wanted in ("Decoding &amp; more limits the loop.", "it is &lt;large&gt;", "batch_size=4"):
         assert wanted in page
     assert "x1.90 (x1.80 to x2.10)" in page and "500/s" in page
@@ -364,7 +363,7 @@ def test_everything_is_in_the_page() -> None:
     profile.stages.clear()
     profile.advice.clear()
     profile.free_per_second = None
-    assert "No change that headrace knows of" in page_of(profile.as_dict())
+    assert "No change that headrace knows of" in "".join(profile._page())
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ from headrace import (
     create_dataloader,
     suggest_num_workers,
 )
+from headrace.profiling.compare import SuggestedWorkers, _chosen, _loader, _numbers, _rates
 from headrace.profiling.running import Running, copy_of
-from headrace.profiling.workers import SuggestedWorkers, _chosen, _loader, _numbers, _rates
 from headrace.testing.contract import same
 from tests.conftest import living_children
 from tests.loader.datasets import Stream

@@ -1,9 +1,9 @@
 """Measures what holds a training back, and how many workers and how large a batch it can use."""
 
+from headrace.profiling.compare import SuggestedWorkers, suggest_num_workers
 from headrace.profiling.profile import profile_dataloader
 from headrace.profiling.result import Profile
 from headrace.profiling.tune import find_max_batch_size
-from headrace.profiling.workers import SuggestedWorkers, suggest_num_workers
 
 __all__ = [
     "Profile",

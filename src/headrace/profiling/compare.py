@@ -1,22 +1,284 @@
-"""Measures how fast data come out of a path here: the loading modes side by side, and the disk
-alone.
-"""
+"""Measures how fast batches come: with several numbers of workers, and in each loading mode."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils.data import DataLoader
+
+from headrace.arguments import check_integer, checks_keywords
+from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.shards.streaming import StreamingDataset
-from headrace.errors import BudgetError, ConfigError
+from headrace.display import Lines
+from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.io.paths import is_url
-from headrace.loader.loader import Loader, create_dataloader
-from headrace.profiling.running import samples_of, tensors_of
+from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path
+from headrace.loader.loader import Loader, create_dataloader, open_path
+from headrace.memory.per_process import is_daemonic
+from headrace.order.seeding import preserved_rng
+from headrace.profiling.running import (
+    Running,
+    copy_of,
+    cores_of_rank,
+    drawn_from,
+    in_mode,
+    samples_of,
+    tensors_of,
+)
+
+logger: logging.Logger = logging.getLogger("headrace.profiling")
+
+_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_NEAR = 0.95  # of the best rate is as good: measurements differ by as much
+_PATIENCE = 2  # numbers in a row that gain nothing: more are not tried
+
+
+class SuggestedWorkers(int):
+    """A suggested number of workers, with the measurements behind it. It is an `int`.
+
+    Attributes:
+        rates: batches per second for each number that was tried.
+        reason: why this number was chosen.
+    """
+
+    rates: dict[int, float]
+    reason: str
+
+    def __new__(cls, number: int, rates: Mapping[int, float], reason: str) -> SuggestedWorkers:
+        made = super().__new__(cls, number)
+        made.rates = dict(rates)
+        made.reason = reason
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return int(self), self.rates, self.reason
+
+    def explain(self) -> str:
+        """A table of the rates, and the reason."""
+        best = max(self.rates.values())
+        lines = ["num_workers  batches/s   of best"]
+        for number, rate in self.rates.items():
+            mark = "  <--" if number == self else ""
+            lines.append(f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{mark}")
+        lines.append(f"num_workers={int(self)}: {self.reason}")
+        return Lines("\n".join(lines))
+
+    def __repr__(self) -> str:
+        rates = {number: float(f"{rate:.4g}") for number, rate in self.rates.items()}
+        return f"SuggestedWorkers({int(self)}, rates={rates}, reason={self.reason!r})"
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+
+@checks_keywords
+def suggest_num_workers(
+    data: Any,
+    config: DataLoaderConfig | None = None,
+    *,
+    step: Callable[[Any], Any] | float | None = None,
+    seconds: float = 2.0,
+    most: int | None = None,
+    **overrides: Any,
+) -> SuggestedWorkers:
+    """Measures the smallest number of workers that loads at full speed.
+
+    The real loader runs with 0, 1, 2, ... workers, for `seconds` each. The result is the smallest
+    number within 5 % of the best rate, or, if the time of a training step is known, the smallest
+    number that keeps up with it. Numbers that can't improve the result are not tried.
+
+    ```python
+    workers = suggest_num_workers(dataset, batch_size=64)
+    print(workers.explain())
+    loader = create_dataloader(dataset, batch_size=64, num_workers=workers)
+    ```
+
+    Each number is measured in a separate epoch, after a warm-up run. So for data in the system's
+    page cache the speed of the cache is measured, and for much larger data mostly that of the disk,
+    unless they are read in order (``shuffle=False``). A dataset in mode "cached" is measured with
+    an empty cache, as in its first epoch, and its own cache is not changed; inside of another
+    dataset it is not recognised, and its cache fills. The global random generators are restored.
+    With several ranks call it on all of them at once, since they share cores and disk; their
+    results may differ.
+
+    Args:
+        data: a dataset or path, as in `create_dataloader`; or a `Loader` or torch `DataLoader`,
+            which is measured with its own options and not changed.
+        config: options of the loader; only with a dataset or path.
+        step: work per batch: a callable, which is called with each batch during the measurement,
+            since it takes cores and time from the workers; or its duration in seconds. None:
+            loading alone.
+        seconds: measuring time for each number, after its first batches. A batch that takes longer
+            is waited for.
+        most: largest number to try. None: the number of cores of this rank. With a block shuffle
+            only numbers that divide `turns` are tried.
+        **overrides: see `create_dataloader`.
+
+    Returns:
+        The number, with `rates`, `reason` and `explain()`.
+
+    Raises:
+        ConfigError: an argument is invalid, or there is no batch.
+        BudgetError: batches don't fit the memory budget even without workers.
+        Exception: any error of loading or of `step`.
+    """
+    _check(data, config, step, seconds, most, overrides)
+    options: dict[str, Any] = {**overrides}
+    dataset = data
+    if is_path(data):
+        dataset, options = open_path("suggest_num_workers", data, config, options)
+    if most is None:
+        most = 0
+        if not is_daemonic():
+            most = cores_of_rank()
+    if not isinstance(data, DataLoader):
+        config = (config or DataLoaderConfig()).with_(**options)
+    try:
+        with preserved_rng(drawn_from(data)):
+            return _measured(dataset, config, step, seconds, most)
+    finally:
+        if is_path(data):
+            dataset.close()
+
+
+def _check(
+    data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: Mapping[str, Any]
+) -> None:
+    door = "suggest_num_workers"
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ConfigError(f"{door}: seconds must be a number above 0, not {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{door}: seconds must be a number above 0, not {seconds!r}")
+    check_integer(f"{door}: most", most, 0, optional=True)
+    is_time = isinstance(step, (int, float)) and not isinstance(step, bool) and 0 < step < math.inf
+    if not (step is None or callable(step) or is_time):
+        raise ConfigError(
+            f"{door}: step must be a callable that takes a batch, or seconds above 0, not {step!r}"
+        )
+    if "num_workers" in overrides:
+        raise ConfigError(
+            f"{door}: num_workers is what it looks for; most= says how many it may try"
+        )
+    if isinstance(data, DataLoader):
+        if config is not None or overrides:
+            raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
+    else:
+        check_dataset("data", data)
+        check_options(door, config, () if is_path(data) else overrides)
+
+
+def _measured(
+    data: Any, config: DataLoaderConfig | None, step: Any, seconds: float, most: int
+) -> SuggestedWorkers:
+    """Measures one number of workers after the other."""
+    turns = None  # of a block shuffle, whose workers should divide it
+    loader = _loader(data, config, 0)
+    if isinstance(loader, Loader):
+        turns = loader.state_dict().get("turns")
+        loader.close()
+    target = None
+    if step is not None and not callable(step):
+        target = 1 / step
+        step = None
+
+    def rate(number: int, epoch: int) -> float | None:
+        loader = _loader(data, config, number)
+        if loader is None:
+            return None
+        with Running(loader) as running:
+            if isinstance(loader, Loader):
+                loader.set_epoch(epoch)
+            turn = running.run(seconds, step)
+        return turn.batches / turn.seconds
+
+    rate(0, 0)  # opens files and imports modules
+    return _chosen(_rates(rate, _numbers(most, turns), target), target)
+
+
+def _loader(data: Any, config: DataLoaderConfig | None, number: int) -> Any:
+    """The loader with so many workers. None: the memory budget has no room for so many."""
+    dataset = data
+    if isinstance(data, DataLoader):
+        dataset = data.dataset
+    if isinstance(dataset, BaseDataset) and dataset.loading_mode is LoadingMode.CACHED:
+        dataset = in_mode(dataset, LoadingMode.LAZY)
+    try:
+        if isinstance(data, DataLoader):
+            loader = copy_of(data, dataset, num_workers=number)
+        else:
+            assert config is not None
+            with warnings.catch_warnings():
+                # options without an effect with this number
+                warnings.simplefilter("ignore", HeadraceWarning)
+                loader = Loader(dataset, config.with_(num_workers=number))
+    except BudgetError:
+        if not number:
+            raise
+        return None
+    if isinstance(loader, Loader) and loader.config.num_workers != number:
+        loader.close()
+        return None
+    return loader
+
+
+def _numbers(most: int, turns: int | None) -> list[int]:
+    """The numbers to try, up to `most`."""
+    if turns is None:
+        return [number for number in _NUMBERS if number <= most]
+    return [0, *(number for number in range(1, most + 1) if turns % number == 0)]
+
+
+def _rates(
+    rate_of: Callable[[int, int], float | None], numbers: Iterable[int], target: float | None
+) -> dict[int, float]:
+    """The rate with each number, until nothing is gained any more.
+
+    Args:
+        rate_of: measures a number of workers in an epoch. None: there is no memory for so many.
+        numbers: to try, in growing order.
+        target: a rate that suffices.
+    """
+    rates: dict[int, float] = {}
+    idle = 0
+    for epoch, number in enumerate(numbers, 1):
+        rate = rate_of(number, epoch)
+        if rate is None:
+            break
+        if rates and rate * _NEAR <= max(rates.values()):
+            idle += 1
+        else:
+            idle = 0
+        rates[number] = rate
+        logger.info("num_workers=%d: %.1f batches/s", number, rate)
+        if idle == _PATIENCE or (target is not None and rate >= target):
+            break
+    return rates
+
+
+def _chosen(rates: dict[int, float], target: float | None) -> SuggestedWorkers:
+    """The least number that suffices."""
+    best = max(rates.values())
+    slow = ""
+    if target is not None:
+        keeping_up = f"keep up with a step of {1 / target:.4g} s, {target:,.1f} batches/s"
+        if best >= target:
+            number = min(n for n, rate in rates.items() if rate >= target)
+            return SuggestedWorkers(number, rates, f"the fewest that {keeping_up}")
+        slow = f"none {keeping_up}: "
+    number = min(n for n, rate in rates.items() if rate >= _NEAR * best)
+    return SuggestedWorkers(
+        number, rates, f"{slow}the fewest within 5 % of the best rate, {best:,.1f} batches/s"
+    )
+
 
 _READING = 3.0  # seconds, at most, in which files are read without headrace
 _LEAST_BATCHES = 3  # that are timed, however long they take

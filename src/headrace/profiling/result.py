@@ -1,17 +1,36 @@
-"""The result of a profile: stages, advice, and a one-sentence summary."""
+"""The result of a profile: stages, advice, and a one-sentence summary; as a table, a picture by
+matplotlib (extra `plot`), or an HTML page that needs nothing from elsewhere.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
 from headrace.display import Lines
-from headrace.profiling.page import page_of, save_plot
+from headrace.errors import ConfigError
 
 WORTH = 1.08
 """A gain below this is within the variation between two runs of the same loader."""
+
+_STYLE = """
+:root { --ink: #1d2430; --dim: #5d6775; --back: #fff; --line: #dfe3e9; --bar: #3f6fb5;
+  --limit: #c4442e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #9aa5b4; --back: #14181f;
+  --line: #2c343f; --bar: #6b9be0; --limit: #ef7a66; } }
+body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem; color: var(--ink);
+  background: var(--back); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.35rem; } h2 { font-size: 1rem; margin-top: 2rem; } p { color: var(--dim); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .35rem .75rem .35rem 0; vertical-align: top;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
+.track { width: 50%; } .track i { display: block; height: 1.1rem; background: var(--bar); }
+.limit { color: var(--limit); } .limit .track i { background: var(--limit); }
+"""
 
 
 @dataclass(slots=True)
@@ -58,6 +77,14 @@ class Advice:
     spread: tuple[float, float] | None = None
     not_measured: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def result(self) -> str:
+        """The measured factor with its spread, or why there is none."""
+        if self.measured is None or self.spread is None:
+            return self.not_measured
+        least, most = self.spread
+        return f"x{self.measured:.2f} (x{least:.2f} to x{most:.2f})"
 
 
 @dataclass(slots=True)
@@ -125,7 +152,7 @@ class Profile:
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Writes one self-contained HTML page."""
         with open(path, "w", encoding="utf-8") as file:
-            file.write(page_of(self.as_dict()))
+            file.write("".join(self._page()))
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture of the stages (PNG, SVG or PDF, by extension). Needs the extra `plot`.
@@ -133,7 +160,26 @@ class Profile:
         Raises:
             ConfigError: matplotlib is not installed, or it does not know the extension.
         """
-        save_plot(self.as_dict(), path)
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ConfigError(
+                "save_plot needs matplotlib: pip install 'headrace[plot]', or use save_html"
+            ) from error
+        stages = list(reversed(self.stages))
+        figure = Figure(figsize=(9, 2 + 0.4 * len(stages)), layout="constrained")
+        bars = figure.subplots()
+        colors = ["#c4442e" if stage.is_limit else "#3f6fb5" for stage in stages]
+        rates = [stage.samples_per_second for stage in stages]
+        bars.barh([stage.name for stage in stages], rates, color=colors)
+        if stages:
+            bars.set_xscale("log")
+        bars.set_xlabel("samples/s of one worker (red: the limit)")
+        figure.suptitle(self.verdict, fontsize=10, wrap=True)
+        try:
+            figure.savefig(path)
+        except ValueError as error:
+            raise ConfigError(f"save_plot: {os.fspath(path)}: {error}") from error
 
     def __str__(self) -> str:
         return Lines("\n".join(self.lines()))
@@ -142,16 +188,8 @@ class Profile:
         """The lines of the table."""
         yield self.verdict
         yield ""
-        yield (
-            f"the loop            {self.samples_per_second:>12,.1f} samples/s, "
-            f"{self.wait_fraction:.0%} of it waiting for data"
-        )
-        if self.free_per_second is not None:
-            yield f"the loader alone    {self.loading_per_second:>12,.1f} samples/s"
-            yield (
-                f"data from memory    {self.free_per_second:>12,.1f} samples/s: "
-                f"x{self.most_gain:.2f} is the most that data can gain"
-            )
+        for name, value in self._facts().items():
+            yield f"{name:<24}{value}"
         yield ""
         yield f"{'stage':<13}{'samples/s':>12}  {'of work':>8}"
         for stage in self.stages:
@@ -162,16 +200,73 @@ class Profile:
             yield f"{stage.name:<13}{stage.samples_per_second:>12,.1f}  {share:>8}{mark}"
         if self.advice:
             yield ""
-            yield f"{'advice':<20}{'predicted':>10}{'measured':>10}   spread"
+            yield f"{'advice':<20}{'predicted':>10}   measured"
         for advice in self.advice:
-            measured = ""
-            if advice.measured is not None:
-                measured = f"x{advice.measured:.2f}"
-            spread = advice.not_measured
-            if advice.spread is not None:
-                spread = f"x{advice.spread[0]:.2f} to x{advice.spread[1]:.2f}"
             predicted = f"x{advice.predicted:.2f}"
-            yield f"{advice.name:<20}{predicted:>10}{measured:>10}   {spread}"
+            yield f"{advice.name:<20}{predicted:>10}   {advice.result}".rstrip()
             yield f"  {advice.why}"
             if advice.code:
                 yield f"  {advice.code}"
+
+    def _facts(self) -> dict[str, str]:
+        facts = {
+            "the loop": f"{self.samples_per_second:,.1f} samples/s, "
+            f"{self.wait_fraction:.0%} of it waiting for data",
+            "the loader alone": f"{self.loading_per_second:,.1f} samples/s, "
+            f"{self.workers} workers on {self.cores} cores",
+        }
+        if self.free_per_second is not None:
+            facts["data from memory"] = (
+                f"{self.free_per_second:,.1f} samples/s: x{self.most_gain:.2f} is the most that "
+                "data can gain"
+            )
+        return facts
+
+    def _page(self) -> Iterator[str]:
+        """The HTML page, in pieces."""
+        yield (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+            "'unsafe-inline'\">\n"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<link rel="icon" href="data:,">\n<title>headrace profile</title>\n'
+            f"<style>{_STYLE}</style>\n</head>\n<body>\n"
+            f"<h1>{escape(self.verdict)}</h1>\n<p>{escape(self.loader)}</p>\n<table>\n"
+        )
+        for name, value in self._facts().items():
+            yield f"<tr><th>{name}</th><td>{value}</td></tr>\n"
+        yield (
+            "</table>\n<h2>Stages</h2>\n<p>Samples a second on a logarithmic scale: of one worker; "
+            'of "workers", all of them. Red: the limit.</p>\n<table>\n'
+        )
+        rates = [max(stage.samples_per_second, 1e-9) for stage in self.stages]
+        for stage, rate in zip(self.stages, rates, strict=True):
+            width = 100 * math.log(3 * rate / min(rates)) / math.log(3 * max(rates) / min(rates))
+            share = ""
+            if stage.share is not None:
+                share = f"{stage.share:.0%} of the workers' time"
+            kind = "limit" if stage.is_limit else "stage"
+            yield (
+                f'<tr class="{kind}"><th>{escape(stage.name)}</th><td class="track">'
+                f'<i style="width:{width:.1f}%"></i></td><td>{rate:,.0f}/s</td><td>{share}</td>'
+                "</tr>\n"
+            )
+        yield (
+            '</table>\n<h2>Advice</h2>\n<div class="scroll"><table>\n<tr><th>change</th>'
+            "<th>predicted</th><th>measured</th><th>why</th></tr>\n"
+        )
+        for advice in self.advice:
+            yield (
+                f"<tr><td>{escape(advice.name)}</td><td>x{advice.predicted:.2f}</td>"
+                f"<td>{escape(advice.result)}</td><td>{escape(advice.why)}<br>"
+                f"<code>{escape(advice.code)}</code></td></tr>\n"
+            )
+        yield "</table></div>\n"
+        if not self.advice:
+            yield "<p>No change that headrace knows of would make this loop faster.</p>\n"
+        given = {name: value for name, value in self.config.items() if value is not None}
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        yield (
+            f"<h2>Options of the loader</h2>\n<p><code>{escape(options)}</code></p>\n</body>\n"
+            "</html>\n"
+        )
