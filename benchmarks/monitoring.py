@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from headrace import BaseDataset, Source, create_dataloader
-from headrace.monitor.hooks import Hooks
-from headrace.monitor.stats import LoadingStats
+from headrace.monitor.stats import Hooks, LoadingStats
 
 BATCH = 32
 

@@ -45,7 +45,7 @@ INSIDE = {
         limits per_process anonymous budget locks lru tree ring store whole
         machine
     """,
-    "monitor": "stats hooks memory",
+    "monitor": "stats memory",
     "collate": "stack vision sequences registry",
     "loader": """
         config state plan budget worker device build ranks epoch

@@ -60,19 +60,6 @@ def test_a_class_of_collate_functions_is_made_with_the_options(registry: Collato
         registry.get("times", faktor=3)
 
 
-def test_a_factory_with_a_required_argument_is_named_one(registry: Collators) -> None:
-    registry.register("texts", factory=True)(make_collate)
-    assert registry.get("texts", task_spec=len)(["a", "bc"]) == [1, 2]
-    with pytest.raises(ConfigError, match=r"'texts': .*make_collate.*'task_spec'"):
-        registry.get("texts")
-    registry.register("optional", factory=False)(lambda samples=(): list(samples))
-    assert registry.get("optional")([1, 2]) == [1, 2]
-
-
-def make_collate(task_spec: Any) -> Any:
-    return lambda samples: list(map(task_spec, samples))
-
-
 class Proposes(SquareDataset):
     collate = "squares"
 
@@ -99,14 +86,7 @@ def test_the_last_registration_counts(registry: Collators) -> None:
     assert registry.get("sound") is min  # a name counts before a modality
 
 
-def test_options_are_bound_or_given_to_a_factory(registry: Collators) -> None:
-    @registry.register("scaled", modality="numbers")
-    def make(task_spec: Any = None, **options: Any) -> Any:
-        return lambda samples: (task_spec, options, sum(samples))
-
-    assert [entry.is_factory for entry in registry.list()] == [True]
-    assert registry.get("scaled")([1, 2]) == (None, {}, 3)
-    assert registry.get("numbers", task_spec="t", scale=3)([1, 2]) == ("t", {"scale": 3}, 3)
+def test_options_are_bound(registry: Collators) -> None:
     registry.register("sum")(sum)
     bound = registry.get("sum", start=5)
     assert isinstance(bound, functools.partial) and bound([1, 2]) == 8
@@ -122,12 +102,10 @@ def test_bad_names_and_functions(registry: Collators) -> None:
         registry.register("sum")(3)  # type: ignore[arg-type]
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)
-    registry.register("sum")(lambda samples=(): sum(samples))
     for name, named in (
         ("pile", r"'pile'.*a, b"),
         ("x", "sound"),
         ("language_modeling", "'language_modeling'"),
-        ("sum", "factory=False"),
     ):
         with pytest.raises(ConfigError, match=named):
             registry.get(name)

@@ -19,8 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from headrace import ConfigError
 from headrace.monitor import BatchTimes, LoadingMonitor, SlowStage
-from headrace.monitor.hooks import Hooks
-from headrace.monitor.stats import STAGES
+from headrace.monitor.stats import STAGES, Hooks
 from tests.testing.test_contract import SquareDataset
 
 PAGE = Path(__file__).parents[2] / "docs" / "profiling.md"

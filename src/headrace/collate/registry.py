@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,17 +21,15 @@ class Collator(NamedTuple):
 
     Attributes:
         name: the name to pass to `get`.
-        function: the collate function, or a factory or class that makes one.
+        function: the collate function, or a class whose instances are collate functions.
         modality: kind of samples that it is for, or None.
         description: one line of text.
-        is_factory: True if `function` is called with the options and returns the collate function.
     """
 
     name: str
     function: Collate
     modality: str | None
     description: str
-    is_factory: bool
 
 
 class Collators:
@@ -42,27 +39,17 @@ class Collators:
         self._entries: dict[str, Collator] = {}
 
     def register(
-        self,
-        name: str,
-        modality: str | None = None,
-        description: str = "",
-        *,
-        factory: bool | None = None,
+        self, name: str, modality: str | None = None, description: str = ""
     ) -> Callable[[Collate], Collate]:
-        """Returns a decorator that registers a collate function, or something that makes one.
+        """Returns a decorator that registers a collate function, or a class of such.
 
-        A collate function is a callable ``(samples, **options) -> batch``. A factory ``(**options)
-        -> collate function``, or a class with callable instances, makes one.
+        A collate function is a callable ``(samples, **options) -> batch``. A class with callable
+        instances is called with the options, and makes one.
 
         Args:
             name: the name for `get` and ``collate_fn=``.
             modality: a second name, which refers to the last registration of the modality.
             description: one line of text, for `list`.
-            factory: True: the function is called with the options and returns the collate function.
-                False: it is the collate function itself. None: a class with callable instances is a
-                factory, and so is a function that can be called without arguments, such as
-                ``make(task=None, **options)``. A factory with a required argument,
-                ``make(tokenizer)``, needs ``factory=True``.
 
         Raises:
             ConfigError: the name is not a str, or the registered object is not callable.
@@ -76,11 +63,8 @@ class Collators:
         def add(function: Collate) -> Collate:
             if not callable(function):
                 raise ConfigError(f"the collator {name!r} must be a callable, not {function!r}")
-            is_factory = factory
-            if factory is None:
-                is_factory = _looks_like_factory(function)
             self._entries.pop(name, None)
-            self._entries[name] = Collator(name, function, modality, description, bool(is_factory))
+            self._entries[name] = Collator(name, function, modality, description)
             return function
 
         return add
@@ -89,13 +73,11 @@ class Collators:
         """Returns the collate function with that name, or the last one registered for that
         modality.
 
-        A factory or a class is called with `options`. For a collate function they are bound as
-        keywords.
+        A class is called with `options`. For a collate function they are bound as keywords.
 
         Raises:
             ConfigError: no name is given; there is no such function, and the message lists the
-                names; or a factory or class does not take these options, or does not return a
-                callable.
+                names; or a class does not take these options.
         """
         if not name_or_modality:
             given = next(iter(options.values()), "pad")
@@ -114,40 +96,18 @@ class Collators:
                 remedy = f"use {instead!r}"
             raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
         function = entry.function
-        if not entry.is_factory:
-            if not options:
-                return function
-            return functools.partial(function, **options)
+        # a class whose instances can't be called, as `list`, is a function of the samples
+        if not isinstance(function, type) or not is_of_callables(function):
+            return functools.partial(function, **options) if options else function
         try:
             made: Collate = function(**options)
         except TypeError as error:
             raise ConfigError(f"collator {entry.name!r}: {error}; it is {function!r}") from error
-        if not callable(made):
-            raise ConfigError(
-                f"collator {entry.name!r} is registered as a factory, and {function!r} returned a "
-                f"{type(made).__name__} where a collate function should be: if it takes samples "
-                "and returns their batch, register it with factory=False"
-            )
         return made
 
     def list(self) -> list[Collator]:
         """Returns all entries, in order of registration."""
         return [*self._entries.values()]
-
-
-def _looks_like_factory(function: Collate) -> bool:
-    """True for a class whose instances can be called, which `list` is not, and for a function
-    that can be called without an argument.
-    """
-    if isinstance(function, type):
-        return is_of_callables(function)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of some builtins
-        return False
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # a wrapper: (*args, **kwargs)
-        return False
-    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 collators = Collators()

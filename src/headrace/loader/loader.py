@@ -50,8 +50,7 @@ from headrace.loader.worker.processes import WorkerPool, is_of_workers
 from headrace.loader.worker.start import check_picklable
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
-from headrace.monitor.hooks import Hooks, OnBatch, OnSlow
-from headrace.monitor.stats import LoadingStats, Stats
+from headrace.monitor.stats import Hooks, LoadingStats, OnBatch, OnSlow, Stats
 from headrace.order import RankBatches, detect_world
 
 if TYPE_CHECKING:
@@ -527,6 +526,8 @@ class Loader(DataLoader[B]):
             num_batches=self._plan.steps or 0,
             batch_size=config.batch_size or 0,
             num_workers=config.num_workers or 0,
+            pin_memory=bool(config.pin_memory),
+            persistent_workers=bool(config.persistent_workers),
             queued_batches=0,
             queued_bytes=0,
             **self._stats.as_dict(),

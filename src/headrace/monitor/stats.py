@@ -1,7 +1,8 @@
 """Statistics of a loader.
 
 `LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from
-the workers. `Stats` is the dict that users get, and shows itself as a table.
+the workers. `Stats` is the dict that users get, and shows itself as a table. `Hooks` calls the
+user's functions with the times of each batch, and with slow stages.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.hooks import RemovableHandle
 
-from headrace.arguments import check_integer, check_seconds, checks_keywords
+from headrace.arguments import check_callable, check_integer, check_seconds, checks_keywords
+from headrace.errors import ConfigError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 
@@ -50,6 +54,9 @@ another library for its samples.
 """
 TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 """Names of the seconds that a worker counts."""
+
+
+_SECONDS = {stage: f"{stage}_seconds" for stage in STAGES}
 
 
 class Stats(dict[str, Any]):
@@ -319,3 +326,110 @@ class LoadingMonitor:
                 if self._knows_waits or "wait" not in name:
                     stats[name] = value
         return stats
+
+
+class BatchTimes(NamedTuple):
+    """Times of one batch, in seconds. Times of stages are those of the worker."""
+
+    epoch: int
+    step: int
+    """Number of the batch in the epoch."""
+    samples: int
+    wait_seconds: float
+    """Time that the loop was blocked in ``next``."""
+    step_seconds: float
+    """Time from the previous batch to the request for this one: the loop's own work."""
+    read_seconds: float
+    decode_seconds: float
+    transform_seconds: float
+    sample_seconds: float
+    """For a dataset of another library: all its work for the samples."""
+    collate_seconds: float
+    work_seconds: float
+    """Time from the worker's first step to its last."""
+    worker_pid: int
+    """Process that made the batch."""
+    began: float
+    """Start of the worker's work, by `time.perf_counter`, which is the same clock in all
+    processes of a machine.
+    """
+    received: float
+    """Time at which the loop received the batch, by the same clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStage:
+    """A stage of a batch that took longer than a threshold."""
+
+    stage: str
+    """One of `STAGES`."""
+    seconds: float
+    """Seconds of the whole batch."""
+    epoch: int
+    step: int
+    """Number of the batch in the epoch."""
+    worker_pid: int
+
+
+OnBatch = Callable[[BatchTimes], Any]
+OnSlow = Callable[[SlowStage], Any]
+
+
+class Hooks:
+    """The functions that a user has registered with one loader."""
+
+    def __init__(self) -> None:
+        self._on_batch: OrderedDict[int, OnBatch] = OrderedDict()
+        self._on_slow: OrderedDict[int, tuple[OnSlow, float]] = OrderedDict()
+
+    def on_batch(self, function: OnBatch) -> RemovableHandle:
+        """See `Loader.on_batch`."""
+        _check_function("on_batch", function)
+        handle = RemovableHandle(self._on_batch)
+        self._on_batch[handle.id] = function
+        return handle
+
+    def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
+        """See `Loader.on_slow`."""
+        _check_function("on_slow", function)
+        handle = RemovableHandle(self._on_slow)
+        self._on_slow[handle.id] = (function, check_seconds("on_slow: threshold", threshold))
+        return handle
+
+    def tell(self, report: dict[str, Any], wait: float, step: float, received: float) -> None:
+        """Calls the functions with a batch that the user is about to get.
+
+        Args:
+            report: the worker's.
+            wait, step: seconds blocked in ``next``, and of the loop before that.
+            received: when the batch came.
+        """
+        counts = report["counts"]
+        if self._on_batch:
+            stages = {name: counts.get(name, 0.0) for name in _SECONDS.values()}
+            times = BatchTimes(
+                epoch=report["epoch"],
+                step=report["step"],
+                samples=report["samples"],
+                wait_seconds=wait,
+                step_seconds=step,
+                work_seconds=counts["work_seconds"],
+                worker_pid=report["pid"],
+                began=report["began"],
+                received=received,
+                **stages,
+            )
+            for function in list(self._on_batch.values()):
+                function(times)
+        for tell_slow, threshold in list(self._on_slow.values()):
+            for stage, name in _SECONDS.items():
+                seconds = counts.get(name, 0.0)
+                if seconds > threshold:
+                    at = (report["epoch"], report["step"], report["pid"])
+                    tell_slow(SlowStage(stage, seconds, *at))
+
+
+def _check_function(door: str, function: object) -> None:
+    check_callable(f"{door}: function", function)
+    if function is None:
+        raise ConfigError(f"{door}: function must be a callable, not None")

@@ -20,8 +20,7 @@ from headrace.errors import ConfigError, HeadraceWarning
 from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus
 from headrace.memory.tree import map_tensors
-from headrace.monitor.hooks import BatchTimes
-from headrace.monitor.stats import TIMES
+from headrace.monitor.stats import TIMES, BatchTimes
 from headrace.order import detect_world
 from headrace.order.seeding import SampleSeeder
 
