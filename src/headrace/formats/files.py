@@ -197,21 +197,27 @@ class PairedSource(Source):
 
 
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small
-_OF_TARGETS = ("mask", "label", "annot", "target", "truth", "segm")
-"""What names of folders of masks or annotations hold."""
+_OF_TARGETS = re.compile(r"^(?!\.).*(mask|label|annot|target|truth|segm)", re.IGNORECASE)
+"""Names of folders of masks or annotations."""
 _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
 _SPLIT = re.compile(
     r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE
 )
 
 
-def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
+def folder_targets(
+    files: FileSet, only_classes: bool = False
+) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
     """Targets from the first-level folders, as torchvision's ImageFolder has them: ([n] int64,
     class names sorted).
 
     (None, []) where all files lie flat in the folder. Folders whose names look the same
     (`composed`) are one class, and classes have the order of their composed names, which is the
     same on all systems.
+
+    Args:
+        files: the samples.
+        only_classes: refuse folders that are hardly classes: see `_refuse_other_folders`.
 
     Raises:
         ConfigError: some files lie beside the class folders: nobody can say which class they have.
@@ -230,53 +236,47 @@ def folder_targets(files: FileSet) -> tuple[npt.NDArray[np.int64] | None, list[s
                 f"{redact(files.path(start))} lies beside the class folders: move such files into "
                 "a class folder, or pass targets= (targets=None: no targets)"
             )
-        name = folder
-        if not folder.isascii():
-            name = os.fsencode(composed(os.fsdecode(folder)))
+        name = os.fsencode(composed(os.fsdecode(folder)))
         first.setdefault(name, folder)
         targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
-    empty = []
+    shown = list(map(os.fsdecode, map(first.__getitem__, classes)))
+    if only_classes:
+        _refuse_other_folders(files, shown)
     for one in files.folders:
         name = os.fsencode(composed(one))
         if name not in number and not is_hidden_part(name):
-            empty.append(one)
-    if empty:
-        raise DataNotFoundError(
-            f"{len(empty):,} class folders hold no file that is read, such as "
-            f"{redact(empty[0])!r}: remove the empty folders, which would be classes on one "
-            "machine and not on another, or pass targets= (targets=None: no targets)"
-        )
+            raise DataNotFoundError(
+                f"the class folder {redact(one)!r} holds no file that is read: remove empty "
+                "folders, which would be classes on one machine and not on another, or pass "
+                "targets= (targets=None: no targets)"
+            )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
-    return targets, [os.fsdecode(first[c]) for c in classes]
+    return targets, shown
 
 
-def refuse_other_folders(files: FileSet) -> None:
+def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
     """Refuses first-level folders that are hardly classes: the splits of a data set, and images
     beside their targets.
+
+    Args:
+        files: the samples.
+        filled: the folders that hold some.
 
     Raises:
         ConfigError: there are such; the message says what to pass.
     """
-    folders = {folder for folder, _, _ in _runs(files.names)}
-    if None in folders:
-        return
-    filled = [name for name in files.folders if os.fsencode(name) in folders]
     root = files.roots[0]
     outright = "; if these folders are classes, pass targets='folders' (targets=None: no targets)"
-    if filled and all(map(_SPLIT.fullmatch, filled)):
+    if all(map(_SPLIT.fullmatch, filled)):
         paths = " or ".join(repr(redact(os.path.join(root, name))) for name in filled)
         raise ConfigError(
             f"{redact(root)} holds {', '.join(filled)}: parts of a data set, and no classes. Pass "
             f"the path of one, {paths}{outright}"
         )
     images = [name for name in filled if name.lower() in _OF_IMAGES]
-    others = [
-        name
-        for name in files.folders
-        if name[0] != "." and any(word in name.lower() for word in _OF_TARGETS)
-    ]
+    others = list(filter(_OF_TARGETS.search, files.folders))
     if len(images) != 1 or not set(filled).issubset([*images, *others]):
         return
     beside = [os.path.join(root, name) for name in others]

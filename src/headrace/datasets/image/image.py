@@ -52,7 +52,6 @@ from headrace.formats.files import (
     FilesSource,
     PairedSource,
     folder_targets,
-    refuse_other_folders,
     warn_of_splits,
 )
 from headrace.formats.hdf5.kind import HDF5
@@ -135,9 +134,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     """
     if wanted.are_folders:
         wanted.refuse_options("class folders")
-        if not wanted.is_outright:
-            refuse_other_folders(files)
-        numbers, classes = folder_targets(files)
+        numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
         if numbers is None:
             warn(
                 f"ImageDataset: the {len(files):,} images lie flat in the folder, so every target "

@@ -97,6 +97,10 @@ class Format:
         """Those of its files and stores."""
         return (*self.endings, *self.stores)
 
+    def knows(self, path: str) -> bool:
+        """True if a local file or folder is of this kind by its content."""
+        return self.recognizes is not None and self.recognizes(path)
+
     def fits(self, path: str) -> bool:
         """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
         return named_part(path).rstrip("/").lower().endswith(self.all_endings)

@@ -11,8 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from headrace.formats.resolve.file_set import (
     are_bookkeeping,
     is_hidden_part,
 )
-from headrace.io.packed_strings import NamesBuilder, PackedNames
+from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import check_regular, redact
 
 _THREADS = 8
@@ -39,7 +38,7 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
         ConfigError, AccessError: it is no file with a size; a folder may not be listed.
     """
     path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
-    if os.path.isdir(path) and not any(_is_store(path, kind) for kind in kinds):
+    if os.path.isdir(path) and not _is_store(path, kinds):
         return _searched(path.rstrip("/") or "/", kinds)
     if os.path.exists(path):
         check_regular(path)
@@ -54,24 +53,29 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
     raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
 
 
-def _is_store(folder: str, kind: Format) -> bool:
-    if not kind.stores:
-        return False
-    return folder.rstrip("/").lower().endswith(kind.stores) or recognized(folder, [kind]) is kind
+def _is_store(folder: str, kinds: Sequence[Format]) -> bool:
+    for kind in kinds:
+        if kind.stores and (folder.rstrip("/").lower().endswith(kind.stores) or kind.knows(folder)):
+            return True
+    return False
 
 
 def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
     """The first of some kinds that a local file or folder is of by its content."""
     for kind in kinds:
-        if kind.recognizes is not None and kind.recognizes(path):
+        if kind.knows(path):
             return kind
     return None
 
 
 def _searched(folder: str, kinds: Sequence[Format]) -> Found:
     """All files below a folder, and the stores that lie in it."""
-    endings = tuple(os.fsencode(ending) for kind in kinds for ending in kind.endings)
-    stores = tuple(os.fsencode(ending) for kind in kinds for ending in kind.stores)
+    endings = list[bytes]()
+    ends_of_stores = list[bytes]()
+    for kind in kinds:
+        endings += map(os.fsencode, kind.endings)
+        ends_of_stores += map(os.fsencode, kind.stores)
+    stores = tuple(ends_of_stores)
     found = Found(folder, PackedNames(), searched=True)
     inside = list[bytes]()
     if stores:
@@ -79,7 +83,7 @@ def _searched(folder: str, kinds: Sequence[Format]) -> Found:
             if name.lower().endswith(stores) and not is_hidden_part(name):
                 inside.append(name)
     if endings:
-        listing = list_folder(os.fsencode(folder), endings, stores)
+        listing = list_folder(os.fsencode(folder), tuple(endings), stores)
         found.names = listing.names
         found.folders = listing.folders
         found.are_sorted = not inside
@@ -191,8 +195,7 @@ def before_magic(path: str, separator: str) -> str:
 # -- listing
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """What was found below a folder.
 
     Attributes:
@@ -206,60 +209,13 @@ class Listing:
     dead_links: list[bytes]
 
 
-@dataclass(slots=True)
-class _Folder:
-    """One folder.
-
-    Attributes:
-        name: relative to the first folder, with a slash at its end; of the first itself b"".
-        above: (device, inode) of the folders that it lies in, to which no link may lead back.
-        files, folders: the names in it.
-        dead_links: relative to the first folder.
+class _Folder(NamedTuple):
+    """A folder that is listed: its name with b"\0" behind each part, and (device, inode) of the
+    folders that it lies in, to which no link may lead back.
     """
 
     name: bytes
     above: frozenset[tuple[int, int]]
-    files: list[bytes] = field(default_factory=list)
-    folders: list[bytes] = field(default_factory=list)
-    dead_links: list[bytes] = field(default_factory=list)
-
-    def list(self, root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...]) -> None:
-        path = os.path.join(root, self.name).rstrip(b"/") or b"/"
-        try:
-            status = os.stat(path)
-            identity = (status.st_dev, status.st_ino)
-            if identity in self.above:
-                return
-            self.above |= {identity}
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if not is_hidden_part(entry.name):
-                        self._add(entry, endings, stores)
-        except PermissionError as error:
-            raise AccessError(
-                f"{redact(error.filename or path)}: this user may not list the folder "
-                f"({error.strerror})"
-            ) from error
-        except FileNotFoundError as error:
-            raise DataNotFoundError(
-                f"{redact(path)} went away while its files were listed: start again"
-            ) from error
-
-    def _add(
-        self, entry: os.DirEntry[bytes], endings: tuple[bytes, ...], stores: tuple[bytes, ...]
-    ) -> None:
-        try:
-            name = entry.name.lower()
-            if name.endswith(endings) and (entry.is_file() or name.endswith(stores)):
-                self.files.append(entry.name)
-            elif entry.is_dir() and not name.endswith(stores):
-                self.folders.append(entry.name)
-            elif entry.is_symlink() and not os.path.exists(entry.path):
-                self.dead_links.append(self.name + entry.name)
-        except OSError as error:
-            if error.errno != errno.ELOOP:  # a link to itself
-                raise
-            self.dead_links.append(self.name + entry.name)
 
 
 def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...] = ()) -> Listing:
@@ -267,53 +223,73 @@ def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ..
     followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`) are
     left out; folders that end in one of `stores` are not entered, and count as files.
 
+    Names sort as the lists of their parts do, byte by byte: with b"\0" for b"/" that is the order
+    of plain byte strings, since b"\0" is less than any byte of a part.
+
     Raises:
         AccessError: a folder may not be listed.
         DataNotFoundError: one went away meanwhile.
     """
-    first = _Folder(b"", frozenset())
-    level = [first]
-    listed: dict[bytes, _Folder] = {}
+    level = [_Folder(b"", frozenset())]
+    names = list[bytes]()
+    folders = set[bytes]()
     dead_links = list[bytes]()
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
-            below = list[_Folder]()
-            listing = pool.map(lambda folder: folder.list(root, endings, stores), level)
-            for folder, _ in zip(level, listing, strict=True):
-                listed[folder.name] = folder
-                dead_links += folder.dead_links
-                for name in folder.folders:
-                    below.append(_Folder(folder.name + name + b"/", folder.above))
-            level = below
-    return Listing(_names_in_order(listed), set(first.folders), dead_links)
+            listings = [pool.submit(_listed, root, folder, endings, stores) for folder in level]
+            level = []
+            for listing in listings:
+                files, below, dead = listing.result()
+                names += files
+                level += below
+                dead_links += dead
+            if not folders:
+                folders = {folder.name[:-1] for folder in level}
+    names.sort()
+    packed = PackedNames(names)
+    data, offsets = packed.arrays
+    data = np.where(data, data, np.uint8(ord("/")))
+    return Listing(PackedNames.from_arrays(data, offsets), folders, dead_links)
 
 
-def _names_in_order(listed: dict[bytes, _Folder]) -> PackedNames:
-    """The names of all files, in the order of their parts; `listed` is empty afterwards.
-
-    Names sort as the lists of their parts do, byte by byte. With b"\\0" for b"/" that is the order
-    of plain byte strings, since b"\\0" is less than any byte of a part. A file has the key `name`
-    in its folder and a folder `name + b"\\0"`, with which everything below it begins. So it is
-    enough to sort each folder by these keys, and to walk depth first.
-    """
-    builder = NamesBuilder()
-    coming = [(b"", [b"\0"], 0)]
-    while coming:
-        prefix, keys, start = coming.pop()
-        stop = start
-        while stop < len(keys) and not keys[stop].endswith(b"\0"):
-            stop += 1
-        names = keys[start:stop]
-        lengths = np.fromiter(map(len, names), np.int64, len(names))
-        builder.add_joined(prefix.join([b"", *names]), lengths + len(prefix))
-        if stop == len(keys):
-            continue
-        coming.append((prefix, keys, stop + 1))
-        name = prefix + keys[stop][:-1] + b"/"
-        if keys[stop] == b"\0":
-            name = b""
-        folder = listed.pop(name)
-        inside = folder.files + [below + b"\0" for below in folder.folders]
-        inside.sort()
-        coming.append((name, inside, 0))
-    return builder.build()
+def _listed(
+    root: bytes, folder: _Folder, endings: tuple[bytes, ...], stores: tuple[bytes, ...]
+) -> tuple[list[bytes], list[_Folder], list[bytes]]:
+    """The files, folders and dead links in one folder."""
+    files = list[bytes]()
+    below = list[_Folder]()
+    dead_links = list[bytes]()
+    path = os.path.join(root, folder.name.replace(b"\0", b"/")).rstrip(b"/") or b"/"
+    try:
+        status = os.stat(path)
+        identity = (status.st_dev, status.st_ino)
+        if identity in folder.above:
+            return files, below, dead_links
+        above = folder.above | {identity}
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = entry.name.lower()
+                if is_hidden_part(entry.name):
+                    continue
+                try:
+                    if name.endswith(endings) and (entry.is_file() or name.endswith(stores)):
+                        files.append(folder.name + entry.name)
+                    elif entry.is_dir():
+                        if not name.endswith(stores):
+                            below.append(_Folder(folder.name + entry.name + b"\0", above))
+                    elif entry.is_symlink() and not os.path.exists(entry.path):
+                        dead_links.append(entry.path)
+                except OSError as error:
+                    if error.errno != errno.ELOOP:  # a link to itself
+                        raise
+                    dead_links.append(entry.path)
+    except PermissionError as error:
+        raise AccessError(
+            f"{redact(error.filename or path)}: this user may not list the folder "
+            f"({error.strerror})"
+        ) from error
+    except FileNotFoundError as error:
+        raise DataNotFoundError(
+            f"{redact(path)} went away while its files were listed: start again"
+        ) from error
+    return files, below, dead_links
