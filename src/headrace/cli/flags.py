@@ -267,11 +267,13 @@ def open_data(
     """
     from headrace.datasets.open import open_dataset
     from headrace.datasets.text.text import TextDataset
-    from headrace.formats.resolve.resolver import kind_of
+    from headrace.formats.resolve.resolver import look_for
     from headrace.formats.table.files import TABLES
 
-    if (are_texts or text_options(options)) and kind_of(path, (TABLES,)) is None:
-        return TextDataset(path, **options)
+    if are_texts or text_options(options):
+        kind, _ = look_for(path, (TABLES,), lists=False)
+        if kind is None:
+            return TextDataset(path, **options)
     return (opens or open_dataset)(path, **options)
 
 

@@ -137,10 +137,10 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    found = look_for(path, (HDF5, ZARR), remote)
+    kind, found = look_for(path, (HDF5, ZARR), remote)
     sources: list[Any] = []
-    if found is not None and found[0] is ZARR:
-        files = resolve(found[1] or path, ZARR, remote)
+    if kind is ZARR:
+        files = resolve(found or path, ZARR, remote)
         store = OpenZarr(files.server, direct=direct)
         try:
             sources += [ZarrSource(one, name, opened=store) for one in files.urls()]
@@ -149,11 +149,11 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
             store.close()
         return
     shown = redact(entries_of(path)[0])
-    if found is None:
+    if kind is None:
         raise FormatError(
             f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
         )
-    paths, opened = open_files(found[1] or path, remote, direct)
+    paths, opened = open_files(found or path, remote, direct)
     wanted = name
 
     def one(path: str) -> HDF5Source:

@@ -132,11 +132,11 @@ def look_up(data_path: DataPath, options: RemoteOptions) -> tuple[Format, FileSe
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    found = look_for(data_path, FORMATS, options)
-    if found is None and installed_formats():
-        found = look_for(data_path, installed_formats(), options)
-    if found is not None:
-        return found
+    kind, files = look_for(data_path, FORMATS, options)
+    if kind is None and installed_formats():
+        kind, files = look_for(data_path, installed_formats(), options)
+    if kind is not None:
+        return kind, files
     resolve(data_path, IMAGES, options, asks=True)  # says what is there, of folders
     names = ", ".join(format_.name for format_ in (*FORMATS, *installed_formats()))
     raise FormatError(

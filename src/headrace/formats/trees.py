@@ -24,10 +24,8 @@ def tree_kind(data_path: DataPath, reach: RemoteOptions) -> Format:
     Raises:
         ConfigError: both lie there.
     """
-    found = look_for(data_path, (HDF5, ZARR), reach)
-    if found is None:
-        return HDF5
-    return found[0]
+    kind, _ = look_for(data_path, (HDF5, ZARR), reach)
+    return kind or HDF5
 
 
 def look_into(

@@ -56,7 +56,7 @@ from headrace.formats.files import (
 )
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format, end_in
-from headrace.formats.resolve.resolver import DataPath, kind_of
+from headrace.formats.resolve.resolver import DataPath, look_for
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -84,7 +84,7 @@ def open_images(
         if IMAGES.fits(os.fsdecode(data_path.names[0])):
             kind = IMAGES
     elif column is None:
-        kind = kind_of(data_path, (IMAGES, TARS, HDF5), reach)
+        kind, _ = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
     if kind is TARS:
         from headrace.datasets.image.columns import open_column  # which imports tables and tars
 

@@ -31,7 +31,7 @@ from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.tree import open_files
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
-from headrace.formats.resolve.resolver import DataPath, entries_of, kind_of
+from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
@@ -282,8 +282,10 @@ def packed_tokens(
             files were packed in different ways.
         DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
-    if not isinstance(data_path, FileSet) and kind_of(data_path, (TEXTS, HDF5), reach) is not HDF5:
-        return None
+    if not isinstance(data_path, FileSet):
+        kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
+        if kind is not HDF5:
+            return None
     paths, opened = open_files(data_path, reach)
     try:
         hdf5 = opened.hdf5

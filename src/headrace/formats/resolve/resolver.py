@@ -117,72 +117,54 @@ def resolve(
 
 
 def look_for(
-    data_path: DataPath, kinds: Sequence[Format], options: RemoteOptions
-) -> tuple[Format, FileSet | None] | None:
-    """The first of some kinds of which there is something, and its files; None for the files of a
-    server, of which only the first folders are listed; None in all where nothing is known.
+    data_path: DataPath,
+    kinds: Sequence[Format],
+    options: RemoteOptions | None = None,
+    *,
+    lists: bool = True,
+) -> tuple[Format | None, FileSet | None]:
+    """The first of some kinds of which there is something, and its files where these were listed;
+    (None, None): there is nothing of them.
+
+    Args:
+        data_path: see `resolve`.
+        kinds: in the order in which they count.
+        options: how URLs are read.
+        lists: list folders; of a server only the first ones, and the files are None. False: names
+            of files, globs and URLs decide, and of local files whose names say nothing the content.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
     """
+    options = options or RemoteOptions()
     entries = parts_among(entries_of(data_path), options)
     urls = urls_among(entries)
-    if not urls:
+    if lists and not urls:
         found = _gathered(entries, lambda entry: find_local(entry, kinds), kinds, chooses=True)
         if found is None:
-            return None
+            return None, None
         return found[0], replace(found[1], given=data_path)
-    names = list[bytes]()
-    for url in urls:
-        if has_magic(url) or any(kind.fits(url) for kind in kinds):
-            names.append(os.fsencode(posixpath.basename(named_part(url).rstrip("/"))))
+    paths = list[str]()
+    for entry in entries:
+        path = os.path.expanduser(os.fsdecode(entry))
+        if not lists or has_magic(path) or any(kind.fits(path) for kind in kinds):
+            paths.append(named_part(path))
             continue
-        server = RemoteFiles(url, options)
+        server = RemoteFiles(path, options)
         try:
-            for name in names_below(url, server):
-                names.append(os.fsencode(name))
+            for name in names_below(path, server):
+                paths.append(name)
                 if kinds[0].fits(name) and not kinds[0].holds_arrays:
                     break
         finally:
             server.close()
-    packed = PackedNames(names)
-    chosen = _chosen(packed, kinds, None, redact(urls[0]))
-    if chosen is None:
-        return None
-    return chosen[0], None
-
-
-def kind_of(
-    data_path: DataPath, kinds: Sequence[Format], options: RemoteOptions | None = None
-) -> Format | None:
-    """The first of some kinds that a path names: by the names of files, globs and URLs, of local
-    files whose names say nothing by their content; None: none of these. No folder is listed; of
-    URLs the manifests of packs are read.
-
-    Raises:
-        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
-    """
-    met = set[str]()
-    looks_inside = True
-    entries = entries_of(data_path)
-    pack = next(filter(_names_pack, entries), None)
-    if pack is not None:
-        entries = [*parts_among([pack], options), *entries]
-    for entry in entries:
-        path = os.path.expanduser(os.fsdecode(entry))
-        kind = next((kind for kind in kinds if kind.fits(path)), None)
-        if kind is None and looks_inside and not is_url(path):
-            if os.path.exists(path):
-                check_regular(path)
-            kind = recognized(path, kinds)
-            # of a million files without endings one is opened
-            looks_inside = kind is not None
-        if kind is not None:
-            met.add(kind.name)
-        if kind is kinds[0] or (pack is not None and kind is not None):
-            return kind
-    return next((kind for kind in kinds if kind.name in met), None)
+    names = PackedNames(os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths)
+    path_of = None
+    if not urls:
+        path_of = paths.__getitem__
+    kind, _ = _chosen(names, kinds, path_of, redact(entries[0])) or (None, None)
+    return kind, None
 
 
 def _gathered(
@@ -227,7 +209,7 @@ def _gathered(
     )
     kind = kinds[0]
     if chooses:
-        chosen = _chosen(files.names, kinds, files.path, redact(entries[0]))
+        chosen = _chosen(files.names, kinds, files.__getitem__, redact(entries[0]))
         if chosen is None:
             return None
         kind, fits = chosen
@@ -287,60 +269,55 @@ def _check_all(
 
 
 def _chosen(
-    names: PackedNames,
-    kinds: Sequence[Format],
-    path_of: Callable[[int], bytes] | None,
-    shown: str,
+    names: PackedNames, kinds: Sequence[Format], path_of: Callable[[int], str] | None, shown: str
 ) -> tuple[Format, npt.NDArray[np.bool_]] | None:
     """The first of some kinds that some files are of, and which these are; None: they are of none.
 
     Args:
-        path_of: the paths of local files: where names say nothing, their content does.
+        path_of: the paths of local files: where names say nothing, their content does, up to the
+            first one that is of no kind.
         shown: the path that was given, for messages.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
     fits = list[npt.NDArray[np.bool_]]()
+    unknown = np.ones(len(names), bool)
     for kind in kinds:
         fits.append(end_in(names, kind.all_endings))
-        if fits[-1].all() and not kind.bookkeeping and len(names):
+        unknown &= ~fits[-1]
+        if len(names) and fits[-1].all() and not kind.bookkeeping:
             return kind, fits[-1]
     if path_of is not None:
-        for number in np.flatnonzero(~np.logical_or.reduce(fits)).tolist():
-            found = recognized(os.fsdecode(path_of(number)), kinds)
-            if found is not None:
-                fits[kinds.index(found)][number] = True
-    met = [number for number in range(len(kinds)) if fits[number].any()]
-    for number in met:
-        bookkeeping = kinds[number].bookkeeping
-        others = np.flatnonzero(~fits[number])[: MOST + 1]
-        if bookkeeping and are_bookkeeping([names[i] for i in others], bookkeeping):
-            return kinds[number], fits[number]
+        for number in np.flatnonzero(unknown).tolist():
+            path = path_of(number)
+            if os.path.exists(path):
+                check_regular(path)
+            found = recognized(path, kinds)
+            if found is None:
+                break
+            fits[kinds.index(found)][number] = True
+    met = [(kind, which) for kind, which in zip(kinds, fits, strict=True) if which.any()]
+    for kind, which in met:
+        others = [names[number] for number in np.flatnonzero(~which)[: MOST + 1]]
+        if kind.bookkeeping and are_bookkeeping(others, kind.bookkeeping):
+            return kind, which
     if not met:
         return None
-    arrays = [number for number in met if kinds[number].holds_arrays]
-    if met[0] in arrays and len(arrays) > 1:
-        _refuse_several(names, {kinds[number].name: fits[number] for number in arrays}, shown)
-    return kinds[met[0]], fits[met[0]]
-
-
-def _refuse_several(
-    names: PackedNames, fits: Mapping[str, npt.NDArray[np.bool_]], shown: str
-) -> None:
-    """Raises a ConfigError where a dataset could be made of the files of each of several kinds."""
+    arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
+    if not met[0][0].holds_arrays or len(arrays) < 2:
+        return met[0]
     folder = shown
     if not (is_url(shown) or os.path.isdir(os.path.expanduser(shown))):
         folder = os.path.dirname(shown)
     counted = list[str]()
     patterns = list[str]()
-    for kind, which in fits.items():
-        count = int(which.sum())
+    for kind, which in arrays:
         first = os.fsdecode(names[int(which.argmax())])
-        what = kind
-        if count == 1:
-            what = kind.removesuffix("s")
-        counted.append(f"{count:,} {what} ({redact(first)})")
+        what = kind.name
+        if which.sum() == 1:
+            what = what.removesuffix("s")
+        counted.append(f"{which.sum():,} {what} ({redact(first)})")
         patterns.append(repr(os.path.join(folder, f"*{os.path.splitext(first)[1]}")))
     raise ConfigError(
         f"{shown} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob such as "
