@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import example, given, strategies as st
 
-from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce, with_between
+from headrace.io.ranges import WHOLE, ByteRanges, coalesce
 
 Span = tuple[str, int, int]
 
@@ -70,14 +70,3 @@ def test_joined(drawn: list[list[Span | None]]) -> None:
     joined = ByteRanges.joined(parts)
     assert list(joined.each()) == [one for part in parts for one in part.each()]
     assert len(set(joined.paths)) == len(joined.paths)
-
-
-def test_what_lies_between_saves_requests() -> None:
-    every = np.arange(1000) * GAP
-    ranges = ByteRanges.in_file("a", every, every + GAP)
-    is_wanted = np.zeros(1000, bool)
-    is_wanted[::5] = True  # 4 gaps in between
-    assert with_between(ranges, is_wanted, 100)[:996].all()
-    assert with_between(ranges, is_wanted, 200).tolist() == is_wanted.tolist()
-    is_wanted[1::5] = True
-    assert with_between(ranges, is_wanted, 200).tolist() == is_wanted.tolist()

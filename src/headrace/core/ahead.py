@@ -9,8 +9,8 @@ which blocks their samples are.
   a block shuffle whole segments, each once; otherwise what each batch takes. See NOTE [ life of
   prefetched bytes ] in `headrace.io.remote.prefetch`.
 * The first batch of a block shuffle has few samples of each of its segments. Those are fetched
-  alone, and the rest of these segments when a later batch takes samples of them, because the
-  training waits for the first batch and has time for the following ones.
+  alone, and the segments when a later batch takes samples of them, because the training waits for
+  the first batch and has time for the following ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import numpy as np
 from headrace.core.values import Coming, Records
 from headrace.dtypes import IntArray
 from headrace.formats.source import Locatable, Source, is_prefetched
-from headrace.io.ranges import ByteRanges, with_between
-from headrace.io.remote.client import MOST_URGENT
+from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import size_of
 from headrace.memory.per_process import renew_after_fork
 
@@ -37,7 +36,7 @@ WINDOW = 64 << 20
 LOCATED = 16
 """Batches that are computed together, and located together where that takes requests."""
 LITTLE = 128 << 10
-"""Bytes of a segment, at most, for which no further request is made."""
+"""Bytes of a segment, at most, that the first batch fetches whole."""
 AHEAD = 2
 """Batches, beside the next one, whose records are prefetched."""
 
@@ -123,14 +122,11 @@ class _Scan:
         self._source = source
         self._files = source.files
         self._whole = coming.whole
-        self._next = coming.steps.start  # steps
+        self._first = coming.steps.start  # steps
+        self._next = coming.steps.start
         self._reader = coming.steps.start
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
-        # of the first batch's segments, what was not fetched with it
-        self._rest: dict[int, ByteRanges] = {}
-        # A worker is asked for its next batch as soon as it has made one.
-        self._alone = coming.steps.start if parent_process() is not None else -1
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
 
     def continues_with(self, coming: Coming) -> bool:
@@ -149,16 +145,15 @@ class _Scan:
         computing it delays the threads that fetch.
         """
         self._reader = coming.steps.start
-        while self._next < coming.steps.stop and (
-            self._next <= self._reader or self._has_room(window)
-        ):
-            indices = self._batch(coming)
+        # a worker is asked for its next batch as soon as it has made one
+        is_alone = self._reader == self._first and parent_process() is not None
+        while self._next < coming.steps.stop:
             is_urgent = self._next == self._reader  # nothing of it was fetched before
-            self._files.prefetch(self._pieces(indices), is_urgent)
+            is_full = is_alone or self._files.bytes_prefetched >= window
+            if self._next > self._reader and is_full:
+                break
+            self._files.prefetch(self._pieces(self._batch(coming)), is_urgent)
             self._next += coming.steps.step
-
-    def _has_room(self, window: int) -> bool:
-        return self._reader != self._alone and self._files.bytes_prefetched < window
 
     def _batch(self, coming: Coming) -> IntArray:
         """The next batch. Several are computed together, and located if that takes requests."""
@@ -174,57 +169,17 @@ class _Scan:
         """What is fetched for a batch, in pieces."""
         if self._edges is None:
             return [self._located(indices)]
-        is_first = not self._begun and not self._rest
-        segments = [
-            each for each in self._segments(indices, self._edges) if each not in self._begun
-        ]
-        if is_first:
-            return self._begin(segments, indices, self._edges)
+        numbers = np.searchsorted(self._edges, indices, side="right") - 1
+        segments = [each for each in dict.fromkeys(numbers.tolist()) if each not in self._begun]
+        pieces = []
+        for segment in segments:
+            edges = self._edges[segment : segment + 2].tolist()
+            pieces.append(self._located(np.arange(*edges, dtype=np.int64)))
+        # whole files say no bytes: of them no part is left for later
+        if self._next == self._first and any(piece.nbytes.sum() > LITTLE for piece in pieces):
+            return [self._located(indices)]
         self._begun.update(segments)
-        return [
-            self._rest.pop(each)
-            if each in self._rest
-            else self._located(_of_segment(each, self._edges))
-            for each in segments
-        ]
-
-    def _begin(self, segments: list[int], indices: IntArray, edges: IntArray) -> list[ByteRanges]:
-        """What is fetched of each segment for the first batch: its samples, and what lies
-        between them where that saves requests.
-        """
-        parts = [
-            self._located(indices),
-            *(self._located(_of_segment(each, edges)) for each in segments),
-        ]
-        if not parts[0].nbytes.any():  # whole files, of which no part is left for later
-            self._begun.update(segments)
-            return parts[1:]
-        ranges, stops = ByteRanges.joined(parts), np.cumsum([part.size for part in parts])
-        is_fetched, pieces = (
-            with_between(ranges, np.arange(ranges.size) < parts[0].size, MOST_URGENT // 2),
-            list[ByteRanges](),
-        )
-        for segment, first, stop in zip(
-            segments, stops[:-1].tolist(), stops[1:].tolist(), strict=True
-        ):
-            rest = ranges.take(first + np.flatnonzero(~is_fetched[first:stop]))
-            if rest.nbytes.sum() <= LITTLE:
-                is_fetched[first:stop] = True
-                self._begun.add(segment)
-            else:
-                self._rest[segment] = rest
-            pieces.append(ranges.take(first + np.flatnonzero(is_fetched[first:stop])))
         return pieces
 
     def _located(self, indices: IntArray) -> ByteRanges:
         return self._source.byte_ranges(self._whole(indices))
-
-    @staticmethod
-    def _segments(indices: IntArray, edges: IntArray) -> list[int]:
-        """The segments that a batch takes samples of."""
-        return list(dict.fromkeys((np.searchsorted(edges, indices, side="right") - 1).tolist()))
-
-
-def _of_segment(segment: int, edges: IntArray) -> IntArray:
-    """The indices of a segment."""
-    return np.arange(edges[segment], edges[segment + 1], dtype=np.int64)

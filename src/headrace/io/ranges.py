@@ -16,10 +16,6 @@ MOST = 4 << 20
 """Remote ranges with so few bytes between them are fetched as one; requests that are longer are
 split.
 """
-BETWEEN = 512 << 10
-"""Bytes, at most, that are fetched with the two ranges beside them to save a request, where they
-will be read too, but later.
-"""
 WHOLE = -1
 """The stop of a range that is a whole file, of whatever size, which may be missing."""
 
@@ -206,40 +202,3 @@ def _cut(edges: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray
             while at < stop and start[at] < end[at - 1]:
                 at += 1
     return np.array([*found, edges[-1]], np.int64)
-
-
-def with_between(
-    ranges: ByteRanges, is_wanted: npt.NDArray[np.bool_], most: int
-) -> npt.NDArray[np.bool_]:
-    """Chooses the ranges to fetch first, where some are wanted soon and all of them later.
-
-    Args:
-        ranges: [n] of any files, in any order; the same one may come more than once.
-        is_wanted: [n] those that are wanted soon.
-        most: requests that are rather made longer than more.
-
-    Returns:
-        [n] True for ranges that are wanted, for others that are the same as one of them, and for
-        what lies between two of them where that saves a request: of the shortest gaps as many as
-            leave `most` requests, none of them longer than `BETWEEN`.
-    """
-    order = np.lexsort((~is_wanted, ranges.stop, ranges.start, ranges.file))
-    file = ranges.file[order]
-    start = ranges.start[order]
-    stop = ranges.stop[order]
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = (np.diff(file) != 0) | (np.diff(start) != 0) | (np.diff(stop) != 0)
-    first = np.flatnonzero(is_new)
-    # of each group of equal ranges, where one that is wanted comes first
-    wanted = is_wanted[order][first]
-    at = first[wanted]
-    gaps = np.where(file[at[1:]] == file[at[:-1]], start[at[1:]] - stop[at[:-1]], BETWEEN + 1)
-    longest = GAP
-    if len(at) > most:
-        longest = max(GAP, int(np.partition(gaps, len(at) - most - 1)[len(at) - most - 1]))
-    is_joined = np.append(gaps <= min(longest, BETWEEN), False)  # with the next one
-    before = np.cumsum(wanted) - 1  # the last wanted one until here
-    is_chosen = wanted | ((before >= 0) & is_joined[before])
-    chosen = np.empty(len(order), bool)
-    chosen[order] = is_chosen[np.cumsum(is_new) - 1]
-    return chosen
