@@ -318,11 +318,9 @@ class Batcher:
 
             with dataset.restoring(decoder.draws):
                 dataset.sample_reader.threads.copy(present, len(request), out.nbytes)
-        if not rows.are_held():  # some were given back meanwhile
+        if any(failures) or not rows.are_held():  # some were given back meanwhile
             return None
         dataset.sample_reader.counts["cache_hits"] += len(request)
-        if any(failures):
-            return self._readable(failures, request, out, None)
         return with_targets(dataset, out, request)
 
     def _from_storage(self, request: BatchRequest, row: ArraySpec) -> MadeBatch:
@@ -336,9 +334,13 @@ class Batcher:
             raise NotTogetherError from error
         return with_targets(dataset, out, request)
 
-    def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch:
-        """Decodes each record, and writes its input, and of pairs its target, into their rows."""
+    def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch | None:
+        """Decodes each record, and writes its input, and of pairs its target, into their rows. None:
+        stand-ins for some, which may be anything, have to be collated.
+        """
         dataset = self._dataset
+        counts = dataset.sample_reader.counts
+        errors = counts["errors"]
         out = empty_rows(len(request), row)
         beside: Any = None
         if self._pair is not None:
@@ -348,9 +350,35 @@ class Batcher:
         write = self._writer(request, as_array(out), beside)
         with dataset.restoring(self._decoder.draws):
             failures = dataset.value_source.each(indices, write, dataset.access())
+        indices = request
         if any(failures):
-            return self._readable(failures, request, out, beside)
-        return self._made(out, beside, request)
+            if callable(dataset.on_error):
+                counts["errors"] = errors  # those are counted again
+                return None
+            good = self._readable(failures, request)
+            indices = [request[position] for position in good]
+            out = out[good]
+            if beside is not None:
+                beside = beside[good] if spec else [beside[position] for position in good]
+        if beside is None:
+            return with_targets(dataset, out, indices)
+        return MadeBatch((out, beside), len(indices))
+
+    def _readable(self, failures: list[SampleError | None], request: BatchRequest) -> list[int]:
+        """Positions of the samples that can be read; counts and lists the others."""
+        dataset = self._dataset
+        good = []
+        first: SampleError | None = None
+        for position, failure in enumerate(failures):
+            if failure is None:
+                good.append(position)
+                continue
+            first = first or failure
+            index = request[position]
+            dataset.sample_reader.replacement(index, dataset.source_of(index), failure)
+        if first is not None and not good:
+            raise nothing_readable(first, len(request))
+        return good
 
     def _writer(
         self, request: BatchRequest, rows: AnyArray, beside: Any
@@ -394,53 +422,6 @@ class Batcher:
             return None
 
         return write
-
-    def _made(self, out: torch.Tensor, beside: Any, indices: Sequence[int]) -> MadeBatch:
-        if beside is None:
-            return with_targets(self._dataset, out, indices)
-        return MadeBatch((out, beside), len(indices))
-
-    def _readable(
-        self,
-        failures: list[SampleError | None],
-        request: BatchRequest,
-        out: torch.Tensor,
-        beside: Any,
-    ) -> MadeBatch:
-        """The batch without the samples that can't be read, or with stand-ins for them."""
-        dataset = self._dataset
-        stand_ins: dict[int, list[Any]] = {}
-        for position, failure in enumerate(failures):
-            if failure is not None:
-                index = request[position]
-                path = dataset.source_of(index)
-                stand_ins[position] = dataset.sample_reader.replacement(index, path, failure)
-        if callable(dataset.on_error):
-            samples = []
-            for position, index in enumerate(request):
-                if position in stand_ins:
-                    samples += stand_ins[position]
-                    continue
-                target = beside[position] if beside is not None else dataset.target_of(index)
-                samples.append(dataset.make_sample(out[position], target))
-            return self._collating.batch_of(dataset, samples, request, request)
-        good = [position for position in range(len(request)) if position not in stand_ins]
-        if not good:
-            first = next(failure for failure in failures if failure is not None)
-            raise nothing_readable(first, len(request))
-        indices = [request[position] for position in good]
-        return self._made(_packed(out, good), _packed(beside, good), indices)
-
-
-def _packed(rows: Any, good: list[int]) -> Any:
-    """The good ones of some rows, moved to the front; or of a list."""
-    if not isinstance(rows, torch.Tensor):
-        return None if rows is None else [rows[position] for position in good]
-    array = as_array(rows)
-    for to, position in enumerate(good):
-        if to != position:
-            array[to] = array[position]
-    return rows[: len(good)]
 
 
 class ColumnReader(BatchReader):

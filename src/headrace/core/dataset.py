@@ -543,26 +543,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             view._arguments = {**self._arguments, "transforms": given}
         return view
 
-    @overload
-    def split(
-        self,
-        fraction: float,
-        seed: int = 42,
-        *,
-        stratify: Any = None,
-        groups: Any = None,
-        val_transform: Transform = None,
-    ) -> tuple[Self, Self]: ...
-    @overload
-    def split(
-        self,
-        fraction: Sequence[float],
-        seed: int = 42,
-        *,
-        stratify: Any = None,
-        groups: Any = None,
-        val_transform: Transform = None,
-    ) -> tuple[Self, ...]: ...
     @checks_keywords
     def split(
         self,

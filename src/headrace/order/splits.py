@@ -28,8 +28,7 @@ def split_parts(
         n: number of samples.
         fractions: of the samples that each part gets; they add up to 1.
         seed: any integer.
-        stratify: a label a sample: each part gets its share of each label's samples, to within one
-            sample.
+        stratify: a label a sample: each part gets about its share of each label's samples.
         groups: a group a sample: the samples of a group stay together, so the fractions are only
             approached.
 
@@ -88,7 +87,7 @@ def _parts(
         parts_in_order = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
         if stratify is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-            parts_in_order = _spread(cuts, seed, np.bincount(labels), even)
+            parts_in_order = _spread(cuts, seed, even)
         part_of = np.empty(n, np.int64)
         part_of[order] = parts_in_order
     parts = [np.flatnonzero(part_of == part) for part in range(len(ends))]
@@ -125,14 +124,14 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
     return codes.astype(np.int64)
 
 
-def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, even: bool) -> IntArray:
+def _spread(cuts: Sequence[int], seed: int, even: bool) -> IntArray:
     """The part of each place in a row of samples that is sorted by labels, so that each part has
-    its count, and its share of each label's samples to within one. Equal parts take turns.
+    its count, and about its share of each label's samples: one more or less, or where three parts
+    and more are not equal, a few. Equal parts take turns.
 
     Args:
         cuts: where the parts would end if they were taken one after the other.
         seed: any integer.
-        labelled: how many samples have each label.
         even: whether all parts were asked to be equal, so that sizes differ by rounding alone.
     """
     n = cuts[-1]
@@ -146,68 +145,15 @@ def _spread(cuts: Sequence[int], seed: int, labelled: IntArray, even: bool) -> I
         by_turns = np.argsort(-np.bincount(turns, minlength=parts), kind="stable")
         part_of_turn: IntArray = by_size[np.argsort(by_turns)]
         return part_of_turn[turns]
-    if parts == 2:
-        of_first: IntArray = np.diff((np.arange(n + 1) * counts[0] + shift % n) // n)
-        return 1 - of_first
-    table = _rounded(labelled, counts)
-    return np.repeat(np.tile(np.arange(parts), len(labelled)), table.ravel())
-
-
-def _rounded(rows: IntArray, columns: IntArray) -> IntArray:
-    """A table [rows, columns] of counts with these sums, each the product of its sums over the
-    total, rounded up or down.
-
-    Such a table exists (Cox, A constructive procedure for unbiased controlled rounding, 1987): as
-    long as some fractions are left, there is a circle of cells that have one, two a row and two a
-    column; along it they are raised and lowered in turns until one of them is whole.
-    """
-    total = int(columns.sum())
-    table, rest = np.divmod(np.outer(rows, columns), total)
-    left: list[list[int]] = rest.tolist()
-    in_row = [dict.fromkeys(np.flatnonzero(row).tolist()) for row in rest]
-    in_column = [dict.fromkeys(np.flatnonzero(column).tolist()) for column in rest.T]
-    for start in range(len(rows)):
-        while in_row[start]:
-            circle = _circle(start, in_row, in_column)
-            by = min(
-                *(total - left[row][column] for row, column in circle[::2]),
-                *(left[row][column] for row, column in circle[1::2]),
-            )
-            for row, column in circle:
-                left[row][column] += by
-                by = -by
-                if left[row][column] in (0, total):
-                    table[row, column] += left[row][column] // total
-                    del in_row[row][column]
-                    del in_column[column][row]
-    return table
-
-
-def _circle(
-    row: int, in_row: list[dict[int, None]], in_column: list[dict[int, None]]
-) -> list[tuple[int, int]]:
-    """Cells with fractions, of which two lie in each row and each column that they touch, one after
-    the other. No row and no column has a single one, since their sums are whole.
-
-    Args:
-        row: where to begin.
-        in_row: the columns of the cells in each row.
-        in_column: the rows of the cells in each column.
-    """
-    path: list[tuple[int, int]] = []
-    rows: dict[int, int] = {}  # where on the path each was left
-    columns: dict[int, int] = {}
-    column = -1
-    while row not in rows:
-        rows[row] = len(path)
-        column = next(other for other in in_row[row] if other != column)
-        path.append((row, column))
-        if column in columns:
-            return path[columns[column] :]
-        columns[column] = len(path)
-        row = next(other for other in reversed(in_column[column]) if other != row)
-        path.append((row, column))
-    return path[rows[row] :]
+    part_of = np.full(n, parts - 1)
+    left = np.arange(n)
+    for part, count in enumerate(counts[:-1].tolist()):
+        # each takes places at equal distances of those that the ones before have left
+        size = max(1, len(left))
+        is_own = np.diff((np.arange(len(left) + 1) * count + shift % size) // size) > 0
+        part_of[left[is_own]] = part
+        left = left[~is_own]
+    return part_of
 
 
 def _grouped(
