@@ -164,24 +164,10 @@ def test_a_column_with_file_names_is_a_mapping(tiny_photos: Path) -> None:
     assert found == dict(zip(names, [1, 4, 1, 3], strict=True))
 
 
-def test_one_target_a_path_goes_with_its_path(tiny_photos: Path) -> None:
-    paths = sorted(tiny_photos.rglob("*.*"), reverse=True)
-    values = [30, 10, 40, 20]
-    for targets in (
-        values,
-        np.array(values),
-        torch.tensor(values),
-        Exporting(values),
-        Column(values, [7, 5, 3, 1]),
-    ):
-        dataset = ImageDataset(paths, image_size=8, targets=targets)
-        assert dict(dataset.samples) == dict(zip(map(str, paths), values, strict=True))
-        assert dataset[0][1] == 20
-        for path in (NOWHERE, tiny_photos, [tiny_photos], paths[:3]):
-            with pytest.raises(ConfigError, match=r"4 values .*dict\(zip\(names, values\)\)"):
-                ImageDataset(path, targets=targets)
-    with pytest.raises(ConfigError, match="each path"):
-        ImageDataset([tiny_photos], targets=[1])
+def test_a_list_of_targets_has_no_names(tiny_photos: Path) -> None:
+    for targets in ([1, 2, 3, 4], np.arange(4), torch.arange(4)):
+        with pytest.raises(ConfigError, match=r"dict\(zip\(names, values\)\)"):
+            ImageDataset(tiny_photos, targets=targets)
 
 
 def test_columns_are_targets_weights_and_lengths() -> None:

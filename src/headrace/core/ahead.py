@@ -59,7 +59,7 @@ class Ahead(Records):
         """Begins anew: threads don't survive a fork."""
         self._pending: OrderedDict[tuple[int, ...], Future[list[Any]]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
-        self._record_nbytes = 0.0  # mean, by the last batches
+        self._record_nbytes = 0.0  # mean of the last batch
         self._scan: _Scan | None = None
 
     @property
@@ -96,10 +96,7 @@ class Ahead(Records):
         future = self._pending.pop(tuple(indices), None)
         records = self.source.read(indices) if future is None else future.result()
         if records and self._pool is not None:
-            mean = sum(map(size_of, records)) / len(records)
-            if self._record_nbytes:
-                mean = 0.8 * self._record_nbytes + 0.2 * mean
-            self._record_nbytes = mean
+            self._record_nbytes = sum(map(size_of, records)) / len(records)
         return records
 
     def stats(self) -> dict[str, int]:

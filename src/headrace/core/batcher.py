@@ -114,24 +114,20 @@ class Collating:
             samples = samples[0]
         start = time.perf_counter()
         try:
-            return self._called(samples, request)
+            if not self._is_random:
+                return self.function(samples)
+            if self._seeder is None:
+                self._seeder = SampleSeeder(self.function)
+            # a collate function may draw too (MixUp): keyed by the batch's step
+            with preserved_rng(self._seeder):
+                self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
+                return self.function(samples)
         except CollateError as error:
             raise CollateError(
                 error.naming(name_of if self._names_samples else "sample {} of the batch".format)
             ) from None
         finally:
             self._seconds += time.perf_counter() - start
-
-    def _called(self, samples: Any, request: BatchRequest) -> Any:
-        assert self.function is not None
-        if not self._is_random:
-            return self.function(samples)
-        if self._seeder is None:
-            self._seeder = SampleSeeder(self.function)
-        # a collate function may draw too (MixUp): keyed by the batch's step
-        with preserved_rng(self._seeder):
-            self._seeder(request.seed, request.epoch, OF_COLLATE, request.step)
-            return self.function(samples)
 
     def batch_of(
         self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest
@@ -163,7 +159,7 @@ def with_targets(dataset: BaseDataset, inputs: Any, indices: Sequence[int]) -> M
         return MadeBatch((inputs, out), len(indices))
     if targets is None and not dataset.sample_decoder.always_pairs:
         return MadeBatch(inputs, len(indices))
-    each = [dataset.target_of(index) for index in indices]
+    each = [dataset.split_target(index, None)[1] for index in indices]
     try:
         stacked = stack_tree(each, path=(Step("[1]", ("1",)),))
     except CollateError as error:
@@ -240,7 +236,7 @@ class Batcher:
 
     def explain(self) -> str:
         """The ways of making a batch, in words."""
-        if not self._is_bare():
+        if self._dataset.return_index or self._dataset.is_transformed:
             return "sample by sample"
         if self._own is not None:
             return self._own.name
@@ -253,10 +249,6 @@ class Batcher:
             return f"from memory; until all samples of a batch are held, {way}"
         return way
 
-    def _is_bare(self) -> bool:
-        """True if nobody looks at single samples. A user may set a transform at any time."""
-        return not (self._dataset.return_index or self._dataset.is_transformed)
-
     def make(self, request: BatchRequest) -> MadeBatch:
         """The batch of a request, inside the ring slot that is open.
 
@@ -264,7 +256,9 @@ class Batcher:
             SampleError: a sample can't be read; or, where such are skipped, none can.
             CollateError: the samples make no batch.
         """
-        if not request or not self._is_bare():
+        dataset = self._dataset
+        # a user may have single samples looked at, at any time
+        if not request or dataset.return_index or dataset.is_transformed:
             return self.of_samples(request)
         earlier: Exception | None = None
         made: MadeBatch | None = None
@@ -279,7 +273,7 @@ class Batcher:
         except NotTogetherError as error:
             # as text: a record may be held, and an error holds frames
             _log.debug("%s: %s", self.explain(), repr(error.__cause__))
-            self._dataset.sample_reader.counts["fallbacks"] += 1
+            dataset.sample_reader.counts["fallbacks"] += 1
             earlier = error.cause
         return self.of_samples(request, earlier) if made is None else made
 
@@ -335,8 +329,8 @@ class Batcher:
         return with_targets(dataset, out, request)
 
     def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch | None:
-        """Decodes each record, and writes its input, and of pairs its target, into their rows. None:
-        stand-ins for some, which may be anything, have to be collated.
+        """Decodes each record, and writes its input, and of pairs its target, into their rows.
+        None: stand-ins for some, which may be anything, have to be collated.
         """
         dataset = self._dataset
         counts = dataset.sample_reader.counts
@@ -407,7 +401,7 @@ class Batcher:
                     value, target = dataset.split_target(index, value)
                 if decoder.draws:
                     with lock:  # threads have the random generators in common
-                        dataset.seed_sample(request, position)
+                        dataset.seeder()(*dataset.key_of(request, position))
                         drawn = decoder.draw(value)
                 decoder.write_input(value, drawn, rows[position, ...])
                 if targets is not None:

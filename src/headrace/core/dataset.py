@@ -44,7 +44,6 @@ from headrace.core.values import Access, Coming, Decoded, Records, ValueSource, 
 from headrace.core.views import (
     TargetSequence,
     blocks_of_view,
-    checked_indices,
     chosen_indices,
     fingerprint_of_view,
     targets_of_view,
@@ -778,7 +777,15 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         Raises:
             IndexError: an index is out of range.
         """
-        array = checked_indices(indices, len(self))
+        array = np.asarray(indices, np.int64)
+        length = len(self)
+        if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
+            if array.min() < -length or array.max() >= length:
+                raise IndexError(
+                    f"indices reach from {array.min()} to {array.max()}, which is outside of a "
+                    f"dataset of {length:,} samples"
+                )
+            array = array % length
         return array if self._chosen is None else self._chosen[array]
 
     @property
@@ -930,7 +937,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             for number, (index, value) in enumerate(zip(request, values, strict=True)):
                 values[number] = None
                 if not isinstance(value, SampleError):
-                    last = self._key(request, number)
+                    last = self.key_of(request, number)
                     value = self._finish(decoder, index, value, last if is_random else None)
                 made = [value]
                 if isinstance(value, SampleError):
@@ -945,14 +952,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             raise nothing_readable(failure, len(request))
         return samples, indices
 
-    def seed_sample(self, request: BatchRequest, number: int) -> None:
-        """Seeds what a sample may draw from, by its position in a batch."""
-        self.seeder()(*self._key(request, number))
-
-    def target_of(self, index: int) -> Any:
-        """The target of a sample, of which no value is needed."""
-        return self.split_target(index, None)[1]
-
     @contextlib.contextmanager
     def restoring(self, is_random: bool) -> Iterator[None]:
         """In the training's own process: the random generators go on afterwards as if nothing
@@ -965,7 +964,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         with preserved_rng(self.seeder()):
             yield
 
-    def _key(self, request: BatchRequest, number: int) -> Key:
+    def key_of(self, request: BatchRequest, number: int) -> Key:
+        """What the random numbers of a sample follow from, by its position in a batch."""
         k = request.draws[number] if request.draws else 0
         index = request[number]
         if self._chosen is not None:  # in the whole dataset

@@ -45,8 +45,6 @@ _GROUP = 32
 _MEASURED = 32
 _MOST = 4096
 _MOST_BYTES = 256 << 10  # of small rows that are read together
-_Shares = MutableMapping[Any, tuple[int, Reservation]]
-"""By owner, as long as it lives: bytes for each of its processes, and what is reserved for all."""
 
 
 class MachineShare(NamedTuple):
@@ -458,11 +456,9 @@ class BlockMemory:
         """True if there is room for all blocks of a table, which each process decodes once for
         all epochs.
         """
-        self._begin()
-
-    def _begin(self) -> None:
-        self._chunks: _Shares = weakref.WeakKeyDictionary()
-        self._fetched: _Shares = weakref.WeakKeyDictionary()
+        # for each purpose by owner, as long as it lives: bytes for each of its processes, and what
+        # is reserved for all
+        self._shares: dict[str, MutableMapping[Any, tuple[int, Reservation]]] = {}
 
     def settle(self) -> None:
         """Reserves memory for whoever reads without a Loader, which knows its order.
@@ -492,7 +488,7 @@ class BlockMemory:
         """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded
         chunks; a BudgetError, if they don't fit. Of several owners the largest number counts.
         """
-        self._held = self._reserve(self._chunks, "decoded chunks", nbytes, workers, owner)
+        self._held = self._reserve("decoded chunks", nbytes, workers, owner)
         self._source.hold_chunks(self._held)
         self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
 
@@ -500,15 +496,16 @@ class BlockMemory:
         """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
         fetches what each batch takes.
         """
-        nbytes = self._reserve(self._fetched, "blocks fetched ahead", nbytes, workers, owner)
+        nbytes = self._reserve("blocks fetched ahead", nbytes, workers, owner)
         self.prefetches_whole = nbytes > 0
         if is_prefetched(self._source):
             self._source.files.hold_prefetched(nbytes)
 
-    def _reserve(self, shares: _Shares, what: str, nbytes: int, workers: int, owner: Any) -> int:
+    def _reserve(self, what: str, nbytes: int, workers: int, owner: Any) -> int:
         """Reserves what an owner needs instead of what it had, which without a Loader is this
         dataset; returns the bytes that each process may hold.
         """
+        shares = self._shares.setdefault(what, weakref.WeakKeyDictionary())
         shares.pop(self, None)
         shares.pop(owner or self, None)
         if nbytes:
@@ -545,8 +542,5 @@ class BlockMemory:
         return int(-(-source.stored_nbytes // len(source))) * int(np.sort(sizes)[-count:].sum())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chunks": None, "_fetched": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()  # reservations are of the process that made them
+        # reservations are of the process that made them
+        return {**self.__dict__, "_shares": {}}

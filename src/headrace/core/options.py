@@ -65,26 +65,21 @@ class LoadingMode(StrEnum):
             raise ConfigError(f"loading_mode must be one of {names}, not {value!r}") from None
 
 
-class SharedOptions(TypedDict, total=False):
-    """Keywords that every dataset takes and no loader takes; see `BaseDataset`."""
+class CommonOptions(TypedDict, total=False):
+    """Keywords that every dataset takes in addition to those of its format; see `BaseDataset`."""
 
     target_transform: Callable[[Any], Any] | None
     transforms: JointTransform
     cache_size: int | str | None
+    max_memory_usage: float | int | str
     cache_policy: Literal["auto", "keep", "lru"]
     hold: Literal["decoded", "encoded"] | None
     shared: Literal["rank", "machine"]
     cache_dir: str | os.PathLike[str] | None
     on_error: OnError
+    seed: int
     return_index: bool
     progress: bool | None
-
-
-class CommonOptions(SharedOptions, total=False):
-    """Keywords that every dataset takes in addition to those of its format; see `BaseDataset`."""
-
-    max_memory_usage: float | int | str
-    seed: int
 
 
 class PathOptions(CommonOptions, RemoteKeywords, total=False):
@@ -323,7 +318,8 @@ def as_targets(targets: Any, count: int) -> Any:
         ConfigError: it is no sequence, or has another length than there are samples.
     """
     if targets is not None and not isinstance(targets, (np.ndarray, list, tuple, torch.Tensor)):
-        targets = array_in(targets)
+        targets = targets.to_numpy() if hasattr(targets, "to_numpy") else targets
+        targets = np.asarray(targets) if hasattr(targets, "__array__") else targets
     if targets is None:
         return None
     if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
@@ -336,14 +332,6 @@ def as_targets(targets: Any, count: int) -> Any:
             "for each"
         )
     return targets
-
-
-def array_in(values: Any) -> Any:
-    """The array that a column of pandas or polars, or any other object with an array's protocol,
-    has to give; else the object itself.
-    """
-    values = values.to_numpy() if hasattr(values, "to_numpy") else values
-    return np.asarray(values) if hasattr(values, "__array__") else values
 
 
 def check_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any]) -> None:

@@ -138,7 +138,8 @@ class SampleReader:
         self.on_error = on_error
         self.threads = threads
         self._is_view = is_view
-        self.reset_report()
+        self.counts: Counter[str] = Counter()
+        self.skipped: list[tuple[int, str, str]] = []
 
     def another(self, is_view: bool = False) -> SampleReader:
         """A reader of the same source that counts for itself."""
@@ -154,13 +155,9 @@ class SampleReader:
         report: dict[str, Any] = dict(self.counts)
         if self.skipped:
             report["skipped_samples"] = self.skipped
-        self.reset_report()
+        self.counts = Counter()
+        self.skipped = []
         return report
-
-    def reset_report(self) -> None:
-        """Forgets what was counted."""
-        self.counts: Counter[str] = Counter()
-        self.skipped: list[tuple[int, str, str]] = []
 
     def count_seconds(self, name: str, start: float) -> None:
         """Adds the time since `start` (of `time.perf_counter`)."""

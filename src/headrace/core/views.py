@@ -80,23 +80,6 @@ def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
     return chosen % max(1, length)
 
 
-def checked_indices(indices: Any, length: int) -> IntArray:
-    """Indices of a dataset of that length; negative ones count from its end.
-
-    Raises:
-        IndexError: one is outside of it.
-    """
-    array = np.asarray(indices, np.int64)
-    if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
-        if array.min() < -length or array.max() >= length:
-            raise IndexError(
-                f"indices reach from {array.min()} to {array.max()}, which is outside of a "
-                f"dataset of {length:,} samples"
-            )
-        array = array % length
-    return array
-
-
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
     """How many consecutive samples of a view share each block of the storage, whose sizes are
     given.
