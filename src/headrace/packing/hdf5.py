@@ -82,8 +82,6 @@ class PackedWriter:
                 file, self._offsets = _created(os.fsencode(part.path), access, plan, text)
                 file.close()
         self._at = self._offsets[DATA]
-        if self._file is None:
-            part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
 
     def __enter__(self) -> PackedWriter:
         try:

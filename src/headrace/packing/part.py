@@ -19,7 +19,6 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any
 
-from headrace.dtypes import IntArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -29,7 +28,6 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.io.atomic import TEMPORARY
-from headrace.io.local.checksums import NEAR, SumsAhead
 from headrace.io.paths import is_url, redact
 from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock
@@ -61,7 +59,6 @@ class PartFile:
         path: the temporary one.
         fd: open for reading and writing, empty at first.
         is_cancelled: asked before each step of writing; True: it ends there.
-        ahead: what of it was read back by now, since `sum_ahead`.
 
     Raises:
         TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not;
@@ -84,7 +81,6 @@ class PartFile:
         self.path: str = os.path.join(self._folder, f".{name}{ending}")
         self.fd: int = -1
         self.is_cancelled: Callable[[], bool] = lambda: False
-        self.ahead: SumsAhead | None = None
         self._overwrite = overwrite
         self._committed = False
         self._flushed = 0
@@ -175,54 +171,25 @@ class PartFile:
 
     def restart(self) -> None:
         """What is written from now on takes the place of what was written by now."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.ahead = None
         self._flushed = 0
-
-    def sum_ahead(self, edges: IntArray) -> None:
-        """From now on reads samples back while later ones are written, as `begin_flush` says how
-        far that is.
-
-        Args:
-            edges: [n + 1] int64, the first byte of each sample in the file, and the end of the
-                last.
-        """
-        self.ahead = SumsAhead(self.fd, edges, self._settle)
 
     def begin_flush(self, stop: int) -> None:
         """Begins to send what was written before a place to the disk, where that is possible, and
         does not wait for it.
-
-        Raises:
-            WriteError, AccessError: what was written before could not be read back (see
-                `sum_ahead`).
         """
         if stop - self._flushed < _FLUSHED:
             return
         with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
             self._forget(self._flushed, stop)
         self._flushed = stop
-        if self.ahead is not None:
-            with self.explained():
-                self.ahead.written(stop)
 
     def reread(self) -> None:
-        """Make the file durable, and forget the pages in memory of what was not read back yet: what
+        """Make the file durable, and forget its pages in memory: what
         is read next comes from the disk, where that is possible.
         """
         with self.explained():
             os.fsync(self.fd)
-            if self.ahead is None:
-                self._forget(0, 0)
-            else:
-                self._forget(0, int(self.ahead.edges[0]))
-                self._forget(max(0, self.ahead.stop - NEAR), 0)
-
-    def _settle(self, start: int, stop: int) -> None:
-        """The same of some bytes, around which all is written."""
-        os.fsync(self.fd)
-        self._forget(max(0, start - NEAR), stop + NEAR)
+            self._forget(0, 0)
 
     def _forget(self, start: int, stop: int) -> None:
         """Drops pages in memory that are on the disk, and begins to write those that are not;

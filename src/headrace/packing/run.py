@@ -367,7 +367,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     """
     part.reread()
     with part.explained(), locked_by_caller(part.path):
-        result, sums = verify_samples(part.path, workers, progress, part.ahead)
+        result, sums = verify_samples(part.path, workers, progress)
         offset = seal_of(part.path)
     if result.bad:
         raise WriteError(

@@ -20,7 +20,7 @@ from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.resolver import MANIFEST
 from headrace.formats.tokens.packed import KIND, PackedFile
-from headrace.io.local.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
+from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions
@@ -110,18 +110,16 @@ def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult
         raise _not_packed(path)
     with open(path, "rb") as file:
         seal = os.pread(file.fileno(), 4, offset)
-        sums = _sum(file.fileno(), NOTHING, workers, progress, None)
+        sums = _sum(file.fileno(), NOTHING, workers, progress)
     if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
         return VerifyResult(Path(path), info.count, [])
     result = verify_samples(path, workers, progress)[0]
     return result if result.bad else replace(result, bad=[_whole_file(redact(path))])
 
 
-def verify_samples(
-    path: str, workers: int, progress: bool | None, ahead: SumsAhead | None = None
-) -> tuple[VerifyResult, FileSums]:
+def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
     """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
-    file as a whole, whose sums it gives. `ahead`: see `sum_file`.
+    file as a whole, whose sums it gives.
     """
     info = packed_info(path)
     is_of_texts = info is not None and info.kind == KIND
@@ -137,7 +135,7 @@ def verify_samples(
         edges = source.edges()
         with open(path, "rb") as file:
             known = NOTHING if edges is None else edges
-            sums = _sum(file.fileno(), known, workers, progress, ahead)
+            sums = _sum(file.fileno(), known, workers, progress)
         if edges is None:
             assert isinstance(source, HDF5Source)
             bad = _decoded(source, workers, progress)
@@ -159,13 +157,11 @@ def _not_packed(path: str) -> FormatError:
     )
 
 
-def _sum(
-    fd: int, edges: IntArray, workers: int, progress: bool | None, ahead: SumsAhead | None
-) -> FileSums:
+def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
     with progress_bar(
         progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True
     ) as bar:
-        return sum_file(fd, edges, workers, bar.update, ahead)
+        return sum_file(fd, edges, workers, bar.update)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:

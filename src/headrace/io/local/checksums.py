@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +19,6 @@ from headrace.memory.whole import read_full
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
 _SEGMENT = 32 << 20  # bytes of a task
-NEAR = 8 << 20
-"""Bytes closely before a place: pages of the system that reach over a segment's end are no
-larger.
-"""
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power first
 
 
@@ -45,76 +40,11 @@ NOTHING: IntArray = np.zeros(1, np.int64)
 """The edges of no samples."""
 
 
-class SumsAhead:
-    """Sums up the samples of a file while it is still written: a thread reads each segment again
-    once what follows it is written, too.
-
-    Args:
-        fd: of the file, open for reading.
-        edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
-        settle: called in the thread before a segment is read, with its first and last byte: sees
-            that what is read comes from the disk.
-
-    Attributes:
-        edges: as given.
-        crcs: [n] uint32, of each sample of a segment that was read.
-        futures: of each segment that is being read, or was: its CRC.
-    """
-
-    def __init__(self, fd: int, edges: IntArray, settle: Callable[[int, int], object]) -> None:
-        self._fd = fd
-        self._settle = settle
-        self.edges = edges
-        self.crcs = np.zeros(len(edges) - 1, np.uint32)
-        self.futures: dict[Segment, Future[int]] = {}
-        self._ahead = deque(_segments_of_samples(edges))
-        self._pool: ThreadPoolExecutor | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def stop(self) -> int:
-        """The byte before which all samples are summed up, or soon will be."""
-        if not self.futures:
-            return int(self.edges[0])
-        return next(reversed(self.futures)).stop
-
-    def written(self, stop: int) -> None:
-        """Everything before a byte is written: reads the segments before it, but for what lies
-        closely before it.
-
-        Raises:
-            OSError, FileChangedError: an earlier one could not be read.
-        """
-        if self._error is not None:
-            raise self._error
-        while self._ahead and self._ahead[0].stop + NEAR <= stop:
-            self._pool = self._pool or ThreadPoolExecutor(1, "headrace-checksums")
-            segment = self._ahead.popleft()
-            self.futures[segment] = self._pool.submit(self._sum, segment)
-
-    def _sum(self, segment: Segment) -> int:
-        try:
-            self._settle(segment.start, segment.stop)
-            return _sum_segment(
-                self._fd, segment, self.edges[segment.first : segment.last + 1], self.crcs
-            )
-        except BaseException as error:
-            self._error = error
-            raise
-
-    def close(self) -> None:
-        """Ends the thread; what it has not begun is cancelled."""
-        self._ahead.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-
 def sum_file(
     fd: int,
     edges: IntArray = NOTHING,
     workers: int = 1,
     done: Callable[[int], object] = lambda nbytes: None,
-    ahead: SumsAhead | None = None,
 ) -> FileSums:
     """Reads a file once, and sums up the whole and each sample.
 
@@ -123,27 +53,20 @@ def sum_file(
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
         workers: threads.
         done: is called with a number of bytes when they have been read.
-        ahead: what was read already, while the file was written; not read again where its samples
-            have the same edges.
 
     Raises:
         FileChangedError: the file ends before it should.
         OSError: it can't be read.
     """
     size = os.fstat(fd).st_size
-    if ahead is None or not np.array_equal(ahead.edges, edges):
-        known = dict[Segment, Future[int]]()
-        crcs = np.zeros(len(edges) - 1, np.uint32)
-    else:
-        known = ahead.futures
-        crcs = ahead.crcs
+    crcs = np.zeros(len(edges) - 1, np.uint32)
     crc = 0
 
     def task(segment: Segment) -> int:
         return _sum_segment(fd, segment, edges[segment.first : segment.last + 1], crcs)
 
     with ThreadPoolExecutor(workers, "headrace-checksums") as pool:
-        begun = ((one, known.get(one) or pool.submit(task, one)) for one in _segments(edges, size))
+        begun = ((one, pool.submit(task, one)) for one in _segments(edges, size))
         for segment, found in in_order(begun, 2 * workers):
             crc = combined(crc, found, segment.stop - segment.start)
             done(segment.stop - segment.start)
@@ -164,20 +87,15 @@ def _segments(edges: IntArray, size: int) -> Iterator[Segment]:
     count = len(edges) - 1
     for start in range(0, int(edges[0]), _SEGMENT):
         yield Segment(start, min(start + _SEGMENT, int(edges[0])), 0, 0)
-    yield from _segments_of_samples(edges)
-    for start in range(int(edges[-1]), size, _SEGMENT):
-        yield Segment(start, min(start + _SEGMENT, size), count, count)
-
-
-def _segments_of_samples(edges: IntArray) -> Iterator[Segment]:
     first = 0
-    count = len(edges) - 1
     while first < count:
         last = int(np.searchsorted(edges, edges[first] + _SEGMENT, side="right")) - 1
         # of empty ones any number begins at one place
         last = min(max(first + 1, last), first + _SEGMENT // 64, count)
         yield Segment(int(edges[first]), int(edges[last]), first, last)
         first = last
+    for start in range(int(edges[-1]), size, _SEGMENT):
+        yield Segment(start, min(start + _SEGMENT, size), count, count)
 
 
 def _sum_segment(fd: int, segment: Segment, edges: IntArray, crcs: npt.NDArray[np.uint32]) -> int:
