@@ -35,7 +35,7 @@ BELOW = {
 INSIDE = {
     "io": """
         paths atomic library_errors nearest_names packed_strings ranges files ordered
-        handles local array_file single_flight remote cache remote_files index
+        handles local array_file remote cache remote_files index
     """,
     "io/local": "hints gather files folders checksums",
     "io/remote": "options answers fsspec_calls client prefetch",

@@ -129,8 +129,8 @@ def _index_of(files: Files, cache_dir: str | os.PathLike[str] | None, path: str)
         return TarIndex(*index_of(cast(RemoteFiles, files), path, INDEX))
     folder = str(cache_folder(cache_dir))
     cached = ArrayFile(folder, "tar", {"of": files.identity(path)}, _VERSION, _TYPES)
-    if (arrays := cached.loaded()) is not None:
-        return TarIndex(*arrays)
+    if (arrays := cached.found()) is not None:
+        return TarIndex(arrays.long, *arrays.short)
     try:
         index = scanned(files, path)
         files.check(path)

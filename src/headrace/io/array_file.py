@@ -12,6 +12,10 @@ NOTE [ life of an array file ]
   again.
 * A writer that is killed leaves its temporary file. The next writer removes such files after an
   hour.
+* Of several processes that find out at once that a file is missing, one makes it, and the others
+  wait for it (`ArrayFile.found_or_built`), by a kernel lock on a byte of another file, which a
+  killed process does not keep. A process that waits in vain (for a stopped process, for example)
+  does the work too; nothing else goes wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -32,11 +37,12 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
-from headrace.io.atomic import is_ours, make_folder, user_id, written_to
+from headrace.io.atomic import TEMPORARY, is_ours, make_folder, user_id, written_to
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray, is_spawning, up
+from headrace.memory.locks import HAS_LOCKS, try_lock, unlock
 
 T = TypeVar("T")
 
@@ -47,11 +53,12 @@ HEAD = 4096
 _FORMAT = "headrace-mapped 2"
 _PIECE = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of a long array that is not left in the file
+_POLL_S = 0.02
 
 Arrays = list[npt.NDArray[Any]]
 
 
-class UntrustedError(Exception):
+class UntrustedError(OSError):
     """Why an array file is not used."""
 
 
@@ -74,9 +81,9 @@ class Unkept:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if isinstance(error, HeadraceError) or not isinstance(error, OSError | UntrustedError):
+        if isinstance(error, HeadraceError) or not isinstance(error, OSError):
             return False
-        cause = getattr(error, "strerror", None) or error
+        cause = error.strerror or error
         warn(f"cache_dir={self._folder!r}: {self._what} not kept ({cause}), so {self._instead}")
         return True
 
@@ -85,21 +92,12 @@ class Contents(NamedTuple):
     """What a file must hold to be used.
 
     Attributes:
-        meta: what it is about.
-        kind: of what: one word.
-        version: of the arrays' meaning, where `meta` does not say; None: it does.
+        about: a hash of what it is about.
         types: dtypes of the arrays; none: whatever the file says.
     """
 
-    meta: bytes
-    kind: str
-    version: int | None = None
+    about: str
     types: Sequence[str] = ()
-
-    @property
-    def about(self) -> str:
-        """The hash that stands in the file."""
-        return _hash(self.meta if self.version is None else self.meta + b" %d" % self.version)
 
 
 class ArrayFile:
@@ -122,65 +120,94 @@ class ArrayFile:
         version: int | None = None,
         types: Sequence[str] = (),
     ) -> None:
-        meta = json.dumps({**about, "user": user_id()}, sort_keys=True).encode()
-        self._contents = Contents(meta, kind, version, types)
-        self.path: str = os.path.join(
-            os.path.abspath(cache_dir), f"{_prefix(kind)}{_hash(meta)}.bin"
-        )
-
-    def load(self) -> Arrays:
-        """The arrays, in memory and in this machine's byte order.
-
-        Raises:
-            FileNotFoundError, OSError: there is no such file; it can't be read.
-            UntrustedError: it is not ours, or not whole.
-        """
-        with self._opened() as (file, size):
-            return load_arrays(file, size, self._contents)
+        meta = {**about, "user": user_id()}
+        self._kind = kind
+        self._contents = Contents(hash_of(meta if version is None else [meta, version]), types)
+        name = f"headrace-{kind}-{hash_of(meta)}.bin"
+        self.path: str = os.path.join(os.path.abspath(cache_dir), name)
 
     def open(self) -> FileArrays:
         """The arrays, of which the long one stays in the file, after their checksum was compared.
 
         Raises:
-            OSError, UntrustedError: as `load`.
+            FileNotFoundError, OSError: there is no such file; it can't be read.
+            UntrustedError: it is not ours, or not whole.
         """
-        with self._opened() as (file, size):
-            head = _known_head(file.read(HEAD), self._contents)
-            crc = 0
-            while piece := file.read(_PIECE):
-                crc = _checksum(crc, piece)
-            _compare(head, crc, size, self._contents)
-            first, *others = _ranges_of(head)
-            long = _array_at(file, *first) if first[2] - first[1] <= _IN_MEMORY else None
-            return FileArrays(self.path, head, [_array_at(file, *one) for one in others], long)
-
-    def found(self) -> FileArrays | None:
-        """What `open` gives; None where there is nothing that can be used."""
-        return self._usable(self.open)
-
-    def loaded(self) -> Arrays | None:
-        """What `load` gives; None where there is nothing that can be used."""
-        return self._usable(self.load)
-
-    def _usable(self, read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except FileNotFoundError:
-            return None
-        except (UntrustedError, OSError) as error:
-            _log.info("%s is not used: %s", redact(self.path), error)
-            return None
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple[BinaryIO, int]]:
         fd = os.open(
             self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         )
         with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not is_ours(status):
+            if not is_ours(os.fstat(fd)):
                 raise UntrustedError("it is another user's, or others may write to it")
-            yield file, status.st_size
+            head = _checked_head(file, self._contents)
+            first, *others = _ranges_of(head)
+            long = None
+            if first[2] - first[1] <= _IN_MEMORY:
+                long = _array_at(file, *first)
+            return FileArrays(long, [_array_at(file, *one) for one in others], self.path, head)
+
+    def found(self) -> FileArrays | None:
+        """What `open` gives; None where there is nothing that can be used."""
+        try:
+            return self.open()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.info("%s is not used: %s", redact(self.path), error)
+            return None
+
+    def found_or_built(self, patience: float, build: Callable[[], T]) -> FileArrays | T:
+        """The arrays; or what `build` makes, in one process of this user at a time.
+
+        Args:
+            patience: seconds that the file may stay as it is while another process writes it.
+            build: makes the arrays, and the file if it can be written.
+        """
+        found = self.found()
+        if found is None:
+            with self._one_builder(patience):
+                found = self.found()  # another process may have built it meanwhile
+                if found is None:
+                    return build()
+        return found
+
+    @contextlib.contextmanager
+    def _one_builder(self, patience: float) -> Iterator[None]:
+        folder = os.path.dirname(self.path)
+        lock_file = os.path.join(folder, f"headrace-making-{user_id()}.lock")
+        key = int(hash_of(self.path)[:7], 16)
+        fd = None
+        # without leave to write nothing is cached, and nobody waits
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, 0o700, exist_ok=True)
+            if HAS_LOCKS:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                fd = os.open(lock_file, flags, 0o600)
+        try:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    self._wait(fd, key, patience)
+            yield
+        finally:
+            if fd is not None:
+                unlock(fd)
+
+    def _wait(self, fd: int, key: int, patience: float) -> None:
+        written = -1
+        end = 0.0
+        while not try_lock(fd, key):
+            now = sum(
+                item.stat(follow_symlinks=False).st_size
+                for item in os.scandir(os.path.dirname(self.path))
+                if item.name.startswith(os.path.basename(self.path) + ".")
+                and item.name.endswith(TEMPORARY)
+            )
+            if now != written:
+                written = now
+                end = time.monotonic() + patience
+            if time.monotonic() >= end:
+                return
+            time.sleep(_POLL_S)
 
     def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Makes the folder and the file.
@@ -201,7 +228,7 @@ class ArrayFile:
         Raises:
             OSError: it can't be written.
         """
-        make_folder(os.path.dirname(self.path), f"headrace-{self._contents.kind}-")
+        make_folder(os.path.dirname(self.path), f"headrace-{self._kind}-")
         with written_to(self.path) as file:
             writer = ArrayWriter(file, dtype)
             yield writer
@@ -219,43 +246,30 @@ def array_bytes(arrays: Sequence[npt.NDArray[Any]], contents: Contents) -> bytes
     return file.getvalue()
 
 
-def load_arrays(file: BinaryIO, size: int, contents: Contents) -> Arrays:
-    """The arrays of a file, in memory and in this machine's byte order.
-
-    Args:
-        file: at its beginning.
-        size: its bytes.
-        contents: what it must hold.
+def arrays_of(data: bytes, contents: Contents) -> Arrays:
+    """What `array_bytes` was given.
 
     Raises:
         UntrustedError: it is something else, or not whole.
     """
-    first = file.read(HEAD)
-    head = _known_head(first, contents)
-    body = bytearray(max(0, size - HEAD))
-    if file.readinto(body) != len(body):  # type: ignore[attr-defined]
-        raise UntrustedError("it is damaged")
-    crc = 0
-    for start in range(0, len(body), _PIECE):
-        crc = _checksum(crc, bytes(body[start : start + _PIECE]))
-    _compare(head, crc, size, contents)
-    arrays = _split(memoryview(body), head)
-    return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
+    file = io.BytesIO(data)
+    return [_array_at(file, *one) for one in _ranges_of(_checked_head(file, contents))]
 
 
 class FileArrays:
-    """A long array, read from its file by ranges, and some short ones, in memory that workers
-    share.
+    """A long array and some short ones, in memory that workers share; a long one of many bytes is
+    read from its file by ranges.
 
-    A long array of few bytes is in memory too. Nothing is mapped: if somebody cuts the file short
-    while it is read, that is an error, and no signal that ends the process (SIGBUS). The file was
-    checked when it was opened; a process that opens it anew compares its head.
+    Nothing is mapped: if somebody cuts the file short while it is read, that is an error, and no
+    signal that ends the process (SIGBUS). The file was checked when it was opened; a process that
+    opens it anew compares its head.
 
     Args:
-        path: of the file.
-        head: its first line.
-        short: the short arrays; None: they are read at first use.
         long: the long array; None: it is read by ranges.
+        short: the short arrays.
+        path: of the file; "": there is none, so that a pickle takes the arrays along.
+        head: its first line.
+        reserved: what the budget of this process holds for them.
 
     Attributes:
         path: of the file.
@@ -264,14 +278,25 @@ class FileArrays:
     """
 
     def __init__(
-        self, path: str, head: bytes, short: Arrays | None, long: npt.NDArray[Any] | None
+        self,
+        long: npt.NDArray[Any] | None,
+        short: Sequence[npt.NDArray[Any]],
+        path: str = "",
+        head: bytes = b"",
+        reserved: object = None,
     ) -> None:
         self.path: str = path
         self._head = head
-        self.dtype, nbytes = _parts(head)[0]
-        self.count: int = nbytes // self.dtype.itemsize
-        self._short = None if short is None else list(map(SharedArray, short))
-        self._long = None if long is None else SharedArray(long)
+        self._reserved = reserved
+        self._short: list[SharedArray] | None = list(map(SharedArray, short))
+        self._long: SharedArray | None = None
+        if long is None:
+            self.dtype, first, stop = _ranges_of(head)[0]
+            self.count: int = (stop - first) // self.dtype.itemsize
+        else:
+            self._long = SharedArray(long)
+            self.dtype = long.dtype
+            self.count = len(long)
         self._files = LocalFiles()
         self._compared_in = 0  # the process that has compared the head
 
@@ -282,11 +307,9 @@ class FileArrays:
         Raises:
             AccessError: the file is gone, cut short, or another one.
         """
-        return (
-            self._long.array
-            if self._long is not None
-            else self.read(np.array([0]), np.array([self.count]))
-        )
+        if self._long is not None:
+            return self._long.array
+        return self.read(np.array([0]), np.array([self.count]))
 
     @property
     def short(self) -> Arrays:
@@ -296,12 +319,14 @@ class FileArrays:
             AccessError: as `long`.
         """
         if self._short is None:
-            with self._reading():
-                self._short = list(map(SharedArray, self._read_short()))
+            others = _ranges_of(self._head)[1:]
+            arrays = [self._read(np.array([a]), np.array([b]), dtype) for dtype, a, b in others]
+            self._short = list(map(SharedArray, arrays))
         return [short.array for short in self._short]
 
     def read(self, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
-        """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, one range behind the other.
+        """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, one range behind the other,
+        from the file.
 
         Returns:
             A read-only array of one axis.
@@ -309,84 +334,62 @@ class FileArrays:
         Raises:
             AccessError: as `long`.
         """
-        return self._read(begins * self.dtype.itemsize, ends * self.dtype.itemsize, self.dtype)
+        nbytes = self.dtype.itemsize
+        return self._read(HEAD + begins * nbytes, HEAD + ends * nbytes, self.dtype)
 
     def parts(self, begins: IntArray, ends: IntArray) -> Arrays:
         """The same ranges as an array each, read-only."""
         if self._long is not None:
-            return parts_of(self._long.array, begins, ends)
+            long = self._long.array
+            return [long[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
         joined = self.read(begins, ends)
         edges = np.cumsum(ends - begins).tolist()
         return [joined[begin:end] for begin, end in itertools.pairwise([0, *edges])]
 
-    def rows(self, dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
-        """Rows by number, where the bytes of the long array are rows of so many elements.
+    def rows(self, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+        """Rows by number, where the long array is rows of so many elements.
 
         Returns:
-            [len(numbers), length] of `dtype`, read-only.
+            [len(numbers), length], read-only.
 
         Raises:
             AccessError: as `long`.
         """
         if self._long is not None:
-            return rows_of(self._long.array, dtype, length, numbers)
-        nbytes = np.dtype(dtype).itemsize * length
-        return self._read(numbers * nbytes, (numbers + 1) * nbytes, dtype).reshape(-1, length)
+            long = self._long.array[: self.count // length * length]
+            return long.reshape(-1, length).take(numbers, axis=0)
+        return self.read(numbers * length, (numbers + 1) * length).reshape(-1, length)
 
-    def _read(self, begins: IntArray, ends: IntArray, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        ranges = ByteRanges.in_file(self.path, HEAD + begins, HEAD + ends)
-        with self._reading():
-            return np.frombuffer(self._files.read_joined(ranges), dtype)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Compares the head, once a process; errors name the file."""
+    def _read(self, starts: IntArray, stops: IntArray, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Bytes of the file. Compares the head, once a process; errors name the file."""
         try:
             if self._compared_in != os.getpid():
                 with self._files.opened(self.path) as fd:
                     head = os.pread(fd, HEAD, 0).split(b"\n", 1)[0]
-                    size = os.fstat(fd).st_size
-                if head != self._head or size != _size(_parts(self._head)):
+                    is_same = head == self._head and os.fstat(fd).st_size == _end_of(head)
+                if not is_same:
                     raise AccessError(
                         f"{redact(self.path)} has been replaced since it was opened: open the "
                         "dataset again"
                     )
                 self._compared_in = os.getpid()
-            yield
+            joined = self._files.read_joined(ByteRanges.in_file(self.path, starts, stops))
+            return np.frombuffer(joined, dtype)
         except OSError as error:
             if isinstance(error, HeadraceError):
                 raise
-            message = (
+            raise AccessError(
                 f"{redact(self.path)}, an index of this dataset, can't be read any more: "
                 f"{error.strerror or error}"
-            )
-            raise AccessError(message) from error
+            ) from error
         except FormatError as error:
             raise AccessError(f"{error}; open the dataset again") from error
 
-    def _read_short(self) -> Arrays:
-        ranges = _ranges_of(self._head)[1:]
-        data = self._files.read_each(
-            ByteRanges.of((self.path, start, stop) for _, start, stop in ranges)
-        )
-        return [np.frombuffer(one, dtype) for one, (dtype, _, _) in zip(data, ranges, strict=True)]
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_files": LocalFiles(), "_compared_in": 0}
-        return state if is_spawning() else {**state, "_short": None, "_long": None}
-
-
-def parts_of(long: npt.NDArray[Any], begins: IntArray, ends: IntArray) -> Arrays:
-    """Views of ranges of an array."""
-    return [long[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-
-
-def rows_of(
-    long: npt.NDArray[Any], dtype: npt.DTypeLike, length: int, numbers: IntArray
-) -> npt.NDArray[Any]:
-    """See `FileArrays.rows`."""
-    elements = long.view(dtype)
-    return elements[: len(elements) // length * length].reshape(-1, length).take(numbers, axis=0)
+        state = {**self.__dict__, "_files": LocalFiles(), "_compared_in": 0, "_reserved": None}
+        if not self.path or is_spawning():
+            return state
+        return {**state, "_short": None, "_long": None}
 
 
 class ArrayWriter:
@@ -407,35 +410,29 @@ class ArrayWriter:
 
     def write(self, values: npt.NDArray[Any]) -> None:
         """The next values of the long array."""
-        array = np.ascontiguousarray(values, self._dtype)
-        self._put(_bytes_of(array))
-        self._nbytes += array.nbytes
+        self._nbytes += self._put(np.ascontiguousarray(values, self._dtype))
 
-    def _put(self, data: npt.NDArray[np.uint8]) -> None:
+    def _put(self, array: npt.NDArray[Any]) -> int:
+        data = array.reshape(-1).view(np.uint8)
         self._file.write(data.data)
         for start in range(0, data.size, _PIECE):
-            self._crc = _checksum(self._crc, data[start : start + _PIECE].tobytes())
+            self._crc = google_crc32c.extend(self._crc, data[start : start + _PIECE].tobytes())
+        return data.size
 
     def narrow(self, dtype: str) -> None:
         """Rewrites the long array in a smaller dtype, which must hold its values."""
         old = self._dtype
-        new = np.dtype(dtype)
-        count = self._nbytes // old.itemsize
-        read = HEAD
-        put = HEAD
+        nbytes = self._nbytes
         self._file.flush()
-        self._dtype = new
+        self._dtype = np.dtype(dtype)
         self._nbytes = 0
         self._crc = 0
-        for start in range(0, count, _PIECE):
-            wanted = min(_PIECE, count - start) * old.itemsize
-            self._file.seek(read)
-            piece = np.frombuffer(self._file.read(wanted), old).astype(new)
-            self._file.seek(put)
-            self.write(piece)
-            read = read + wanted
-            put = put + piece.nbytes
-        self._file.seek(put)
+        for start in range(0, nbytes, _PIECE):
+            self._file.seek(HEAD + start)
+            piece = np.frombuffer(self._file.read(min(_PIECE, nbytes - start)), old)
+            self._file.seek(HEAD + self._nbytes)
+            self.write(piece.astype(self._dtype))
+        self._file.seek(HEAD + self._nbytes)
         self._file.truncate()
 
     def short(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
@@ -444,62 +441,48 @@ class ArrayWriter:
         before = self._nbytes
         for array in self._short:  # each begins aligned
             self._put(np.zeros(up(before) - before, np.uint8))
-            self._put(_bytes_of(array))
-            before = array.nbytes
+            before = self._put(array)
 
     def finish(self, about: str) -> None:
         """Writes the head."""
-        parts = [
-            [self._dtype.str, self._nbytes],
-            *([array.dtype.str, array.nbytes] for array in self._short),
-        ]
+        short = [[array.dtype.str, array.nbytes] for array in self._short]
+        parts = [[self._dtype.str, self._nbytes], *short]
         said = {"format": _FORMAT, "about": about, "parts": parts}
-        head = _line({**said, "checksum": _checksum(self._crc, _line(said))})
+        head = _line({**said, "checksum": google_crc32c.extend(self._crc, _line(said))})
         if len(head) >= HEAD:
             raise ValueError(f"{len(parts)} arrays are too many for one file")
         self._file.seek(0)
         self._file.write(head + b"\n")
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
-
-
 def _typed(arrays: Sequence[npt.NDArray[Any]], types: Sequence[str]) -> Arrays:
-    dtypes = list(map(np.dtype, types)) if types else [array.dtype for array in arrays]
-    return [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    if not types:
+        return list(arrays)
+    return [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
 
 
-def _prefix(kind: str) -> str:
-    return f"headrace-{kind}-"
+def hash_of(about: Any) -> str:
+    """A name for JSON values."""
+    return hashlib.blake2b(_line(about), digest_size=16).hexdigest()
 
 
-def _hash(meta: bytes) -> str:
-    return hashlib.blake2b(meta, digest_size=16).hexdigest()
-
-
-def _line(said: dict[str, Any]) -> bytes:
+def _line(said: Any) -> bytes:
     return json.dumps(said, sort_keys=True).encode()
-
-
-def _parts(head: bytes) -> list[tuple[np.dtype[Any], int]]:
-    """Dtype and bytes of each array."""
-    return [(np.dtype(dtype), int(nbytes)) for dtype, nbytes in json.loads(head)["parts"]]
-
-
-def _size(parts: Sequence[tuple[np.dtype[Any], int]]) -> int:
-    """Bytes of a file of such arrays."""
-    return HEAD + sum(up(nbytes) for _, nbytes in parts[:-1]) + parts[-1][1]
 
 
 def _ranges_of(head: bytes) -> list[tuple[np.dtype[Any], int, int]]:
     """Dtype, first byte and end of each array in the file."""
     ranges = []
     start = HEAD
-    for dtype, nbytes in _parts(head):
-        ranges.append((dtype, start, start + nbytes))
+    for dtype, nbytes in json.loads(head)["parts"]:
+        ranges.append((np.dtype(dtype), start, start + nbytes))
         start += up(nbytes)
     return ranges
+
+
+def _end_of(head: bytes) -> int:
+    """Bytes of a file of such arrays."""
+    return _ranges_of(head)[-1][2]
 
 
 def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
@@ -510,43 +493,28 @@ def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> np
     return np.frombuffer(data, dtype)
 
 
-def _known_head(first: bytes, contents: Contents) -> bytes:
-    """The head line of a file that begins so. What else it says may be damaged, until it is
-    compared with the checksum.
+def _checked_head(file: BinaryIO, contents: Contents) -> bytes:
+    """The head line of a file, after it was compared with what the file must hold, and its checksum
+    with all that follows.
     """
-    head = first.split(b"\n", 1)[0]
+    head = file.read(HEAD).split(b"\n", 1)[0]
     try:
         said = json.loads(head)
         known = said["format"], said["about"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        checksum = said.pop("checksum")
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         raise UntrustedError("it is damaged, or of another version") from None
     if known != (_FORMAT, contents.about):
         raise UntrustedError("it is of another version, or about something else")
+    crc = 0
+    size = HEAD
+    while piece := file.read(_PIECE):
+        crc = google_crc32c.extend(crc, piece)
+        size += len(piece)
+    # what else the head says may be damaged until here
+    if checksum != google_crc32c.extend(crc, _line(said)) or _end_of(head) != size:
+        raise UntrustedError("it is damaged")
+    wanted = list(map(np.dtype, contents.types))
+    if wanted and [dtype for dtype, _, _ in _ranges_of(head)] != wanted:
+        raise UntrustedError("it is damaged")
     return head
-
-
-def _compare(head: bytes, crc: int, size: int, contents: Contents) -> None:
-    """Compares a head with the checksum of what follows it, and, since it is right then, with the
-    file's bytes and the dtypes that are wanted.
-    """
-    said = json.loads(head)
-    if said.pop("checksum", None) != _checksum(crc, _line(said)):
-        raise UntrustedError("it is damaged")
-    parts = _parts(head)
-    wanted = [np.dtype(dtype) for dtype in contents.types]
-    if _size(parts) != size or (wanted and [dtype for dtype, _ in parts] != wanted):
-        raise UntrustedError("it is damaged")
-
-
-def _split(body: memoryview, head: bytes) -> Arrays:
-    """The arrays out of what follows the head."""
-    arrays = Arrays()
-    at = 0
-    for dtype, nbytes in _parts(head):
-        arrays.append(np.frombuffer(body[at : at + nbytes], dtype))
-        at += up(nbytes)
-    return arrays
-
-
-def _checksum(begin: int, data: bytes) -> int:
-    return int(google_crc32c.extend(begin, data))

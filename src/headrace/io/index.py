@@ -14,9 +14,6 @@ NOTE [ life of an index ]
 from __future__ import annotations
 
 import functools
-import io
-import json
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +26,11 @@ from headrace.io.array_file import (
     Contents,
     UntrustedError,
     array_bytes,
-    load_arrays,
+    arrays_of,
+    hash_of,
 )
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
-
-_log = logging.getLogger(__name__)
 
 _HINT_S = 5.0
 
@@ -56,7 +52,7 @@ class IndexKind(NamedTuple):
 
 
 def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
-    """The index of a file, found or made.
+    """The index of a file, found, or made and kept on this machine.
 
     Args:
         files: its server's. What lies beside is only looked at where `RemoteFiles.learn` was told
@@ -69,20 +65,10 @@ def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
     """
     found = found_index(files, url, kind)
     if found is None:
-        return made_index(files, url, kind)
+        began = time.monotonic()
+        found = kind.make(files, url)
+        keep_index(files, url, kind, found, time.monotonic() - began)
     return found
-
-
-def made_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
-    """The index of a file, made anew and kept on this machine.
-
-    Raises:
-        Exception: what `kind.make` raises.
-    """
-    began = time.monotonic()
-    made = kind.make(files, url)
-    keep_index(files, url, kind, made, time.monotonic() - began)
-    return made
 
 
 def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
@@ -90,20 +76,22 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     nowhere, or not to be trusted.
     """
     version = files.version(url)
-    beside = files.beside(url)
+    cached = None
     if version.tag is not None:
-        cached = kept_index(files, url, kind).loaded()
-        if cached is not None:
-            return cached
-    if beside is not None:
-        try:
-            return from_bytes(beside, kind, version.size)
-        except UntrustedError as error:
-            warn(
-                f"{redact(url)}: the index beside it is not used: {error}; write it again with "
-                "headrace.write_index"
-            )
-    return None
+        cached = _kept_index(files, url, kind).found()
+    if cached is not None:
+        return [cached.long, *cached.short]
+    beside = files.beside(url)
+    if beside is None:
+        return None
+    try:
+        return arrays_of(beside, _contents(kind, version.size))
+    except UntrustedError as error:
+        warn(
+            f"{redact(url)}: the index beside it is not used: {error}; write it again with "
+            "headrace.write_index"
+        )
+        return None
 
 
 def learn_indexed(
@@ -129,7 +117,7 @@ def learn_indexed(
     def is_unknown(url: str) -> bool:
         if is_needless():
             return False
-        is_kept = os.path.exists(kept_index(files, url, kind).path)
+        is_kept = os.path.exists(_kept_index(files, url, kind).path)
         return files.version(url).tag is None or not is_kept
 
     files.learn(urls, is_unknown)
@@ -145,7 +133,7 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
     if files.version(url).tag is None:
         return
     try:
-        kept_index(files, url, kind).write(made)
+        _kept_index(files, url, kind).write(made)
     except OSError as error:
         if not files.has_warned:  # of many shards once
             files.has_warned = True
@@ -156,17 +144,12 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
             )
 
 
-def kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
+def _kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
     """Where the index of a file is kept on this machine."""
     version = files.version(url)
     about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    return ArrayFile(
-        str(cache_folder(files.options.cache_dir)),
-        f"{kind.name}-index",
-        about,
-        kind.version,
-        kind.types,
-    )
+    folder = str(cache_folder(files.options.cache_dir))
+    return ArrayFile(folder, f"{kind.name}-index", about, kind.version, kind.types)
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
@@ -174,16 +157,5 @@ def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
     return array_bytes(arrays, _contents(kind, size))
 
 
-def from_bytes(data: bytes, kind: IndexKind, size: int) -> Arrays:
-    """What `index_bytes` was given.
-
-    Raises:
-        UntrustedError: it is damaged, or about something else.
-    """
-    return load_arrays(io.BytesIO(data), len(data), _contents(kind, size))
-
-
 def _contents(kind: IndexKind, size: int) -> Contents:
-    return Contents(
-        json.dumps({"kind": kind.name, "size": size}).encode(), "index", kind.version, kind.types
-    )
+    return Contents(hash_of([kind.name, size, kind.version]), kind.types)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings, strategies as st
 
-from headrace.formats.text.index import HeldArrays, Places, PlacesWriter, _Buffer
+from headrace.formats.text.index import Places, PlacesWriter, _Buffer
+from headrace.io.array_file import FileArrays
 
 
 def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
@@ -18,7 +19,7 @@ def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
     places = np.concatenate([[7], 7 + np.cumsum(distances)])
     writer = PlacesWriter()
     made = [writer.low(piece) for piece in np.array_split(places, pieces) if piece.size]
-    table = Places(HeldArrays(np.concatenate(made), [np.concatenate(writer.carries)]))
+    table = Places(FileArrays(np.concatenate(made), [np.concatenate(writer.carries)]))
     assert np.array_equal(table.distances(), distances)
     numbers = np.random.default_rng(0).permutation(len(distances))[:5000]
     starts, ends = table.reach(numbers)

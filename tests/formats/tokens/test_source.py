@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
-from headrace.formats.text.index import HeldArrays
 from headrace.formats.tokens.source import ArrayTokens, BlocksSource, DocumentsSource
+from headrace.io.array_file import FileArrays
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
 
@@ -21,7 +21,7 @@ def tokens_of(sizes: list[int]) -> tuple[Any, list[list[int]]]:
     """Tokens in memory, and the lists of documents that they are."""
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     ids = (np.arange(edges[-1]) * 7919 % 60_000).astype(np.uint16)
-    tokens = ArrayTokens(HeldArrays(ids, [edges]))
+    tokens = ArrayTokens(FileArrays(ids, [edges]))
     return tokens, [ids[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 

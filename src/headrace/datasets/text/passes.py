@@ -23,12 +23,11 @@ from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, warn
-from headrace.formats.text.index import Arrays, HeldArrays, kept_or_held
+from headrace.formats.text.index import kept_or_held
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens.source import ArrayTokens, Tokens
-from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.array_file import ArrayFile, FileArrays, Unkept
 from headrace.io.paths import cache_folder, composed
-from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.tokenizer import dtype_for
 
@@ -111,7 +110,7 @@ def tokens_of(
     identity = texts.identity
     with reading_all(texts, reader) as (about, expect):
         every = _AllTokens(texts, reader, end_token, expect)
-        arrays: Arrays | None = None
+        arrays: FileArrays | None = None
         if about is None or identity is None:
             _log.info("the tokens of these texts are not kept: texts or tokenizer have no version")
         else:
@@ -119,7 +118,7 @@ def tokens_of(
             folder = str(cache_folder(texts.options.cache_dir))
             kept = ArrayFile(folder, "tokens", made_of)
             with Unkept(folder, "tokens are", "they are held in memory"):
-                arrays = found_or_built(kept, PATIENCE_S, lambda: every.written(kept))
+                arrays = kept.found_or_built(PATIENCE_S, lambda: every.written(kept))
         if arrays is None:
             arrays = every.held(budget)
     left_out = arrays.short[1]
@@ -162,7 +161,7 @@ class _AllTokens:
         self._end = np.array([] if end_token is None else [end_token], np.int32)
         self._edges = np.zeros(len(texts.source) + 1, np.int64)
 
-    def written(self, kept: ArrayFile) -> Arrays:
+    def written(self, kept: ArrayFile) -> FileArrays:
         """Writes the tokens into a file."""
         with kept.writing("<i4") as writer:
             for tokens in self:
@@ -172,7 +171,7 @@ class _AllTokens:
             writer.short(self._short)
         return kept.open()
 
-    def held(self, budget: MemoryBudget) -> Arrays:
+    def held(self, budget: MemoryBudget) -> FileArrays:
         """The tokens in memory."""
         pieces = deque[npt.NDArray[np.int32]]()
         nbytes = self._edges.nbytes
@@ -197,7 +196,7 @@ class _AllTokens:
             position += len(piece)
         reserved.resize(self._edges.nbytes + whole.nbytes)
         _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
-        return HeldArrays(whole, self._short, reserved)
+        return FileArrays(whole, self._short, reserved=reserved)
 
     @property
     def _dtype(self) -> str:

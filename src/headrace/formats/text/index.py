@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,11 @@ from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.formats.text import records
 from headrace.formats.text.plain import Room
 from headrace.io import ordered
-from headrace.io.array_file import ArrayFile, FileArrays, Unkept, parts_of, rows_of
+from headrace.io.array_file import ArrayFile, FileArrays, Unkept
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import Part, RemoteFiles, in_order
-from headrace.io.single_flight import found_or_built
-from headrace.memory.anonymous import SharedArray
-from headrace.memory.budget import Reservation
 from headrace.memory.limits import usable_cpus
 from headrace.memory.whole import read_full
 
@@ -50,62 +47,13 @@ _TOGETHER = 1 << 16  # records whose places are passed on at a time
 # -- arrays on disk or in memory
 
 
-class HeldArrays:
-    """What `FileArrays` are, in memory that workers share.
-
-    Args:
-        long: the long array.
-        short: the short ones.
-        reserved: what the budget holds for them.
-    """
-
-    path = None
-
-    def __init__(
-        self,
-        long: npt.NDArray[Any],
-        short: Sequence[npt.NDArray[Any]],
-        reserved: Reservation | None = None,
-    ) -> None:
-        self._long = SharedArray(long)
-        self._short = list(map(SharedArray, short))
-        self._reserved = reserved
-        self.dtype: np.dtype[Any] = long.dtype
-        self.count: int = len(long)
-
-    @property
-    def long(self) -> npt.NDArray[Any]:
-        """The long array, read-only."""
-        return self._long.array
-
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        """The short arrays, read-only."""
-        return [short.array for short in self._short]
-
-    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-        """Views of ranges of the long array."""
-        return parts_of(self.long, begins, ends)
-
-    def rows(self, dtype: npt.DTypeLike, length: int, numbers: IntArray) -> npt.NDArray[Any]:
-        """See `FileArrays.rows`."""
-        return rows_of(self.long, dtype, length, numbers)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reserved": None}  # of the process that made it
-
-
-Arrays: TypeAlias = FileArrays | HeldArrays
-"""A long array and some short ones. Picklable."""
-
-
 def kept_or_held(
     cached: ArrayFile | None,
     patience: float,
     what: str,
     dtype: str,
     make: Callable[[Callable[[npt.NDArray[Any]], None]], list[npt.NDArray[Any]]],
-) -> Arrays:
+) -> FileArrays:
     """The arrays of a cache file, found or made; in memory without one, or if it can't be written.
 
     Args:
@@ -116,24 +64,24 @@ def kept_or_held(
         make: hands out the long array a piece at a time, and returns the short ones.
     """
 
-    def held() -> HeldArrays:
+    def held() -> FileArrays:
         pieces = [np.empty(0, dtype)]
         short = make(pieces.append)
-        return HeldArrays(np.concatenate(pieces), short)
+        return FileArrays(np.concatenate(pieces), short)
 
     if cached is None:
         return held()
     instead = "they are held in memory, and made at every start"
     unkept = Unkept(os.path.dirname(cached.path), what, instead)
 
-    def build() -> Arrays:
+    def build() -> FileArrays:
         with unkept:
             with cached.writing(dtype) as writer:
                 writer.short(make(writer.write))
             return cached.open()
         return held()
 
-    return found_or_built(cached, patience, build)
+    return cached.found_or_built(patience, build)
 
 
 # -- places
@@ -168,8 +116,8 @@ class Places:
         arrays: their low bits (uint16), and, as the last of the short ones, the carries.
     """
 
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays: Arrays = arrays
+    def __init__(self, arrays: FileArrays) -> None:
+        self.arrays: FileArrays = arrays
 
     def reach(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Some places, and for each the one that follows it.
@@ -184,7 +132,7 @@ class Places:
             AccessError: the file is gone, or another one.
         """
         pairs = np.stack([numbers, numbers + 1], axis=1)
-        low = self.arrays.rows("<u2", 1, pairs.reshape(-1)).reshape(-1, 2)
+        low = self.arrays.rows(1, pairs.reshape(-1)).reshape(-1, 2)
         places = low + (np.searchsorted(self.arrays.short[-1], pairs, side="right") << 16)
         return places[:, 0], places[:, 1]
 

@@ -18,11 +18,10 @@ import zstandard
 from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile, FileArrays, UntrustedError
+from headrace.io.array_file import ArrayFile, FileArrays
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
 from headrace.io.remote_files import opened_in_order
-from headrace.io.single_flight import found_or_built
 from headrace.memory.budget import MemoryBudget, format_size
 
 COMPRESSED = (".gz", ".zst")
@@ -231,8 +230,8 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
             return cached.open()
         except HeadraceError:
             raise
-        except (OSError, UntrustedError) as error:
-            cause = getattr(error, "strerror", None) or error
+        except OSError as error:
+            cause = error.strerror or error
             raise AccessError(
                 f"{redact(path)} is read through a plain copy of its text, in "
                 f"{redact(cache_dir)}, which can't be made ({cause}): pass another cache_dir=, or "
@@ -248,7 +247,7 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
         with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
             return copy()
 
-    return found_or_built(cached, files.patience, build)
+    return cached.found_or_built(files.patience, build)
 
 
 def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterator[bytes]:

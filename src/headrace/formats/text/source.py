@@ -27,7 +27,6 @@ from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Locatable
 from headrace.formats.text import records
 from headrace.formats.text.index import (
-    Arrays,
     OddQuotesError,
     Places,
     PlacesWriter,
@@ -44,7 +43,7 @@ from headrace.formats.text.plain import (
     shows_lines,
     undecodable,
 )
-from headrace.io.array_file import HEAD, ArrayFile
+from headrace.io.array_file import HEAD, ArrayFile, FileArrays
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
@@ -275,7 +274,7 @@ class LinesSource(Locatable):
     def _has_versions(self) -> bool:
         return all(tag is not None for *_, tag in self._identities)
 
-    def _found_table(self, delimiter: str | None, progress: bool | None) -> Arrays:
+    def _found_table(self, delimiter: str | None, progress: bool | None) -> FileArrays:
         """The table, as it is kept, or found by a pass over all texts."""
         cached = None
         if self.keeps_tables:
@@ -288,7 +287,7 @@ class LinesSource(Locatable):
             }
             cached = ArrayFile(self._cache_dir, "lines", about)
 
-        def made(is_slow: bool) -> Arrays:
+        def made(is_slow: bool) -> FileArrays:
             def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
                 of_lines = (self.codec, self.room, self.delimiters)
                 scan = Scan(self.files, self._texts, *of_lines, is_slow, progress)
@@ -495,7 +494,7 @@ class LinesSource(Locatable):
         if copies:
             copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}"
         where = "in memory"
-        if self._table.arrays.path is not None:
+        if self._table.arrays.path:
             where = f"read from {redact(self._table.arrays.path)}"
         way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
         nbytes = sum(text.end for text in self._texts)

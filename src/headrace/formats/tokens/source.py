@@ -18,7 +18,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.formats.describe import Column, Description
 from headrace.formats.source import Locatable
-from headrace.formats.text.index import Arrays
+from headrace.io.array_file import FileArrays
 from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles
 from headrace.io.paths import redact
@@ -84,10 +84,10 @@ class ArrayTokens(Tokens):
         arrays: the ids, of any integer dtype; and as short arrays `short`.
     """
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: FileArrays) -> None:
         self._arrays = arrays
         self.files: Files = LocalFiles()
-        self.shown: str = "" if arrays.path is None else redact(arrays.path)
+        self.shown: str = redact(arrays.path)
         self.count: int = arrays.count
         self.dtype: np.dtype[Any] = arrays.dtype
 
@@ -108,7 +108,7 @@ class ArrayTokens(Tokens):
         return self._arrays.parts(begins, ends)
 
     def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
-        return self._arrays.rows(self.dtype, length, numbers)
+        return self._arrays.rows(length, numbers)
 
 
 class TokensSource(Locatable):

@@ -22,6 +22,7 @@ NOTE [ life of a cached block ]
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -38,7 +39,6 @@ import google_crc32c
 from headrace.errors import ConfigError, warn
 from headrace.io.atomic import TEMPORARY, is_ours, user_id
 from headrace.io.paths import redact
-from headrace.io.single_flight import single_flight_in_loop
 from headrace.memory.budget import format_size
 from headrace.memory.locks import HAS_LOCKS, try_lock, unlock, wait_for_lock
 from headrace.memory.per_process import renew_after_fork
@@ -50,6 +50,7 @@ BLOCK_ENDING = ".blk"
 _DOWN_TO = 0.9  # of the limit: an eviction makes room for more than one block
 _TOUCHED_S = 60.0  # how exactly the time of the last use is known
 _PAUSE_S = 60.0  # after the disk was full, nothing is written for so long
+_POLL_S = 0.02
 _PATIENCE_S = 10.0  # for the ledger, which nobody holds for long
 
 
@@ -174,13 +175,25 @@ class DiskCache:
 
         Look for the blocks again inside: somebody else may have fetched them meanwhile.
         """
+        fd = None
         # without leave to write there are no claims, and blocks may be fetched twice
         with contextlib.suppress(OSError):
             self._make_folder()
-        async with single_flight_in_loop(
-            os.path.join(self.folder, "claims"), [int(key[:12], 16) for key in keys], patience
-        ):
+            claims = os.path.join(self.folder, "claims")
+            fd = os.open(claims, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            end = time.monotonic() + patience
+            with contextlib.suppress(OSError):
+                # in order: so nobody waits for one that waits for him
+                for number in sorted({int(key[:12], 16) for key in keys}):
+                    while fd is not None and not try_lock(fd, number):
+                        if time.monotonic() >= end:
+                            break
+                        await asyncio.sleep(_POLL_S)
             yield
+        finally:
+            if fd is not None:
+                unlock(fd)
 
     # -- the limit
 

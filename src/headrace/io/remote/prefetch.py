@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from headrace.io.ranges import WHOLE, ByteRanges
+from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce
 from headrace.memory.per_process import renew_after_fork
 
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
@@ -72,13 +72,12 @@ class Prefetcher:
                 keys = [key for key in keys if key not in self._pieces]
                 if not keys:
                     continue
-                sizes = [
-                    int(self._whole_nbytes) + 1 if stop == WHOLE else stop - start
-                    for _, start, stop in keys
-                ]
-                data = self._fetch(ByteRanges.of(keys), urgent)
+                wanted = ByteRanges.of(keys)
+                nbytes = int(coalesce(wanted, GAP).ranges.nbytes.sum())
+                nbytes += int(self._whole_nbytes * wanted.is_whole.sum())
+                data = self._fetch(wanted, urgent)
                 numbers = {key: number for number, key in enumerate(keys)}
-                made = _Piece(data, numbers, sum(sizes))
+                made = _Piece(data, numbers, nbytes)
                 self._pieces.update(dict.fromkeys(keys, made))
                 self.untouched += made.nbytes
 
