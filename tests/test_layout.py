@@ -67,7 +67,7 @@ INSIDE = {
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",
-    "formats/arrays": "codecs values chunks packed reader rows volumes",
+    "formats/arrays": "codecs chunks packed reader rows volumes",
     "formats/sparse": "matrix rows opening",
     "formats/episodes": "source find",
     "formats/hdf5": "kind files remote chunks tree rows",
@@ -78,7 +78,7 @@ INSIDE = {
     "formats/table": "columns files arrow source arrays",
     "formats/tokens": "source packed",
     "formats": """
-        resolve blocks parallel describe source concat files arrays tree
+        resolve describe source concat files arrays tree
         hdf5 zarr
         trees sparse episodes dialects table tar text tokens read_rows registry
     """,

@@ -61,7 +61,7 @@ def far_of(server: RangeServer, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 8_000)
+    monkeypatch.setattr("headrace.formats.source.LONGEST", 8_000)
 
 
 # -- one value, one order

@@ -53,7 +53,7 @@ class TestRecords(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.formats.blocks.LONGEST", 100)
+        monkeypatch.setattr("headrace.formats.source.LONGEST", 100)
 
     def write(self, folder: Path) -> None:
         lines = [f'{{"text": "row {n}", "n": {n}}}\n' for n in range(30)]
@@ -87,7 +87,7 @@ class TestTarShards(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.formats.blocks.LONGEST", 8 << 10)
+        monkeypatch.setattr("headrace.formats.source.LONGEST", 8 << 10)
 
     def write(self, folder: Path) -> None:
         for name in self.names:

@@ -511,7 +511,7 @@ def test_matrices_without_rows_or_values(tmp_path: Path) -> None:
 
 
 def test_blocks_are_chunks(gzipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 1)
+    monkeypatch.setattr("headrace.formats.source.LONGEST", 1)
     dataset = SparseDataset(gzipped)
     sizes, indptr = dataset.blocks(), csr_of(DENSE)["indptr"]
     assert sizes is not None and sizes.sum() == ROWS and len(sizes) > 4
@@ -673,7 +673,7 @@ class TestH5AD(RemoteDatasetContract):
 
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.formats.blocks.LONGEST", 400)
+        monkeypatch.setattr("headrace.formats.source.LONGEST", 400)
 
     def write(self, folder: Path) -> None:
         for name in self.names:

@@ -229,7 +229,7 @@ def test_blocks_follow_from_the_layout(tmp_path: Path, monkeypatch: pytest.Monke
     folder = shards(tmp_path / "shards", (30, 0, 17, 1))
     assert TarSource(folder).blocks().tolist() == [30, 17, 1]
     # 4 samples, each of which takes 4 x 512 bytes
-    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 8192)
+    monkeypatch.setattr("headrace.formats.source.LONGEST", 8192)
     assert TarSource(folder).blocks().tolist() == [4, 4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 1, 1]
     assert TarSource(shards(tmp_path / "empty", (0, 0))).blocks().tolist() == []
     (tmp_path / "none").mkdir()

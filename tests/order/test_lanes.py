@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, strategies as st
 
-from headrace.formats.blocks import ENOUGH, block_length
+from headrace.formats.source import ENOUGH, block_length
 from headrace.order import EpochOrder
 from headrace.order.lanes import (
     FEWEST,

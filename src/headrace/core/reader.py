@@ -23,8 +23,7 @@ from headrace.errors import (
     RemoteError,
     SampleError,
 )
-from headrace.formats.parallel import map_in
-from headrace.formats.source import Source, is_prefetched
+from headrace.formats.source import Source, is_prefetched, map_in
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.limits import usable_cpus
 from headrace.memory.per_process import renew_after_fork

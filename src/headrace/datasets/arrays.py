@@ -17,8 +17,7 @@ from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA
-from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.arrays.values import as_value, is_plain, long_doubles_in
+from headrace.formats.arrays.rows import ArraysSource, as_value, is_plain, long_doubles_in
 from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import only_dataset

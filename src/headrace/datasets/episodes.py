@@ -26,7 +26,7 @@ from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
-from headrace.formats.arrays.values import as_value, long_doubles_in
+from headrace.formats.arrays.rows import as_value, long_doubles_in
 from headrace.formats.episodes.find import EpisodeOptions, by_key, open_episodes
 from headrace.formats.episodes.source import MASK, EpisodeSource, WindowOptions, Windows
 from headrace.formats.resolve.resolver import DataPath

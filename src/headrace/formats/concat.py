@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.describe import Description, joined
-from headrace.formats.source import ArraySource, Rows, fingerprint_of_files, row_at
+from headrace.formats.source import ArraySource, Map, Rows, fingerprint_of_files, row_at
 from headrace.io.local.hints import HINTS
 from headrace.io.ranges import ByteRanges
 
-Map = Callable[[Callable[[int], Any], int], list[Any]]
 S = TypeVar("S", bound=ArraySource)
 
 
@@ -34,15 +33,13 @@ class ConcatSource(ArraySource, Generic[S]):
     """The samples of some sources, one source after the other.
 
     Args:
-        sources: one at least, with records of one kind.
+        sources: one at least, with records of one kind; they share what is open and decoded.
     """
 
     def __init__(self, sources: Sequence[S]) -> None:
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         self.files = self.sources[0].files
-        # sources that were read from since they were asked what they have counted
-        self._to_count: set[int] = set()
         self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
     def __len__(self) -> int:
@@ -70,47 +67,38 @@ class ConcatSource(ArraySource, Generic[S]):
             for number, (first, end) in each
         ]
 
-    @contextlib.contextmanager
-    def reading(self, parts: list[Part[S]], *, prefetches: bool = True) -> Iterator[None]:
-        """Parts are read inside. Those of several sources are asked for at once: by a server
-        together, and not file by file; of local files a slow disk is told.
+    def prefetch(self, parts: list[Part[S]]) -> None:
+        """Asks at once for the parts of several sources, which are read next: a server is asked for
+        all together, and not file by file; of local files a slow disk is told.
         """
-        if prefetches and len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
-            with contextlib.suppress(OSError):  # raised again where they are read
-                ranges = [
-                    part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts
-                ]
-                self.files.prefetch(ranges, True)
-        try:
-            yield
-        finally:  # at the end: what is counted meanwhile is not left behind
-            self._to_count.update(id(part.source) for part in parts)
+        if len(parts) < 2 or not (self.is_remote or HINTS.are_wanted):
+            return
+        with contextlib.suppress(OSError):  # raised again where they are read
+            each = [(part.source, np.asarray(part.indices, np.int64)) for part in parts]
+            self.files.prefetch([source.byte_ranges(indices) for source, indices in each], True)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        return self._gathered(indices, lambda source, some: source.read(some))
+        parts = self.parts_of(indices)
+        self.prefetch(parts)
+        return self._gathered(parts, [part.source.read(part.indices) for part in parts])
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        return self._gathered(indices, lambda source, some: source.read_afresh(some), False)
-
-    def _gathered(
-        self,
-        indices: Sequence[int],
-        read: Callable[[S, list[int]], list[Any]],
-        prefetches: bool = True,
-    ) -> list[Any]:
-        records: list[Any] = [None] * len(indices)
         parts = self.parts_of(indices)
-        with self.reading(parts, prefetches=prefetches):
-            for part in parts:
-                for place, record in zip(part.places, read(part.source, part.indices), strict=True):
-                    records[place] = record
+        return self._gathered(parts, [part.source.read_afresh(part.indices) for part in parts])
+
+    def _gathered(self, parts: list[Part[S]], each: list[list[Any]]) -> list[Any]:
+        """Records by part, in the order in which they are wanted."""
+        records: list[Any] = [None] * sum(map(len, each))
+        for part, found in zip(parts, each, strict=True):
+            for place, record in zip(part.places, found, strict=True):
+                records[place] = record
         return records
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self.parts_of(indices)
-        with self.reading(parts):
-            for part in parts:
-                part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
+        self.prefetch(parts)
+        for part in parts:
+            part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
         """As `ArraysSource.gather`, of sources that have it."""
@@ -144,7 +132,7 @@ class ConcatSource(ArraySource, Generic[S]):
         spec = self.sources[0].array_spec
         return spec if all(source.array_spec == spec for source in self.sources) else None
 
-    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+    def use_threads(self, run: Map) -> None:
         for source in self.sources:
             source.use_threads(run)
 
@@ -157,13 +145,7 @@ class ConcatSource(ArraySource, Generic[S]):
             source.hold_chunks(nbytes)
 
     def take_counts(self) -> Counter[str]:
-        counts: Counter[str] = self.files.take_counts()
-        numbers = self._to_count
-        self._to_count = set()
-        for source in self.sources:
-            if id(source) in numbers:
-                counts.update(source.take_counts())
-        return counts
+        return self.sources[0].take_counts()
 
     def describe(self) -> Description:
         return joined([source.describe() for source in self.sources])

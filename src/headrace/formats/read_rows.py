@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,8 @@ from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import open_files
-from headrace.formats.parallel import map_in
-from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
-from headrace.formats.source import Source
+from headrace.formats.resolve.resolver import entries_of, look_for, resolve
+from headrace.formats.source import Source, map_in
 from headrace.formats.zarr.rows import OpenZarr, ZarrSource
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
@@ -49,20 +48,8 @@ _MOST_THREADS = 8
 _WORTH = 1 << 20  # bytes of rows for each thread that is to take part
 
 
-@runtime_checkable
-class HasRows(Protocol):
-    """A dataset that is open, as far as rows are read of it."""
-
-    sample_source: Source
-
-    def __len__(self) -> int: ...
-
-    def whole_indices(self, indices: Any) -> npt.NDArray[np.int64]:
-        """The numbers in the source of samples."""
-
-
 def read_rows(
-    path: DataPath | HasRows,
+    path: Any,
     name: str | None,
     indices: Any,
     *,
@@ -105,7 +92,7 @@ def read_rows(
     number = check_integer("threads", threads, 1, optional=True) or min(
         _MOST_THREADS, usable_cpus()
     )
-    if isinstance(path, HasRows):
+    if hasattr(path, "sample_source"):
         return _gathered(_of_dataset(path, name), indices, number, path)
     check_names(
         "read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__}
@@ -115,9 +102,9 @@ def read_rows(
         return _gathered(source, indices, number, None)
 
 
-def _of_dataset(dataset: HasRows, name: str | None) -> Source:
+def _of_dataset(dataset: Any, name: str | None) -> Source:
     """The source of an open dataset, whose samples must be rows of the array of that name."""
-    source = dataset.sample_source
+    source: Source = dataset.sample_source
     first = source.sources[0] if isinstance(source, ConcatSource) else source
     if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
         raise ConfigError(
@@ -196,8 +183,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
         IndexError: one is outside of the array, or no integer; a mask has another length.
     """
     if isinstance(indices, slice):
-        rows = np.arange(length, dtype=np.int64)[indices]
-        return rows, rows.shape
+        indices = range(*indices.indices(length))
     if isinstance(indices, range):
         indices = np.arange(indices.start, indices.stop, indices.step)
     array = np.asarray(indices)
@@ -213,19 +199,18 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
         raise IndexError(
             f"{what}: indices are integers, a slice or a mask, not {described(indices)}"
         )
-    rows = array.astype(np.int64).reshape(-1)
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= length:
-        raise IndexError(f"{what}: index {int(array.max())} is outside of {length:,} rows")
-    if rows.size and not -length <= rows.min() <= rows.max() < length:
-        worst = rows[(rows < -length) | (rows >= length)][0]
-        raise IndexError(f"{what}: index {worst} is outside of {length:,} rows")
+    rows = array.reshape(-1)
+    outside = (rows < -length) | (rows >= length)
+    if outside.any():
+        raise IndexError(f"{what}: index {rows[outside][0]} is outside of {length:,} rows")
+    rows = rows.astype(np.int64)
     return np.where(rows < 0, rows + length, rows), array.shape
 
 
 # -- reading
 
 
-def _gathered(source: Any, indices: Any, threads: int, dataset: HasRows | None) -> npt.NDArray[Any]:
+def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> npt.NDArray[Any]:
     sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
     first = sources[0]
     if isinstance(first, HDF5Source) and first.is_flat:

@@ -12,6 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -19,13 +20,22 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
-from headrace.formats.blocks import block_length
 from headrace.formats.describe import Column, Description
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 
 Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 """Arrays of one shape and dtype, or one array whose rows they are."""
+Map = Callable[[Callable[[int], Any], int], list[Any]]
+"""Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
+LONGEST = 2 << 20
+"""Bytes of a block, where there is much data: a long read, from a disk and from a server."""
+SHORTEST = 128 << 10
+"""Bytes of a block, where there is little."""
+ENOUGH = 72
+"""Blocks of a dataset with which 8 workers have blocks of their own: the 8 x 8 lanes of
+`headrace.order.lanes`, and some more, since the last block of a shard is shorter.
+"""
 
 
 def row_at(rows: Rows, number: int) -> npt.NDArray[Any]:
@@ -37,6 +47,38 @@ def row_at(rows: Rows, number: int) -> npt.NDArray[Any]:
 def one_after_the_other(function: Callable[[int], Any], count: int) -> list[Any]:
     """Calls a function for 0 to count - 1, in this thread."""
     return [function(number) for number in range(count)]
+
+
+def map_in(
+    pool: ThreadPoolExecutor, threads: int, function: Callable[[int], Any], count: int
+) -> list[Any]:
+    """What a function gives for 0 to count - 1; raises what it raises for the first of them that
+    fails, when all are done.
+
+    Args:
+        pool: whose threads call it.
+        threads: how many of them there are, 2 or more.
+    """
+
+    def run(part: range) -> list[Any]:
+        return [function(number) for number in part]
+
+    step = max(1, -(-count // (4 * threads)))  # some parts a thread: they take different times
+    parts = [range(start, min(start + step, count)) for start in range(0, count, step)]
+    tasks = [pool.submit(run, part) for part in parts]
+    try:
+        return [made for task in tasks for made in task.result()]
+    finally:
+        for task in tasks:
+            if not task.cancel():
+                task.exception()
+
+
+def block_length(nbytes: int) -> int:
+    """The bytes of a block of a dataset of so many stored bytes: few shards have blocks enough
+    too.
+    """
+    return min(LONGEST, max(SHORTEST, nbytes // ENOUGH))
 
 
 class Source(ABC):
@@ -82,10 +124,10 @@ class Source(ABC):
         """
         return None
 
-    run: Callable[[Callable[[int], Any], int], list[Any]] = staticmethod(one_after_the_other)
+    run: Map = staticmethod(one_after_the_other)
     """Calls a function for 0 to count - 1: work that may run in threads."""
 
-    def use_threads(self, run: Callable[[Callable[[int], Any], int], list[Any]]) -> None:
+    def use_threads(self, run: Map) -> None:
         """Sets how `run` calls functions: in threads, in a worker that has spare cores. The
         dataset calls this.
         """

@@ -58,7 +58,7 @@ IN_MODE = {"streaming": StreamingDataset, "lazy": Lazily, "eager": Eagerly, "cac
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards have several."""
-    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 10 << 10)
+    monkeypatch.setattr("headrace.formats.source.LONGEST", 10 << 10)
     monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 100)
 
 

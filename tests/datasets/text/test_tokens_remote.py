@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> RangeServer:
-    monkeypatch.setattr("headrace.formats.blocks.LONGEST", 300)
+    monkeypatch.setattr("headrace.formats.source.LONGEST", 300)
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
     return server
 

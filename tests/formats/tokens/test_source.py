@@ -113,7 +113,7 @@ def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: 
     if count >= length:
         wholes = list(range(0, count - length + 1, length))
         sources.append((BlocksSource(tokens, "f", "texts", length), wholes))
-    with mock.patch("headrace.formats.blocks.LONGEST", 2 * block):
+    with mock.patch("headrace.formats.source.LONGEST", 2 * block):
         for source, begins in sources:
             within = [min(begin, max(0, count - 1)) for begin in begins]
             assert source.blocks().dtype == np.int64

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.formats.describe import Column
-from headrace.formats.source import Rows, one_after_the_other, row_at
+from headrace.formats.source import Map, Rows, one_after_the_other, row_at
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.local.files import bytes_of
@@ -37,8 +37,6 @@ from headrace.memory.lru import LRUCache, held_bytes
 from headrace.sorting import distinct
 
 T = TypeVar("T")
-Map = Callable[[Callable[[int], Any], int], list[Any]]
-"""Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
 Use = Callable[[int, Any], None]
 """What is done with a chunk: its place among those that were asked for, and the chunk, which is
 None if it was never written.
@@ -80,6 +78,22 @@ class ChunkCache(LRUCache[tuple[str, int], Decoded]):
     """The decoded chunks that this process used last, by array and number. Who copies rows of one
     takes them off `left`, and drops it where none are left.
     """
+
+    def __init__(
+        self,
+        max_bytes: int | None,
+        max_items: int | None = None,
+        *,
+        sizeof: Callable[[Decoded], int] = held_bytes,
+    ) -> None:
+        super().__init__(max_bytes, max_items, sizeof=sizeof)
+        self.counts: Counter[str] = Counter()
+
+    def take_counts(self) -> Counter[str]:
+        """Chunks that were found here, and that were decoded, since the last call."""
+        counts = self.counts
+        self.counts = Counter()
+        return counts
 
     def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
@@ -128,7 +142,6 @@ def visit(
     used: Sequence[int] | None,
     use: Use,
     run: Map,
-    counts: Counter[str],
 ) -> None:
     """Gives chunks to a function: those that are cached, then the others as they are decoded, as
     many at once as take `GROUP` bytes.
@@ -141,7 +154,6 @@ def visit(
             cached.
         use: called with them.
         run: calls a function in threads.
-        counts: where chunks are counted.
     """
     missing: Sequence[int] = range(len(numbers))
     if used is not None:
@@ -174,8 +186,8 @@ def visit(
 
         run(work, len(some))
     if chunks.decodes:
-        counts["chunk_hits"] += len(numbers) - len(missing)
-        counts["chunks_decoded"] += len(missing)
+        cache.counts["chunk_hits"] += len(numbers) - len(missing)
+        cache.counts["chunks_decoded"] += len(missing)
 
 
 class Piece(NamedTuple):
@@ -220,7 +232,6 @@ class ArrayReader:
         self.shape: tuple[int, ...] = chunks.grid.shape
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
-        self.counts: Counter[str] = Counter()
 
     def describe(self, name: str, extents: Sequence[float] | None = None) -> Column:
         """What a random box of an array costs: along each axis it crosses (extent - 1) / chunk + 1
@@ -376,7 +387,7 @@ class ArrayReader:
         def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
             take(order[bounds[at] : bounds[at + 1]], chunk)
 
-        visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run, self.counts)
+        visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run)
 
     def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
         """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
@@ -474,7 +485,7 @@ class ArrayReader:
         elif chunks.decodes:
             whole = tuple(slice(0, extent) for extent in (height, *rest))
             used = [height if any(one.source == whole for one in some) else 0 for some in each]
-        visit(chunks, self.cache, self.key, list(pieces), used, use, run, self.counts)
+        visit(chunks, self.cache, self.key, list(pieces), used, use, run)
 
     # -- rows that lie as they are
 

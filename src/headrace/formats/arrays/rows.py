@@ -17,9 +17,9 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.packed import PackedInfo
-from headrace.formats.arrays.reader import ArrayReader, Map, OpenArrays
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.describe import Column, Description
-from headrace.formats.source import ArraySource, Rows
+from headrace.formats.source import ArraySource, Map, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -93,12 +93,7 @@ class ReadersSource(ArraySource):
         return super().read_afresh(indices)
 
     def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
-        for reader in self._readers:
-            if reader.counts:
-                counts.update(reader.counts)
-                reader.counts.clear()
-        return counts
+        return super().take_counts() + self._opened.chunks.take_counts()
 
     def hold_chunks(self, nbytes: int) -> None:
         self._opened.chunks.resize(nbytes)
@@ -313,3 +308,59 @@ class ArraysSource(ReadersSource):
     def location(self, index: int) -> str:
         names = " and ".join(filter(None, self._names))
         return ", ".join([self.path, *([names] if names else []), f"row {index}"])
+
+
+# -- plain values
+
+
+def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
+    """A record in plain terms: strings as str (without an encoding bytes), compounds as dicts of
+    their fields, arrays of strings as lists; numbers stay.
+    """
+    dtype = getattr(record, "dtype", None)
+    if isinstance(record, (bytes, np.bytes_)):
+        if encoding is None:
+            return bytes(record)
+        return _text(record, encoding)
+    if isinstance(record, str) or dtype is None:
+        if isinstance(record, str):
+            return str(record)
+        return record
+    if dtype.names is not None:
+        return {name: as_value(record[name], encoding) for name in dtype.names}
+    if dtype.kind in "SUO" and isinstance(record, np.ndarray):
+        if record.ndim == 0:
+            return as_value(record[()], encoding)
+        return [as_value(item, encoding) for item in record]
+    # a field lies among the others of its compound, at any byte and with their strides: torch has
+    # no such tensors
+    if isinstance(record, np.ndarray):
+        return np.require(record, requirements=["C", "A"])
+    return record
+
+
+def _text(data: bytes, encoding: str) -> str:
+    try:
+        return bytes(data).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its encoding=, "
+            "or encoding=None to get bytes"
+        ) from error
+
+
+def is_plain(dtype: np.dtype[Any]) -> bool:
+    """True if `as_value` of its rows is the row itself."""
+    return dtype.names is None and dtype.kind not in "SUO"
+
+
+def long_doubles_in(dtype: np.dtype[Any]) -> str | None:
+    """Where a dtype holds numbers of more than 64 bits: the names of the fields that lead there,
+    "" for itself; None: nowhere.
+    """
+    if dtype.names is not None:
+        fields = ((name, long_doubles_in(dtype[name])) for name in dtype.names)
+        return next(
+            (f"{name}.{rest}".rstrip(".") for name, rest in fields if rest is not None), None
+        )
+    return "" if dtype.base.char in "gG" else None

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -281,7 +280,6 @@ class EpisodeSource(ReadersSource):
         self._file_of = SharedArray(np.array(files_of, np.int64))
         self._left_out = left_out
         self._rows = None if rows is None else tuple(map(SharedArray, rows))
-        self._to_count: list[ArrayReader] = []
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -407,7 +405,6 @@ class EpisodeSource(ReadersSource):
             reader.read_spans(np.array(firsts, np.int64), outs, one_after_the_other)
 
         self.run(read, len(waiting))
-        self._to_count += [reader for reader, _, _ in waiting]
 
     # -- windows out of bands of steps
 
@@ -588,19 +585,6 @@ class EpisodeSource(ReadersSource):
         if window is None:
             return where
         return f"{where}, steps {starts[0]} to {starts[0] + window - 1}"
-
-    # -- the rest
-
-    def take_counts(self) -> Counter[str]:
-        counts = self.files.take_counts()  # there may be many readers
-        for reader in self._to_count:
-            counts.update(reader.counts)
-            reader.counts.clear()
-        self._to_count = []
-        return counts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_to_count": []}
 
 
 def _by_sample(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, warn
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.arrays.values import long_doubles_in
+from headrace.formats.arrays.rows import long_doubles_in
 from headrace.formats.tree import Tree, join
 
 _FORMATS = {"csr_matrix": "csr", "csc_matrix": "csc", "csr": "csr", "csc": "csc"}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
-from headrace.formats import blocks
+from headrace.formats import source
 from headrace.formats.arrays.reader import OpenArrays, read_joined
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.concat import ConcatSource
@@ -265,7 +265,7 @@ class SparseSource(ReadersSource):
         if not chunked:
             return max(1, nbytes // self._value_nbytes)
         height = max(chunks.grid.chunks[0] for chunks in chunked)
-        return height * max(_LEAST_CHUNKS, blocks.LONGEST // self._value_nbytes // height)
+        return height * max(_LEAST_CHUNKS, source.LONGEST // self._value_nbytes // height)
 
     @property
     def cut_nbytes(self) -> int:
@@ -323,8 +323,8 @@ class JoinedRows(ConcatSource[SparseSource]):
     def read_rows(self, indices: IntArray) -> CSRRows:
         """See `SparseSource.read_rows`."""
         parts = self.parts_of(indices)
-        with self.reading(parts):
-            found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
+        self.prefetch(parts)
+        found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
         if len(found) == 1:
             return found[0]
         rows = CSRRows.joined([(one.indices, one.values) for one in found])

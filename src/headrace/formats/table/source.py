@@ -197,7 +197,6 @@ class TableSource(RowSource, Locatable):
         self._decoded = ChunkCache(0)
         # there is no room for all blocks, which the next epoch would find decoded
         self._drops_used = True
-        self._counts = Counter[str]()
 
     # -- what it is
 
@@ -273,10 +272,7 @@ class TableSource(RowSource, Locatable):
         return Description([column], facts, len(self.tables), self.stored_nbytes)
 
     def take_counts(self) -> Counter[str]:
-        counts = super().take_counts()
-        counts.update(self._counts)
-        self._counts.clear()
-        return counts
+        return super().take_counts() + self._decoded.take_counts()
 
     def close(self) -> None:
         """Closes what this process has open; decoded blocks are forgotten."""
@@ -363,7 +359,7 @@ class TableSource(RowSource, Locatable):
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
 
-        visit(self._blocks, self._decoded, "", blocks, used, use, self.run, self._counts)
+        visit(self._blocks, self._decoded, "", blocks, used, use, self.run)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         starts = self._blocks.starts.array
