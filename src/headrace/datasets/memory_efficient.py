@@ -190,50 +190,32 @@ def copy_of(sample: Any) -> Any:
     except MemoryError:
         raise
     except Exception as error:
+        items: Any = ()
+        if isinstance(sample, dict):
+            items = sample.values()
+        elif isinstance(sample, (tuple, list)):
+            items = sample
+        types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
         raise TypeError(
-            f"a sample must be picklable, so that it can be held, and {_type_of(sample)} is "
-            f"not: {error}"
+            "a sample must be picklable, so that it can be held, and "
+            f"{type(sample).__name__}{types and f' of {types}'} is not: {error}"
         ) from error
 
 
-def _type_of(sample: Any) -> str:
-    items: Any = ()
-    if isinstance(sample, dict):
-        items = sample.values()
-    elif isinstance(sample, (tuple, list)):
-        items = sample
-    inside = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
-    if inside:
-        return f"{type(sample).__name__} of {inside}"
-    return type(sample).__name__
-
-
 def _length_of(dataset: Any) -> int:
-    name = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, (IterableDataset, Mapping, type)) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
         raise ConfigError(
-            f"data_path: {name} is an IterableDataset, which gives no sample by index: pass a "
-            "map-style dataset, or a path"
-        )
-    if isinstance(dataset, Mapping):
-        raise ConfigError(
-            f"data_path: {name} is a mapping, whose keys are no indices: pass one of its values, "
-            "or a path"
-        )
-    wanted = "pass a path, or a dataset with __getitem__ and __len__"
-    if isinstance(dataset, type):
-        raise ConfigError(f"data_path: {dataset.__name__} is a class: {wanted}")
-    missing = [method for method in ("__getitem__", "__len__") if not hasattr(dataset, method)]
-    if missing:
-        what = described(dataset)
-        raise ConfigError(
-            f"data_path: {what} is no path and no map-style dataset, for it has no "
-            f"{' and no '.join(missing)}: {wanted}"
+            f"data_path: {described(dataset)} is no path and no map-style dataset: pass a path, or "
+            "a dataset with __getitem__ and __len__ (one sample for each index)"
         )
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
-        raise ConfigError(f"data_path: {name} has no length ({error}): {wanted}") from error
+        raise ConfigError(
+            f"data_path: {described(dataset)} has no length ({error}): pass a dataset with one"
+        ) from error
 
 
 def foreign_targets(dataset: Any, length: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import glob
 import hashlib
 import os
@@ -333,12 +332,13 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
             step = 1  # doubled: as many steps as the run's length has bits
             while start + step < len(names) and names[start + step].startswith(prefix):
                 step *= 2
-            stop = bisect.bisect_left(
-                range(len(names)),
-                True,
-                start + step // 2 + 1,
-                min(start + step, len(names)),
-                key=lambda number: not names[number].startswith(prefix),
-            )
+            stop = start + step // 2 + 1
+            end = min(start + step, len(names))
+            while stop < end:
+                middle = (stop + end) // 2
+                if names[middle].startswith(prefix):
+                    stop = middle + 1
+                else:
+                    end = middle
         yield folder if slash else None, start, stop
         start = stop

@@ -123,6 +123,7 @@ FREE = 64 << 20
 pixels.
 """
 _WEIGHTS = 16  # bytes that torch takes for each row and column of what it resizes
+_BY_PILLOW = 24  # bytes a pixel, at most, of Pillow's images and their arrays
 _PROGRESSIVE = 6  # libjpeg holds the coefficients of a progressive JPEG until the last scan
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
@@ -182,51 +183,15 @@ def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator
             _claimed.changed.notify_all()
 
 
-def jpeg_nbytes(
-    shape: tuple[int, int],
-    channels: int,
-    factor: int,
-    size: tuple[int, int] | None,
-    turns: bool,
-    is_progressive: bool,
-) -> int:
-    """What simplejpeg takes of a JPEG of that shape, decoded at a fraction of it, and resizing
-    it then.
+def image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | None) -> int:
+    """At most what an image of that shape takes to be decoded, at `each` bytes a pixel, and to be
+    resized then: torch makes rows of the new width first.
     """
-    height = -(-shape[0] // factor)
-    width = -(-shape[1] // factor)
-    decoded = height * width * channels * (1 + turns)
-    coefficients = shape[0] * shape[1] * _PROGRESSIVE * is_progressive
-    return decoded + max(_resizing_nbytes(height, width, size), coefficients)
-
-
-def pillow_nbytes(image: Image.Image, color: str, size: tuple[int, int] | None) -> int:
-    """What Pillow takes of an image that it has opened, and its copy as an array, and resizing
-    that then.
-    """
-    shown = 1 if color == "L" else 3
-    if image.mode == "I":
-        each = 24  # scaled as floats
-    elif image.mode in (*SIXTEEN_BIT, "F"):
-        each = 16
-    else:
-        stored = 1 if image.mode in ("1", "L", "P") else 4
-        each = stored + 2 * shown  # an array is joined from its parts
-        if image.mode != color:
-            each += 1 if color == "L" else 4
-        if image.mode == "LAB":
-            each += 4
-    if image.format in ("WEBP", "AVIF", "HEIF", "JXL"):
-        each += 8
-    pixels = image.height * image.width
-    return max(pixels * each, pixels * shown + _resizing_nbytes(image.height, image.width, size))
-
-
-def _resizing_nbytes(height: int, width: int, size: tuple[int, int] | None) -> int:
-    """What resizing takes: torch makes rows of the new width first."""
-    if size is None:
-        return 0
-    return height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS
+    height, width = shape
+    nbytes = height * width * each
+    if size is not None:
+        nbytes += height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS
+    return nbytes
 
 
 Pixels = npt.NDArray[np.uint8]
@@ -488,9 +453,10 @@ def _decode_jpeg(
     if header is None:
         return None
     shape = header.shape
-    turns = header.orientation in _TURNED
+    copies = 1 + (header.orientation in _TURNED)
+    each = _PROGRESSIVE * header.is_progressive
     if header.space in ("CMYK", "YCCK"):
-        with claimed(left, *shape, jpeg_nbytes(shape, 4, 1, None, turns, header.is_progressive)):
+        with claimed(left, *shape, image_nbytes(shape, each + 4 * copies, None)):
             _simplejpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
         return None
     if header.space not in ("YCbCr", "Gray"):
@@ -522,7 +488,8 @@ def _decode_jpeg(
         width = -(-shape[1] // factor)
         if factor > 1:
             options = {"min_height": height, "min_width": width, "min_factor": factor}
-    nbytes = jpeg_nbytes(shape, channels, factor, size, turns, header.is_progressive)
+    part_shape = (-(-shape[0] // factor), -(-shape[1] // factor))
+    nbytes = image_nbytes(part_shape, channels * copies, size) + shape[0] * shape[1] * each
     with claimed(left, *shape, nbytes):
         if space == "RGBX":
             options["buffer"] = _scratch.take("jpeg", height * width * 4)
@@ -605,8 +572,8 @@ def _decode_pillow(
     data: Any, color: str, size: tuple[int, int] | None, box: Box | None, left: Left | None
 ) -> Pixels:
     with open_image(data) as image:
-        nbytes = pillow_nbytes(image, color, size)
-        with claimed(left, image.height, image.width, nbytes):
+        shape = (image.height, image.width)
+        with claimed(left, *shape, image_nbytes(shape, _BY_PILLOW, size)):
             image.load()  # the reader of TIFF turns the image itself, and clears the tag
             orientation = _orientation_of(image)
             grey = _deep_grey(image)

@@ -221,9 +221,10 @@ def is_hidden(name: bytes) -> bool:
 
 def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKKEEPING) -> bool:
     """True if files are no more than what is written beside the tables of a data set."""
-    return 0 < len(names) <= MOST and all(
-        name.rpartition(b"/")[2].lower() in bookkeeping for name in names
-    )
+    for number in range(len(names)):
+        if number >= MOST or names[number].rpartition(b"/")[2].lower() not in bookkeeping:
+            return False
+    return len(names) > 0
 
 
 def are_tables(names: Sequence[str]) -> bool:

@@ -76,21 +76,22 @@ def _searched(folder: str, kinds: Sequence[Format]) -> Found:
         endings += map(os.fsencode, kind.endings)
         ends_of_stores += map(os.fsencode, kind.stores)
     stores = tuple(ends_of_stores)
-    found = Found(folder, PackedNames(), searched=True)
     inside = list[bytes]()
     if stores:
         for name in os.listdir(os.fsencode(folder)):
             if name.lower().endswith(stores) and not is_hidden_part(name):
                 inside.append(name)
-    if endings:
+    if not endings:
+        found = Found(folder, PackedNames(inside), searched=True)
+    else:
         listing = list_folder(os.fsencode(folder), tuple(endings), stores)
-        found.names = listing.names
-        found.folders = listing.folders
-        found.are_sorted = not inside
-        _warn_of_dead_links(folder, list(map(os.fsdecode, listing.dead_links)))
-    if inside:
-        found.names = PackedNames([*inside, *found.names])
-    elif not len(found.names) or are_bookkeeping(found.names):
+        if listing.dead_links:
+            _warn_of_dead_links(folder, list(map(os.fsdecode, listing.dead_links)))
+        names = listing.names
+        if inside:
+            names = PackedNames([*inside, *names])
+        found = Found(folder, names, listing.folders, searched=True, are_sorted=not inside)
+    if not inside and (not len(found.names) or are_bookkeeping(found.names)):
         listing = list_folder(os.fsencode(folder), (b"",), (b".zarr",))
         found.others = list(map(os.fsdecode, itertools.islice(listing.names, MOST)))
     return found
@@ -104,7 +105,9 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     if not root and pattern.startswith("/"):
         root = "/"
     paths = _globbed(pattern)
-    _warn_of_dead_links(pattern, [path for path in paths if not os.path.exists(path)])
+    dead = [path for path in paths if not os.path.exists(path)]
+    if dead:
+        _warn_of_dead_links(pattern, dead)
     endings = tuple(ending for kind in kinds for ending in kind.endings)
     stores = tuple(ending for kind in kinds for ending in kind.stores)
     matches = list[str]()
@@ -177,14 +180,13 @@ def _folders_from(top: str) -> Iterator[str]:
 
 
 def _warn_of_dead_links(place: str, dead: list[str]) -> None:
-    if dead:
-        links = "a link leads"
-        if len(dead) != 1:
-            links = f"{len(dead):,} links lead"
-        warn(
-            f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
-            f"remove {redact(min(dead))!r}"
-        )
+    links = "a link leads"
+    if len(dead) != 1:
+        links = f"{len(dead):,} links lead"
+    warn(
+        f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
+        f"remove {redact(min(dead))!r}"
+    )
 
 
 def before_magic(path: str, separator: str) -> str:

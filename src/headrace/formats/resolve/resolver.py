@@ -26,6 +26,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,14 +99,15 @@ def resolve(
     entries = parts_among(entries_of(data_path, name), options, kind)
     urls = urls_among(entries, name)
     if not urls:
-        found = _gathered(entries, lambda entry: find_local(entry, [kind]), [kind])
+        found = _gathered(entries, partial(find_local, kinds=[kind]), [kind])
         assert found is not None
         return replace(found[1], given=data_path)
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
         looks = asks and are_folders(urls, kind, opened)
-        found = _gathered(urls, lambda url: find_remote(url, kind, opened, looks), [kind], opened)
+        find = partial(find_remote, kind=kind, server=opened, asks=looks)
+        found = _gathered(urls, find, [kind], opened)
         assert found is not None
         # else it holds what the listing said of each file, and each worker with it
         opened.filesystem.invalidate_cache()
@@ -141,7 +143,7 @@ def look_for(
     entries = parts_among(entries_of(data_path), options)
     urls = urls_among(entries)
     if lists and not urls:
-        found = _gathered(entries, lambda entry: find_local(entry, kinds), kinds, chooses=True)
+        found = _gathered(entries, partial(find_local, kinds=kinds), kinds, chooses=True)
         if found is None:
             return None, None
         return found[0], replace(found[1], given=data_path)
@@ -163,7 +165,7 @@ def look_for(
     path_of = None
     if not urls:
         path_of = paths.__getitem__
-    kind, _ = _chosen(names, kinds, path_of, redact(entries[0])) or (None, None)
+    kind, _ = _chosen(names, kinds, path_of, entries[0]) or (None, None)
     return kind, None
 
 
@@ -198,9 +200,10 @@ def _gathered(
     root_of = None
     if len(roots) > 1:
         root_of = SharedArray(np.repeat(np.array(numbers, np.int32), np.diff(ends)))
+    places, tails = zip(*roots, strict=True)
     files = FileSet(
-        tuple(root for root, _ in roots),
-        tuple(tail for _, tail in roots),
+        places,
+        tails,
         root_of,
         builder.build(),
         tuple(map(os.fsdecode, sorted(folders))),
@@ -209,14 +212,31 @@ def _gathered(
     )
     kind = kinds[0]
     if chooses:
-        chosen = _chosen(files.names, kinds, files.__getitem__, redact(entries[0]))
+        chosen = _chosen(files.names, kinds, files.__getitem__, entries[0])
         if chosen is None:
             return None
         kind, fits = chosen
         if not fits.all():
             files = _taken(files, np.flatnonzero(fits))
             ends = np.concatenate([[0], np.cumsum(fits)])[ends].tolist()
-    _check_all(entries, kind, files, ends, others)
+    endings = ", ".join(kind.all_endings)
+    if not len(files):
+        raise DataNotFoundError(
+            f"no file under {', '.join(map(redact, entries[:3]))} ends in any of {endings}; "
+            f"{summary_of(others)}"
+        )
+    for entry, (start, stop) in zip(entries, itertools.pairwise(ends), strict=True):
+        if start == stop:
+            raise DataNotFoundError(
+                f"{redact(entry)}, one of {len(entries):,} paths, has no file that ends in any of "
+                f"{endings}: leave it out, or make a dataset of its own for it (ConcatDataset "
+                "joins datasets)"
+            )
+    if others and are_tables(others) and are_bookkeeping(files.names):
+        raise FormatError(
+            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
+            "them: use TableDataset"
+        )
     order = None
     if kind.keeps_order:
         names = list(files.names)
@@ -244,39 +264,15 @@ def _taken(files: FileSet, order: IntArray) -> FileSet:
     return replace(files, names=files.names.take(order), root_of=root_of)
 
 
-def _check_all(
-    entries: Sequence[Any], kind: Format, files: FileSet, ends: list[int], others: list[str]
-) -> None:
-    """Raises an error for an entry that has no file of a kind."""
-    shown = ", ".join(redact(entry) for entry in entries[:3])
-    endings = ", ".join(kind.all_endings)
-    if not len(files):
-        raise DataNotFoundError(
-            f"no file under {shown} ends in any of {endings}; {summary_of(others)}"
-        )
-    for number, (start, stop) in enumerate(itertools.pairwise(ends)):
-        if start == stop:
-            raise DataNotFoundError(
-                f"{redact(entries[number])}, one of {len(entries):,} paths, has no file that ends "
-                f"in any of {endings}: leave it out, or make a dataset of its own for it "
-                "(ConcatDataset joins datasets)"
-            )
-    if are_tables(others) and are_bookkeeping(files.names):
-        raise FormatError(
-            f"{shown} holds tables, and else no more than what was written beside them: use "
-            "TableDataset"
-        )
-
-
 def _chosen(
-    names: PackedNames, kinds: Sequence[Format], path_of: Callable[[int], str] | None, shown: str
+    names: PackedNames, kinds: Sequence[Format], path_of: Callable[[int], str] | None, given: Any
 ) -> tuple[Format, npt.NDArray[np.bool_]] | None:
     """The first of some kinds that some files are of, and which these are; None: they are of none.
 
     Args:
         path_of: the paths of local files: where names say nothing, their content does, up to the
             first one that is of no kind.
-        shown: the path that was given, for messages.
+        given: the path that was given, for messages.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
@@ -307,6 +303,7 @@ def _chosen(
     arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
     if not met[0][0].holds_arrays or len(arrays) < 2:
         return met[0]
+    shown = redact(given)
     folder = shown
     if not (is_url(shown) or os.path.isdir(os.path.expanduser(shown))):
         folder = os.path.dirname(shown)
@@ -367,7 +364,7 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
                 "folder or file"
             )
     # in a list of millions, at once
-    if all(type(entry) is str for entry in entries) and "{" not in "".join(entries):
+    if set(map(type, entries)) == {str} and "{" not in "".join(entries):
         return entries
     return [path for entry in entries for path in expand_braces(entry)]
 
@@ -378,7 +375,7 @@ def urls_among(entries: Sequence[Any], name: str = "data_path") -> list[str]:
     Raises:
         ConfigError: some are, and some are not.
     """
-    urls = [entry for entry in entries if is_url(entry)]
+    urls = list(filter(is_url, entries))
     if urls and len(urls) < len(entries):
         raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
     return urls
@@ -520,7 +517,8 @@ def is_pack(folder: str) -> bool:
     """True if a local folder holds files named as those that `headrace.pack` writes, whatever is
     in them.
     """
-    if not any(os.path.exists(os.path.join(folder, name)) for name in (PLAN, MANIFEST)):
+    plan = os.path.join(folder, PLAN)
+    if not (os.path.exists(plan) or os.path.exists(os.path.join(folder, MANIFEST))):
         return False
     try:
         with os.scandir(folder) as listing:
