@@ -49,7 +49,7 @@ INSIDE = {
     "collate": "stack vision sequences registry",
     "loader": """
         config state plan budget worker device build ranks epoch
-        loader multi module steps
+        loader multi module
     """,
     "loader/worker": "signals served start fetch processes",
     "datasets": """

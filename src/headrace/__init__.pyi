@@ -51,13 +51,11 @@ from headrace.loader.loader import Loader as Loader, create_dataloader as create
 from headrace.loader.module import (
     DataModule as DataModule,
     DataModuleProtocol as DataModuleProtocol,
-)
-from headrace.loader.multi import MultiDataLoader as MultiDataLoader, split_workers as split_workers
-from headrace.loader.steps import (
     get_epoch_length as get_epoch_length,
     get_train_dataloader_steps as get_train_dataloader_steps,
     get_val_dataloader_steps as get_val_dataloader_steps,
 )
+from headrace.loader.multi import MultiDataLoader as MultiDataLoader, split_workers as split_workers
 from headrace.memory.lru import LRUCache as LRUCache
 from headrace.order import seed_everything as seed_everything
 from headrace.packing import (

@@ -182,8 +182,6 @@ def test_masks_boxes_and_labels_stay_with_their_image() -> None:
     made = VisionCollator()([Scene(picture(3, 4, 5), picture(4, 5))])
     assert type(made) is Scene
     assert (made.image.dtype, made.mask.dtype) == (torch.float32, torch.uint8)
-    labelled = {"image": picture(3, 4, 5), "labels": torch.zeros(2)}
-    assert type(VisionCollator(lists="labels")([labelled] * 2)["labels"]) is list
 
 
 REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
@@ -199,7 +197,6 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({}, [{"picture": picture(3, 4, 5)}], "'pixel_values'"),
     ({}, [()], "tuple"),
     ({"fields": "photo"}, [{"image": picture(3, 4, 5)}], "'photo'"),
-    ({"lists": "points"}, [{"image": picture(3, 4, 5)}], "'points'"),
     ({}, [{"image": picture(3, 4, 5), "n": 1}, {"image": picture(3, 4, 5)}], "sample 1"),
     ({}, [], ""),
 ]
@@ -226,7 +223,6 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"normalize": 1},
     {"normalize": False, "mean": 0.5, "std": 0.5},
     {"fields": [None]},
-    {"lists": 1.5},
 ]
 
 

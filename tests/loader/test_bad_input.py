@@ -273,17 +273,17 @@ def test_what_is_no_dataset_is_refused() -> None:
         (None, "None"),
         (5, "5"),
         (b"photos", "b'photos'"),
-        (SquareDataset, r"SquareDataset\("),
+        (SquareDataset, "class SquareDataset"),
         ((i for i in range(3)), "generator"),
         (DataLoader([1]), "loader"),
-        ([SquareDataset(), SquareDataset()], r"SquareDataset.*ConcatDataset.*MultiDataLoader"),
+        ([SquareDataset(), SquareDataset()], "ConcatDataset.*MultiDataLoader"),
         ((SquareDataset(), "photos"), "ConcatDataset"),
-        (Frame(), "to_dict"),
+        (Frame(), "of a table its rows"),
     ):
         for door in DOORS:
             with pytest.raises(ConfigError, match=rf"^(dataset|train) must .*{message}"):
                 door(dataset)
-    with pytest.raises(ConfigError, match="'train', 'test'"):
+    with pytest.raises(ConfigError, match="ConcatDataset"):
         create_dataloader({"train": [1], "test": [2]})
     with pytest.raises(ConfigError, match=r"loaders\['a'\].*SquareDataset"):
         MultiDataLoader({"a": SquareDataset})

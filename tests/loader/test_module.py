@@ -236,7 +236,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ((squares,), {"val_split": 0.01}, "of 42 samples leaves none"),
         ((squares,), {"val_split": 0.99}, "of 42 samples leaves none"),
         ((squares, 3), {}, "val .*3"),
-        (({"train": [1], "test": [2]},), {}, "train, test"),
+        (({"train": [1], "test": [2]},), {}, "ConcatDataset"),
         ((squares,), {"custom_sampler": [1]}, "sampler"),
         ((squares,), {"val_transform": []}, "val_transform can't be given to a NoneType"),
         ((squares,), {"val_split": 0.5, "val_transform": [3]}, "3 is none"),

@@ -129,10 +129,7 @@ _IMAGES = ("image", "images", "pixel_values", "img")
 _BOXES = ("boxes", "bboxes")
 _OF_OBJECTS = {*_BOXES, "labels", "class_labels", "scores", "masks", "keypoints", "area", "iscrowd"}
 
-_ONE_SHAPE = (
-    "Give all one shape (ImageDataset: image_size=), or name the field in lists= to keep it as a "
-    "list of tensors"
-)
+_ONE_SHAPE = "Give all one shape (ImageDataset: image_size=)"
 
 
 class DetectionCollator:
@@ -208,7 +205,6 @@ class VisionCollator:
             batch; values are rounded once, from float32. None: float32.
         channels: position of the channel axis, "first" or "last". None: the axis with as many
             entries as the statistics (or 1).
-        lists: keys or positions of fields that stay lists. None: as described above.
 
     Raises:
         ConfigError: an argument is invalid. In a call, a CollateError: an image has another dtype;
@@ -228,7 +224,6 @@ class VisionCollator:
         fields: Field | Iterable[Field] | None = None,
         dtype: DTypeArgument | None = None,
         channels: str | None = None,
-        lists: Field | Iterable[Field] | None = None,
     ) -> None:
         self._text = short_call("VisionCollator", VisionCollator, locals())
         if channels not in ("first", "last", None):
@@ -254,9 +249,6 @@ class VisionCollator:
         self._fields = None
         if fields is not None:
             self._fields = Fields(fields, "fields")
-        self._lists = None
-        if lists is not None:
-            self._lists = Fields(lists, "lists")
         self._channels = channels
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -265,9 +257,8 @@ class VisionCollator:
         fields = self._fields or Fields((), "fields")
         if samples and self._fields is None:
             fields = Fields(".".join(_path_to_image(samples[0])), "fields")
-        for given in (self._fields, self._lists):
-            if samples and given is not None:
-                given.check(samples[0])
+        elif samples:
+            fields.check(samples[0])
         return stack_tree(samples, functools.partial(self._special, fields, False), _ONE_SHAPE)
 
     def __repr__(self) -> str:
@@ -288,11 +279,7 @@ class VisionCollator:
     def _special(self, fields: Fields, of_objects: bool, values: list[Any], path: FieldPath) -> Any:
         """`fields` are the images; `of_objects`: the values lie in a dict with boxes."""
         first = values[0]
-        if self._lists is not None:
-            is_list = self._lists.find(path) is not None
-        else:
-            is_list = of_objects and path[-1].names[0] in _OF_OBJECTS
-        if is_list:
+        if of_objects and path[-1].names[0] in _OF_OBJECTS:
             return [owned(value) for value in values]
         if isinstance(first, Mapping):
             has_boxes = any(name in first for name in _BOXES)

@@ -344,34 +344,25 @@ def check_dataset(name: str, dataset: Any, has_sampler: bool = False) -> None:
     """
     if is_path(dataset) or isinstance(dataset, IterableDataset):
         return
-    instead = "pass a dataset with __getitem__ and __len__, or an IterableDataset"
     is_indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    first = None
-    if isinstance(dataset, type):
-        instead = f"write {dataset.__name__}(...)"
-    elif isinstance(dataset, DataLoader):
-        instead = "pass its dataset, loader.dataset"
-    elif hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
-        instead = "pass the rows of the table, table.to_dict('records')"
-    elif isinstance(dataset, Mapping) and not has_sampler:
-        if not dataset or 0 in dataset or len(dataset) - 1 in dataset:
-            return
-        keys = ", ".join(map(repr, [*dataset][:5]))
-        instead = f"pass one of its values (of {keys}), or all to MultiDataLoader"
-    elif is_indexed and not isinstance(dataset, bytes):
-        if isinstance(dataset, (list, tuple)):
-            first = next(iter(dataset), None)
-        # HuggingFace's datasets have column names
-        if not (isinstance(first, (Dataset, DataLoader)) or hasattr(first, "column_names")):
-            return
+    is_wrong = isinstance(dataset, (type, DataLoader, bytes)) or hasattr(dataset, "iloc")
+    first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else None
+    # HuggingFace's datasets have column names
+    are_several = isinstance(first, (Dataset, DataLoader)) or hasattr(first, "column_names")
+    if isinstance(dataset, Mapping) and dataset and not has_sampler:
+        are_several = 0 not in dataset and len(dataset) - 1 not in dataset
+    if is_indexed and not is_wrong and not are_several:
+        return
+    instead = (
+        "pass a dataset with __getitem__ and __len__ (no class, no loader, of a table its rows), "
+        "or an IterableDataset"
+    )
+    if are_several:
         instead = (
-            "pass torch.utils.data.ConcatDataset([...]) for epochs of all their samples, or pass "
-            "them to MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
+            "pass one of those in it, torch.utils.data.ConcatDataset([...]) for epochs of all "
+            "their samples, or MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
         )
-    what = described(dataset)
-    if first is not None:
-        what = f"a {type(dataset).__name__} of {described(first)}, ..."
-    raise ConfigError(f"{name} must be a dataset or a path, not {what}: {instead}")
+    raise ConfigError(f"{name} must be a dataset or a path, not {described(dataset)}: {instead}")
 
 
 def is_accelerator(device: Any) -> bool:
