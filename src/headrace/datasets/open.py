@@ -137,9 +137,9 @@ def _class_of(
     if found is None:
         return cls, None
     dialect, what = found
-    if dialect is EPISODES:
+    if dialect == EPISODES:
         return EpisodeDataset, None
-    if dialect is SPARSE:
+    if dialect == SPARSE:
         options.setdefault("group", what)
         return SparseDataset, None
     return _OF_KIND.get(what, cls), None

@@ -341,7 +341,7 @@ class SparseDataset(BaseDataset):
         if len(set(names)) < len(names):
             raise ConfigError(f"targets={names!r} names a column more than once")
         reach, common = split_options(options)
-        opened = open_rows(
+        source, self.columns, of_rows, self.label_columns = open_rows(
             data_path,
             reach,
             group,
@@ -351,23 +351,20 @@ class SparseDataset(BaseDataset):
             dtype=cast_to,
             direct=direct,
         )
-        source = opened.source
-        self.columns = opened.names
-        self.label_columns = opened.table
         classes = {
             name: column.categories
-            for name, column in opened.targets.items()
+            for name, column in of_rows.items()
             if column.categories is not None
         }
         self.classes: list[str] | dict[str, list[str]] | None = classes or None
         given: Any = targets
         if isinstance(targets, str):
             self.classes = classes.get(targets)
-            given = opened.targets[targets].values
+            given = of_rows[targets].values
             if given.dtype == object:
                 given = given.tolist()
         elif names:
-            given = ColumnTargets({name: one.values for name, one in opened.targets.items()})
+            given = ColumnTargets({name: one.values for name, one in of_rows.items()})
         if layout != "dense":
             self.collate = sparse_collate
         first = _each(source)[0]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from headrace.errors import DataNotFoundError
 from headrace.formats.arrays.packed import info_in
@@ -16,47 +15,37 @@ from headrace.formats.trees import look_into
 from headrace.io.remote.options import RemoteOptions
 
 
-class Dialect(NamedTuple):
-    """A convention of what groups and arrays mean.
-
-    Attributes:
-        name: of it.
-        claims: tells whether a file is written by it, and what it then holds; None: it is not.
-    """
-
-    name: str
-    claims: Callable[[Tree], str | None]
-
-
 def _packed_kind(tree: Tree) -> str | None:
     """ "image", "text" or "array"."""
     info = info_in(tree.attrs(""), tree.path)
-    if info is None:
-        return None
-    return info.kind
+    return None if info is None else info.kind
 
 
-PACK = Dialect("pack", _packed_kind)
-EPISODES = Dialect("episodes", find.claims)
-SPARSE = Dialect("sparse", matrix.claims)
+PACK = "pack"
+EPISODES = "episodes"
+SPARSE = "sparse"
+CLAIMS = {PACK: _packed_kind, EPISODES: find.claims, SPARSE: matrix.claims}
+"""By the names of dialects what tells whether a file is written by one, and what it then holds;
+None: it is not.
+"""
 
 
 def dialect_of(
-    data_path: DataPath | FileSet, reach: RemoteOptions, kind: Format, among: Sequence[Dialect]
-) -> tuple[Dialect, str] | None:
-    """The dialect that the first of some files is written by, and what it says of the file; None:
-    none of these, or the file is missing.
+    data_path: DataPath | FileSet, reach: RemoteOptions, kind: Format, among: Sequence[str]
+) -> tuple[str, str] | None:
+    """The name of the dialect that the first of some files is written by, and what that says of the
+    file; None: none of these, or the file is missing.
 
     Args:
         data_path, reach, kind: see `look_into`.
-        among: the first that claims it counts.
+        among: names of dialects, of which the first that claims it counts.
     """
 
-    def look(tree: Tree) -> tuple[Dialect, str] | None:
-        for dialect in among:
-            claimed = dialect.claims(tree)
+    def look(tree: Tree) -> tuple[str, str] | None:
+        for name in among:
+            claimed = CLAIMS[name](tree)
             if claimed is not None:
-                return dialect, claimed
+                return name, claimed
         return None
 
     try:

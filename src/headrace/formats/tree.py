@@ -98,10 +98,6 @@ class Tree(ABC):
         """
 
     @abstractmethod
-    def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
-        """The length of the chunks of an array, which `reader` reads; None: it has none."""
-
-    @abstractmethod
     def whole(self, name: str) -> npt.NDArray[Any]:
         """A whole array, as it is stored."""
 

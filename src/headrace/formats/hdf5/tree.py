@@ -124,10 +124,6 @@ class HDF5Tree(Tree):
             return rows
         return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
 
-    def chunk_length(self, name: str, reader: ArrayReader) -> int | None:
-        chunks = self.dataset(name).chunks
-        return None if chunks is None else int(chunks[0])
-
     def whole(self, name: str) -> npt.NDArray[Any]:
         dataset = self.dataset(name)
         check_has_values(dataset, f"{self.shown}: {name!r}")

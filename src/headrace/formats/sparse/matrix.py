@@ -31,7 +31,6 @@ class Matrix(NamedTuple):
 
     Attributes:
         indptr: [rows + 1] int32 or int64, from 0 on and never falling.
-        chunks: elements of a chunk of `indices` and of `data`; None: there are no chunks.
     """
 
     group: str
@@ -39,7 +38,6 @@ class Matrix(NamedTuple):
     indptr: npt.NDArray[Any]
     indices: ArrayReader
     data: ArrayReader
-    chunks: tuple[int | None, int | None]
 
 
 def format_of(tree: Tree, group: str) -> str | None:
@@ -125,11 +123,7 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
             f"{where}: data are long doubles ({data.dtype}), which torch does not have: convert "
             "them to float64"
         )
-    chunks = (
-        tree.chunk_length(join(group, "indices"), indices),
-        tree.chunk_length(join(group, "data"), data),
-    )
-    return Matrix(group, (rows, columns), indptr, indices, data, chunks)
+    return Matrix(group, (rows, columns), indptr, indices, data)
 
 
 def _damage(

@@ -33,39 +33,20 @@ from headrace.io.remote.options import RemoteOptions
 Join = Literal["inner", "outer"]
 
 
-class OpenedRows(NamedTuple):
-    """The rows of one or several files.
-
-    Attributes:
-        names: of the columns; None: the files name none.
-        targets: the columns of `obs` that were asked for, by name, of all rows.
-        table: all columns of `obs`.
-    """
-
-    source: SparseSource | JoinedRows
-    names: list[str] | None
-    targets: dict[str, Column]
-    table: RowTable
-
-
 class RowTable(Mapping[str, npt.NDArray[Any]]):
     """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each
     is read when it is asked for.
 
     Args:
-        data_path, reach, kind, group: of the matrices.
+        where: the files, how they are reached, and their format.
+        group: of the matrices.
         rows: of each file.
     """
 
     def __init__(
-        self,
-        data_path: DataPath,
-        reach: RemoteOptions,
-        kind: Format,
-        group: str,
-        rows: Sequence[int],
+        self, where: tuple[DataPath, RemoteOptions, Format], group: str, rows: Sequence[int]
     ) -> None:
-        self._where = (data_path, reach, kind)
+        self._where = where
         self._group = group
         self._rows = list(rows)
 
@@ -74,11 +55,10 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
             return tree.shown, _row_columns(tree, self._group, [name])[0]
 
         found, _ = look_into(*self._where, read, nodes=["obs", f"obs/{name}"])
-        rows = [len(column.values) for _, column in found]
-        if rows != self._rows:
-            by_file = {shown: len(column.values) for shown, column in found}
+        rows = {shown: len(column.values) for shown, column in found}
+        if [*rows.values()] != self._rows:
             raise FileChangedError(
-                f"column {name!r} has {by_file} rows now, and the matrices had {self._rows}: open "
+                f"column {name!r} has {rows} rows now, and the matrices had {self._rows}: open "
                 "them again"
             )
         return joined_column([column for _, column in found], name).values
@@ -125,7 +105,7 @@ def open_rows(
     join: Join | None = None,
     dtype: np.dtype[Any] | None = None,
     direct: bool = True,
-) -> OpenedRows:
+) -> tuple[SparseSource | JoinedRows, list[str] | None, dict[str, Column], RowTable]:
     """Opens all files, and joins their columns.
 
     Args:
@@ -136,6 +116,10 @@ def open_rows(
         columns, join: see `SparseDataset`.
         dtype: that values are cast to.
         direct: False: arrays are read by h5py and zarr-python alone.
+
+    Returns:
+        The source of the rows; the names of their columns (None: the files name none); the columns
+        of `obs` that were asked for, by name, of all rows; and all columns of `obs`.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
@@ -174,9 +158,10 @@ def open_rows(
         name: joined_column([file.targets[number] for file in files], name)
         for number, name in enumerate(targets)
     }
-    table = RowTable(data_path, reach, kind, group, [file.matrix.shape[0] for file in files])
+    rows = [file.matrix.shape[0] for file in files]
+    table = RowTable((data_path, reach, kind), group, rows)
     source = sources[0] if len(sources) == 1 else JoinedRows(sources)
-    return OpenedRows(source, names, of_rows, table)
+    return source, names, of_rows, table
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:

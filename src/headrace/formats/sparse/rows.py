@@ -180,7 +180,6 @@ class SparseSource(ReadersSource):
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
         self.dtype: np.dtype[Any] = self.stored_dtype if dtype is None else dtype
         self._width = matrix.shape[1]
-        self._chunks = matrix.chunks
         self._indptr = SharedArray(matrix.indptr)
         self._numbers = None if numbers is None else SharedArray(numbers)
         self._keeps_order = numbers is None or bool(np.all(np.diff(numbers[numbers >= 0]) > 0))
@@ -308,10 +307,9 @@ class SparseSource(ReadersSource):
         indptr = self._indptr.array.astype("<i8").tobytes()
         hashed = hashlib.blake2b(indptr, digest_size=16).hexdigest()
         dtypes = [reader.dtype.str for reader in self._readers]
+        chunks = [reader.chunks.grid.chunks for reader in self._readers]
         shape = [len(self), self._width]
-        return layout_fingerprint(
-            [self.group, shape, dtypes, self._chunks, hashed, self._of_columns]
-        )
+        return layout_fingerprint([self.group, shape, dtypes, chunks, hashed, self._of_columns])
 
     def location(self, index: int) -> str:
         return f"{self.path}, {self.group or '/'}, row {index}"

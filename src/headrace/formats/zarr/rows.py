@@ -424,9 +424,6 @@ class ZarrTree(Tree):
     def reader(self, name: str) -> ArrayReader | StringRows:
         return self.opened.reader(self.store, *self.store.array(name))
 
-    def chunk_length(self, name: str, reader: ArrayReader) -> int:
-        return int(reader.chunks.grid.chunks[0])
-
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.opened.reader(self.store, *self.store.array(name), is_column=True)
         if isinstance(reader, StringRows):
