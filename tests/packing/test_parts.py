@@ -41,7 +41,7 @@ from headrace.errors import (
     WriteError,
 )
 from headrace.packing import destination, join, pack_status, verify
-from headrace.packing.destination import FolderDestination
+from headrace.packing.destination import Destination
 from headrace.packing.parts import edges_of
 from headrace.testing.contract import same
 from tests.packing.shared import contents, images, samples_of
@@ -311,7 +311,7 @@ def test_a_file_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("builtins.open", refused)
     with pytest.raises(AccessError, match=r"plan\.json can't be read: Permission denied"):
-        FolderDestination(tmp_path).read("plan.json")
+        Destination(tmp_path).read("plan.json")
 
 
 # --- stores ---------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ from headrace.packing.plan import (
     target_columns_of,
     without,
 )
-from headrace.sorting import distinct
 
 T = TypeVar("T")
 _PAIRS_LAYOUT = 4  # the version of packs with masks or boxes
@@ -251,6 +250,7 @@ class Contents:
             if not self._is_image:
                 raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
             store = "encoded"
+            self._refuse_check()
         if store == "encoded" and not _is_encoded(self.dataset):
             raise ConfigError(
                 "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
@@ -629,30 +629,95 @@ class Contents:
     # -- values of any dataset
 
     def _of_values(self, part: PartFile | None) -> Packing:
-        """Samples that have to be decoded to know their shapes.
+        """Samples that have to be decoded to know their shapes. All have one dtype and one shape,
+        but for the length of their first axis; memory is 8 bytes and a target a sample.
 
         Raises:
             ConfigError: samples or targets are no arrays, or not alike; the message names one.
+            BudgetError: the targets of all samples don't fit memory.
         """
-        planner = _ValuesPlanner(self.dataset, self.rows)
         spool = None if part is None else Spool(part)
+        samples = _Alike(_SAMPLES, 1)
+        targets = _Alike("targets one dtype and one shape", 0)
+        target_bytes = bytearray()
+        if self.rows is not None:
+            is_ragged = self.rows.store == "ragged"
+            samples.fixed = int(is_ragged)
+            shape = (0, *self.rows.shape) if is_ragged else self.rows.shape
+            samples.expect("a sample of the other parts", shape, self.rows.dtype, self.rows.values)
 
         def groups() -> Iterator[range]:
             start = 0
             while start < len(self.dataset):
                 # one by one until it is known how large they are
-                some = min(_UNKNOWN_SAMPLES, GROUP_BYTES // planner.largest) or 1
+                some = min(_UNKNOWN_SAMPLES, GROUP_BYTES // samples.largest) or 1
                 yield range(start, min(start + some, len(self.dataset)))
                 start += some
 
         def use(number: int, sample: tuple[Column, Column | None, str | None]) -> None:
-            planner.add(number, *sample)
+            row, target, values = sample
+            samples.add(f"sample {number}", row, values)
             if spool is not None:
-                spool.append(bytes_of(sample[0]))
+                spool.append(bytes_of(row))
+            if target is not None:
+                if not targets.lengths:
+                    self._check_room(target)
+                targets.add(f"the target of sample {number}", target)
+                target_bytes.extend(target.tobytes())
 
         left_out = self.made(self._values, groups(), "reading samples", use)
-        plan = laid_out(planner.plan(self.without(left_out)), self.options)
+        contents = self.without(left_out)
+        plan = laid_out(contents._values_plan(samples, targets, target_bytes), self.options)
         return Packing(plan, (lambda group: []) if spool is None else spool.reader(), left_out)
+
+    def _check_room(self, target: Column) -> None:
+        nbytes = target.nbytes * len(self.dataset)
+        if not self.dataset.budget.fits(nbytes):
+            raise BudgetError(
+                f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, and "
+                f"{format_size(self.dataset.budget.available)} of memory are available, where "
+                "targets lie, also when the pack is read: make large ones part of the samples, "
+                "such as {'image': ..., 'labels': ...} in decode or __getitem__, or raise "
+                "max_memory_usage"
+            )
+
+    def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
+        """The plan for exactly these samples."""
+        dataset = self.dataset
+        count = len(of_targets.lengths)
+        if count not in (0, len(dataset)):
+            raise ConfigError(
+                f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none"
+            )
+        targets: Any = None
+        if not dataset.sample_decoder.splits_targets:
+            targets = dataset.targets
+        elif count:
+            flat = np.frombuffer(target_bytes, of_targets.dtype)
+            targets = flat.reshape(count, *of_targets.shape)
+        is_ragged = samples.values is not None or len(set(samples.lengths)) > 1
+        if self.rows is not None:
+            is_ragged = self.rows.store == "ragged"
+        lengths = None
+        rows = Rows("decoded", samples.dtype, samples.shape)
+        version = 1
+        if is_ragged:
+            lengths = np.array(samples.lengths, np.int64)
+            rows = Rows("ragged", samples.dtype, samples.shape[1:], samples.values)
+            version = 2 if samples.values is None else 3
+        names: Any = getattr(dataset, "classes", None)
+        is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        info = PackedInfo(
+            "array",
+            rows.store,
+            len(dataset),
+            dataset.fingerprint,
+            list(names) if is_named else None,
+            values=samples.values,
+            target_columns=target_columns_of(dataset, targets),
+            version=version,
+        )
+        return make_plan(info, rows, lengths, None, self.names, targets, {})
 
     def _values(self, group: range) -> list[tuple[Column, Column | None, str | None] | SampleError]:
         """Of each sample the array that is stored, its target, and "bytes" or "str" if it is
@@ -701,111 +766,15 @@ def _value(
         raise
 
 
-class _ValuesPlanner:
-    """Collects what a plan needs of all samples: memory is 8 bytes and a target a sample.
-
-    All samples have one dtype and one shape, but for the length of their first axis.
-
-    Args:
-        dataset: of these samples.
-        rows: what they have in common with samples of other files; None: these are all.
-    """
-
-    def __init__(self, dataset: BaseDataset, rows: Rows | None) -> None:
-        self._count = len(dataset)
-        self._budget = dataset.budget
-        self._given = rows
-        self._samples = _Alike(
-            "samples one dtype and one shape (only the first axis of arrays may differ), or pack a "
-            "subset() of those that are alike",
-            1,
-        )
-        self._targets = _Alike("targets one dtype and one shape", 0)
-        self._target_bytes = bytearray()
-        self._values: str | None = None
-        self.largest = GROUP_BYTES  # bytes of a sample
-        if rows is not None:
-            self._values = rows.values
-            is_ragged = rows.store == "ragged"
-            shape = (0, *rows.shape) if is_ragged else rows.shape
-            self._samples.fixed = int(is_ragged)
-            self._samples.expect("a sample of the other parts", shape, rows.dtype)
-
-    def add(self, number: int, row: Column, target: Column | None, values: str | None) -> None:
-        """Adds the next sample, its target, and what `Rows.values` says of it.
-
-        Raises:
-            ConfigError: the sample or its target is of another kind than those before.
-            BudgetError: the targets of all samples don't fit memory.
-        """
-        if not self._samples.first:
-            self._values = values
-        if not self._samples.lengths:
-            self.largest = 1
-        self.largest = max(self.largest, row.nbytes)
-        if values != self._values:
-            raise ConfigError(
-                f"sample {number} can't be packed with the others: it is "
-                f"{values or 'an array'}, and they are {self._values or 'arrays'}: give all "
-                "samples one type, or pack a subset() of those that are alike"
-            )
-        self._samples.add(f"sample {number}", row)
-        if target is None:
-            return
-        nbytes = target.nbytes * self._count
-        if not self._targets.lengths and not self._budget.fits(nbytes):
-            raise BudgetError(
-                f"the targets of {self._count:,} samples take {format_size(nbytes)}, and "
-                f"{format_size(self._budget.available)} of memory are available, where targets "
-                "lie, also when the pack is read: make large ones part of the samples, such as "
-                "{'image': ..., 'labels': ...} in decode or __getitem__, or raise max_memory_usage"
-            )
-        self._targets.add(f"the target of sample {number}", target)
-        self._target_bytes += target.tobytes()
-
-    def plan(self, contents: Contents) -> Plan:
-        """The plan for exactly the samples that were added."""
-        dataset = contents.dataset
-        samples = self._samples
-        count = len(self._targets.lengths)
-        if count not in (0, len(dataset)):
-            raise ConfigError(
-                f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none"
-            )
-        targets: Any = None
-        if not dataset.sample_decoder.splits_targets:
-            targets = dataset.targets
-        elif count:
-            flat = np.frombuffer(self._target_bytes, self._targets.dtype)
-            targets = flat.reshape(count, *self._targets.shape)
-        lengths: IntArray = np.array(samples.lengths, np.int64)
-        is_ragged = self._values is not None or len(distinct(lengths)) > 1
-        if self._given is not None:
-            is_ragged = self._given.store == "ragged"
-        rows = Rows("decoded", samples.dtype, samples.shape)
-        version = 1
-        if is_ragged:
-            rows = Rows("ragged", samples.dtype, samples.shape[1:], self._values)
-            version = 2 if self._values is None else 3
-        names: Any = getattr(dataset, "classes", None)
-        is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-        info = PackedInfo(
-            "array",
-            rows.store,
-            len(dataset),
-            dataset.fingerprint,
-            list(names) if is_named else None,
-            values=self._values,
-            target_columns=target_columns_of(dataset, targets),
-            version=version,
-        )
-        flat_lengths = lengths if is_ragged else None
-        return make_plan(info, rows, flat_lengths, None, contents.names, targets, {})
+_SAMPLES = (
+    "samples one dtype and one shape (only the first axis of arrays may differ), or pack a "
+    "subset() of those that are alike"
+)
 
 
 class _Alike:
-    """The shape and dtype of arrays that are alike: of one dtype and one shape, but for its first
-    axes where `fixed` is not 0. `remedy`: what to give all of them, in words.
+    """What arrays have in common: one dtype and one shape, but for its first axes where `fixed` is
+    not 0; and what `Rows.values` says of them. `remedy`: what to give all of them, in words.
     """
 
     def __init__(self, remedy: str, fixed: int) -> None:
@@ -814,18 +783,33 @@ class _Alike:
         self.first = ""
         self.shape: tuple[int, ...] = (0,)
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self.values: str | None = None
         self.lengths = array("q")  # 1 of a number
+        self.largest = GROUP_BYTES  # bytes of one
 
-    def expect(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def expect(
+        self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any], values: str | None
+    ) -> None:
         """Says what all arrays are like, by one of them."""
         self.first = what
         self.shape = shape
         self.dtype = dtype
+        self.values = values
 
-    def add(self, what: str, value: Column) -> None:
-        """Adds an array."""
+    def add(self, what: str, value: Column, values: str | None = None) -> None:
+        """Adds an array.
+
+        Raises:
+            ConfigError: it is of another kind than those before.
+        """
         if not self.first:
-            self.expect(what, value.shape, value.dtype)
+            self.expect(what, value.shape, value.dtype, values)
+        if values != self.values:
+            raise ConfigError(
+                f"{what} can't be packed with the others: it is {values or 'an array'}, and they "
+                f"are {self.values or 'arrays'}: give all samples one type, or pack a subset() of "
+                "those that are alike"
+            )
         is_like = len(value.shape) == len(self.shape) and value.dtype == self.dtype
         if not is_like or value.shape[self.fixed :] != self.shape[self.fixed :]:
             raise ConfigError(
@@ -833,6 +817,9 @@ class _Alike:
                 f"{list(value.shape)}, and {self.first} is {self.dtype} of shape "
                 f"{list(self.shape)}: give all {self.remedy}"
             )
+        if not self.lengths:
+            self.largest = 1
+        self.largest = max(self.largest, value.nbytes)
         self.lengths.append(value.shape[0] if value.shape else 1)
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 from torch.utils.data import Dataset
@@ -41,18 +41,18 @@ _ATTEMPTS = 6
 _FIRST_PAUSE_S = 0.2
 
 
-class FolderDestination:
+class Destination:
     """The files of a pack in a folder of this machine, by their names. A pickle of it reaches the
     same files from another process.
 
     Attributes:
-        path: the folder.
+        path: the folder, or its URL.
         shown: what messages call it, without secrets.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder
-        self.shown = redact(folder)
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        self.shown = redact(path)
 
     def shown_name(self, name: str) -> str:
         """What messages call a file."""
@@ -60,12 +60,12 @@ class FolderDestination:
 
     def check(self) -> None:
         """Raises a DataNotFoundError or ConfigError where it is not there, and can't be made."""
-        if not self.path.parent.is_dir():
+        parent, name = os.path.split(self.path)
+        if not os.path.isdir(parent):
             raise DataNotFoundError(
-                f"{redact(self.path.parent)}, where {self.path.name} should go, is no folder: make "
-                "it first"
+                f"{redact(parent)}, where {name} should go, is no folder: make it first"
             )
-        if self.path.exists() and not self.path.is_dir():
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
 
     def prepare(self) -> None:
@@ -76,7 +76,7 @@ class FolderDestination:
         """
         self.check()
         try:
-            self.path.mkdir(exist_ok=True)
+            os.makedirs(self.path, exist_ok=True)
         except OSError as error:
             raise WriteError(
                 f"{self.shown} can't be made: {error.strerror}: use another folder"
@@ -93,14 +93,12 @@ class FolderDestination:
                     found[entry.name] = entry.stat().st_size
         return found
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """The content of a file, or its bytes from `start` to `stop`; None: there is none."""
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None: there is none."""
         try:
             # there are many, and small
             with open(os.path.join(self.path, name), "rb", buffering=0) as file:
-                if start:
-                    file.seek(start)
-                return file.read() if stop is None else file.read(stop - start)
+                return file.read()
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
@@ -119,36 +117,37 @@ class FolderDestination:
             TargetExistsError: there is one, and it may not be replaced.
             WriteError, AccessError: it can't be written.
         """
-        write_whole(self.path / name, data, overwrite)
+        write_whole(os.path.join(self.path, name), data, overwrite)
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         with contextlib.suppress(OSError):
-            os.unlink(self.path / name)
+            os.unlink(os.path.join(self.path, name))
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
         """A local file to write a part into; it has its name when the context is left without an
         error.
         """
-        with PartFile(self.path / name, overwrite=True, token=new_token()) as file:
+        path = os.path.join(self.path, name)
+        with PartFile(path, overwrite=True, token=new_token()) as file:
             yield file
             file.commit()
 
-    def fetched(self, name: str) -> contextlib.AbstractContextManager[Path]:
+    def fetched(self, name: str) -> contextlib.AbstractContextManager[str]:
         """A path of this machine where a file can be read meanwhile.
 
         Raises:
             DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
         """
-        return contextlib.nullcontext(self.path / name)
+        return contextlib.nullcontext(os.path.join(self.path, name))
 
     def remove_abandoned(self) -> None:
         """Removes what killed processes left."""
         remove_abandoned(str(self.path), (".part-", ".plan", ".manifest"))
 
 
-class StoreDestination:
+class StoreDestination(Destination):
     """The same of a prefix of an object store: a part is written and verified on this machine (in
     `tempfile.gettempdir()`), and then uploaded.
 
@@ -158,37 +157,27 @@ class StoreDestination:
     """
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
-        self.path = url
-        self.shown = redact(url)
+        super().__init__(url)
         self._filesystem = PerProcess(
             functools.partial(open_filesystem, url, dict(storage_options or {}))
         )
 
-    def shown_name(self, name: str) -> str:
-        return f"{self.shown.rstrip('/')}/{name}"
+    def check(self) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
 
     def remove_abandoned(self) -> None:
         """Removes nothing: what killed processes left lies elsewhere, see `_temporary`."""
 
-    def prepare(self) -> None:
-        self.check()
-
     def _at(self, name: str) -> str:
-        return path_in(below(self.path, name), self._filesystem.get())
-
-    def check(self) -> None:
-        if type(self._filesystem.get()).__name__ == "HTTPFileSystem":
-            raise ConfigError(
-                f"{self.shown}: HTTP neither writes files nor lists their sizes: use a folder, or "
-                "a store such as s3://"
-            )
+        return path_in(below(str(self.path), name), self._filesystem.get())
 
     def sizes(self) -> dict[str, int]:
-        self.check()
-
         def listed(filesystem: Any) -> dict[str, int]:
             filesystem.invalidate_cache()
-            entries = filesystem.ls(path_in(self.path, filesystem), detail=True)
+            entries = filesystem.ls(path_in(str(self.path), filesystem), detail=True)
             return {
                 entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
                 for entry in entries
@@ -197,18 +186,18 @@ class StoreDestination:
 
         return self._tried(listed, "listed", missing={})
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         def content(filesystem: Any) -> bytes | None:
             # another job may have written it since this one listed
             filesystem.invalidate_cache()
-            return bytes(filesystem.cat_file(self._at(name), start=start or None, end=stop))
+            return bytes(filesystem.cat_file(self._at(name)))
 
         return self._tried(content, "read", missing=None)
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         exclusive = {} if overwrite else {"mode": "create"}
         there = TargetExistsError(f"{self.shown_name(name)} is there already")
-        if not overwrite and self.read(name, 0, 1) is not None:
+        if not overwrite and self.read(name) is not None:
             raise there
 
         def written(filesystem: Any) -> None:
@@ -229,11 +218,11 @@ class StoreDestination:
             self._tried(lambda store: store.put_file(file.path, self._at(name)), "written")
 
     @contextlib.contextmanager
-    def fetched(self, name: str) -> Iterator[Path]:
+    def fetched(self, name: str) -> Iterator[str]:
         with _temporary(name) as file:
             self._tried(lambda store: store.get_file(self._at(name), file.path), "read")
             with locked_by_caller(file.path):
-                yield Path(file.path)
+                yield file.path
 
     def _tried(self, call: Callable[[Any], T], done: str, **missing: T) -> T:
         """What a call gives of the file system, after retries; what `missing` says where there is
@@ -277,17 +266,20 @@ def _temporary(name: str) -> PartFile:
     return PartFile(os.path.join(folder, ours + name), overwrite=True, token=new_token())
 
 
-Destination: TypeAlias = FolderDestination | StoreDestination
-
-
 def destination_of(
     dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
 ) -> Destination:
     """The destination for a path or a URL, which may be that of a folder of this machine."""
     path = local_path(dst)
-    if path is None:
-        return StoreDestination(os.fspath(dst), storage_options)
-    return FolderDestination(path)
+    if path is not None:
+        return Destination(path)
+    url = os.fspath(dst)
+    if url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{redact(url)}: HTTP neither writes files nor lists their sizes: use a folder, or a "
+            "store such as s3://"
+        )
+    return StoreDestination(url, storage_options)
 
 
 def local_path(path: str | os.PathLike[Any]) -> Path | None:
@@ -354,9 +346,14 @@ def _is_own_url(source: str, target: str) -> bool:
     return name != source and _is_of_pack(name.partition("/")[0])
 
 
+def is_of_part(name: str) -> bool:
+    """True of the names of parts and their sidecars."""
+    return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
+
+
 def _is_of_pack(name: str) -> bool:
     """True of the names that a pack of parts writes, replaces and removes."""
-    return name in (PLAN, MANIFEST) or (name.startswith("part-") and "-of-" in name)
+    return name in (PLAN, MANIFEST) or is_of_part(name)
 
 
 def _is_below(folder: str, path: str) -> bool:

@@ -70,27 +70,15 @@ class PackOptions:
             raise ConfigError(f"store must be 'encoded', 'jpeg' or 'decoded', not {self.store!r}")
         if self.check not in get_args(Check):
             raise ConfigError(f"check must be 'decode' or 'header', not {self.check!r}")
-        if self.check != "decode" and self.store not in (None, "encoded"):
-            raise ConfigError(
-                f"check='header' is for encoded images, and store={self.store!r} decodes them: "
-                "leave out check"
-            )
         if not self.is_jpeg and (self.max_size is not None or self.quality != 90):
             raise ConfigError("max_size and quality are for store='jpeg'")
         for name, most in (("max_size", LARGEST_SIDE), ("quality", 100)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
                 raise ConfigError(f"{name} must be an integer from 1 to {most}, not {value!r}")
-        if self.end_token is not None:
-            if type(self.end_token) is not int or not 0 <= self.end_token < 2**31:
-                raise ConfigError(
-                    f"end_token must be an id that fits int32, not {self.end_token!r}"
-                )
-            if (self.store, self.check) != (None, "decode"):
-                raise ConfigError(
-                    "end_token is for texts, and store and check are for images: leave out one or "
-                    "the other"
-                )
+        end = self.end_token
+        if end is not None and (type(end) is not int or not 0 <= end < 2**31):
+            raise ConfigError(f"end_token must be an id that fits int32, not {end!r}")
         if self.compression is not None and self.compression not in COMPRESSIONS:
             raise ConfigError(
                 f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, or None, not "

@@ -38,7 +38,7 @@ from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
-from headrace.packing.destination import Destination, destination_of
+from headrace.packing.destination import Destination, destination_of, is_of_part
 from headrace.packing.options import PackOptions
 from headrace.packing.plan import Rows, annotations_check
 from headrace.sorting import distinct
@@ -359,9 +359,7 @@ def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[
     """Where a pack stands, and the sidecars of the finished parts, by number."""
     sizes = folder.sizes()
     there = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
-    # a folder of this machine answers at once
-    threads = _THREADS if isinstance(folder.path, str) else 1
-    with ThreadPoolExecutor(threads, "headrace-sidecars") as pool:
+    with ThreadPoolExecutor(_THREADS, "headrace-sidecars") as pool:
         sidecars = pool.map(lambda part: _read_sidecar(folder, plan, part), there)
     finished = dict[int, Sidecar]()
     for part, sidecar in zip(there, sidecars, strict=True):
@@ -404,16 +402,6 @@ def read_manifest(folder: Destination) -> dict[str, Any] | None:
     """
     data = folder.read(MANIFEST)
     return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
-
-
-def damaged_plan(folder: Destination, plan: PartsPlan, manifest: dict[str, Any]) -> list[Damage]:
-    """What is wrong with the files beside the parts and their sidecars."""
-    expected = {PLAN: plan.text, MANIFEST: checked_text(manifest)}
-    wrong = [name for name, text in expected.items() if folder.read(name) != text]
-    shown = map(folder.shown_name, wrong)
-    return [
-        (-1, name, f"{name} is damaged: remove it and pack again, parts are kept") for name in shown
-    ]
 
 
 def join(
@@ -487,7 +475,7 @@ def remove_other(folder: Destination, plan: PartsPlan) -> None:
     parts = range(plan.parts)
     ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
     for name in folder.sizes():
-        if _is_of_part(name) and name not in ours:
+        if is_of_part(name) and name not in ours:
             folder.remove(name)
 
 
@@ -497,17 +485,13 @@ def refuse_foreign(folder: Destination) -> None:
     """
     if folder.read(PLAN) is not None:
         return
-    replaced = [name for name in folder.sizes() if name == MANIFEST or _is_of_part(name)]
+    replaced = [name for name in folder.sizes() if name == MANIFEST or is_of_part(name)]
     if replaced and folder.read(PLAN) is None:  # else another job has just begun
         raise TargetExistsError(
             f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
             "replaced or removed: pack to another folder, or pass overwrite=True (--overwrite), "
             "which keeps finished parts"
         )
-
-
-def _is_of_part(name: str) -> bool:
-    return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -598,12 +598,19 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
 def _packed(
     job: PackJob, numbers: Sequence[int], executor: Executor | None
 ) -> Generator[None, None, None]:
-    """Packs parts, and yields after each."""
-    if executor is not None:
-        yield from _packed_by(executor, job.pack, job, numbers)
-        return
-    processes = min(job.options.processes, len(numbers))
-    if processes > 1:
+    """Packs parts, and yields after each. After an error parts that have not begun are cancelled,
+    and threads end.
+    """
+    options = job.options
+    processes = min(options.processes, len(numbers))
+    # one part waits for the disk, and is read back, while the other is read and decoded
+    threads = 1
+    if job.dataset.sample_source.thread_safe and job.plan.kind != KIND:
+        threads = min(2, options.threads, len(numbers))
+    ended = threading.Event()
+    pool: Executor | None = None
+    task: Callable[[int], None] = job.pack
+    if executor is None and processes > 1:
         try:
             with open(os.devnull, "wb") as nowhere:
                 pickle.dump(job, nowhere)
@@ -613,50 +620,27 @@ def _packed(
                 f"process ({error}): define what it holds, such as a tokenizer, in a module, or "
                 "pack with processes=1"
             ) from error
-        with _ended(ProcessPoolExecutor(processes, _context(job.dataset), _adopt, (job,))) as (
-            pool,
-            _,
-        ):
-            yield from _packed_by(pool, _pack_adopted, job, numbers)
-        return
-    # one part waits for the disk, and is read back, while the other is read and decoded
-    threads = 1
-    if job.dataset.sample_source.thread_safe and job.plan.kind != KIND:
-        threads = min(2, job.options.threads, len(numbers))
-    if threads == 1:
+        pool = ProcessPoolExecutor(processes, _context(job.dataset), _adopt, (job,))
+        task = _pack_adopted
+    elif executor is None and threads > 1:
+        pool = ThreadPoolExecutor(threads, "headrace-pack-part")
+        workers = -(-options.threads // threads)
+        job = replace(job, options=replace(options, workers=workers))
+
+        def task(part: int) -> None:
+            job.pack(part, ended.is_set)
+
+    runner = executor or pool
+    if runner is None:
         for part in numbers:
             job.pack(part)
             yield
         return
-    workers = -(-job.options.threads // threads)
-    job = replace(job, options=replace(job.options, workers=workers))
-    with _ended(ThreadPoolExecutor(threads, "headrace-pack-part")) as (pool, ended):
-        yield from _packed_by(pool, lambda part: job.pack(part, ended.is_set), job, numbers)
-
-
-@contextlib.contextmanager
-def _ended(pool: Executor) -> Iterator[tuple[Executor, threading.Event]]:
-    """A pool; after an error parts that have not begun are cancelled, and the event is set, by
-    which threads end.
-    """
-    ended = threading.Event()
-    try:
-        yield pool, ended
-    except BaseException:
-        ended.set()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _packed_by(
-    executor: Executor, task: Callable[[int], None], job: PackJob, numbers: Sequence[int]
-) -> Iterator[None]:
     waiting = dict[Future[None], int]()
     number = numbers[0]
     try:
         for number in numbers:
-            waiting[executor.submit(task, number)] = number
+            waiting[runner.submit(task, number)] = number
         for future in as_completed(waiting):
             number = waiting[future]
             future.result()
@@ -668,8 +652,11 @@ def _packed_by(
             "are kept"
         ) from error
     finally:
+        ended.set()
         for future in waiting:
             future.cancel()
+        if pool is not None:
+            pool.shutdown()
 
 
 def _context(dataset: BaseDataset) -> Any:

@@ -18,7 +18,7 @@ from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSET
 from headrace.formats.hdf5.files import HDF5Files, packed_info
 from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.resolve.resolver import MANIFEST
+from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
 from headrace.formats.tokens.packed import KIND, PackedFile
 from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
@@ -28,7 +28,6 @@ from headrace.packing.parts import (
     Damage,
     PartsPlan,
     Sidecar,
-    damaged_plan,
     finished_in,
     planned,
     read_manifest,
@@ -222,7 +221,12 @@ def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> V
     if not status.is_finished or manifest is None or not is_of_plan:
         raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
     samples = 0
-    bad = damaged_plan(folder, plan, manifest)
+    bad = list[Damage]()
+    for name, text in {PLAN: plan.text, MANIFEST: checked_text(manifest)}.items():
+        if folder.read(name) != text:
+            name = folder.shown_name(name)
+            why = f"{name} is damaged: remove it and pack again, parts are kept"
+            bad.append((-1, name, why))
     entries = manifest["parts"]
     with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
         for part, entry in enumerate(entries):
@@ -251,7 +255,7 @@ def _damaged_part(
                 sums = sum_file(file.fileno(), workers=workers)
             if (sums.size, sums.crc) == (entry["nbytes"], entry["crc32"]):
                 return bad
-            result, _ = verify_samples(str(path), workers, False)
+            result, _ = verify_samples(path, workers, False)
         except (HeadraceError, OSError) as error:
             return [*bad, (-1, name, str(error).replace(copy, name))]
     for index, where, why in result.bad:
