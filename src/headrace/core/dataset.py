@@ -418,10 +418,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
                 "loading_mode='streaming' has no random access: iterate, or use 'lazy', 'eager' "
                 "or 'cached'"
             )
-        position, length = operator.index(index), len(self)
-        if not -length <= position < length:
-            raise IndexError(f"index {position} is outside of a dataset of {length:,} samples")
-        return self.__getitems__([position % length])[0]
+        return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples of a batch, with ``on_error="skip"`` possibly fewer. torch's fetcher
@@ -780,10 +777,10 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         array = np.asarray(indices, np.int64)
         length = len(self)
         if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
-            if array.min() < -length or array.max() >= length:
+            outside = array[(array < -length) | (array >= length)]
+            if outside.size:
                 raise IndexError(
-                    f"indices reach from {array.min()} to {array.max()}, which is outside of a "
-                    f"dataset of {length:,} samples"
+                    f"index {outside[0]} is outside of a dataset of {length:,} samples"
                 )
             array = array % length
         return array if self._chosen is None else self._chosen[array]

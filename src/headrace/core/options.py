@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
@@ -16,7 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from headrace.arguments import check_callable, check_names, described, synonyms
+from headrace.arguments import (
+    check_callable,
+    check_integer,
+    check_names,
+    described,
+    parameters_of,
+    synonyms,
+)
 from headrace.core.decoder import chained
 from headrace.core.held import check_cache_size
 from headrace.core.reader import OnError
@@ -207,7 +213,6 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "hold": (None, "encoded", "decoded"),
     "shared": ("rank", "machine"),
 }
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def keywords_of(cls: type) -> frozenset[str]:
@@ -219,11 +224,10 @@ def keywords_of(cls: type) -> frozenset[str]:
         if base is not object and "__init__" in vars(base):
             # which a class passes on by itself
             names -= {"source", "targets", "sample_decoder"}
-            signature = inspect.signature(base.__init__)  # type: ignore[misc]
-            names |= {p.name for p in signature.parameters.values() if p.kind in _NAMED}
-    return frozenset(names - {"self"}) | (
-        REMOTE if getattr(cls, "reads_urls", False) else frozenset()
-    )
+            names |= parameters_of(base.__init__)  # type: ignore[misc]
+    if getattr(cls, "reads_urls", False):
+        names |= REMOTE
+    return frozenset(names)
 
 
 def check_arguments(
@@ -284,30 +288,19 @@ def check_common(options: Mapping[str, Any]) -> None:
             f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no "
             "samples"
         )
-    try:
-        operator.index(options.get("seed", 0))
-    except TypeError:
-        raise ConfigError(f"seed must be an integer, not {described(options['seed'])}") from None
+    check_integer("seed", options.get("seed", 0))
     MemoryBudget(options.get("max_memory_usage", 0.8))
     check_cache_size(options.get("cache_size"))
 
 
 def check_source(source: object) -> None:
     """Raises a ConfigError for what is no `Source`, which is what `BaseDataset` reads."""
-    if isinstance(source, Source):
-        return
-    if isinstance(source, (str, bytes, os.PathLike)):
+    if not isinstance(source, Source):
         raise ConfigError(
-            f"BaseDataset reads a Source, and {source!r} is a path: use open_dataset(path), which "
-            "finds the format, or ImageDataset, "
-            "TextDataset, HDF5Dataset or ZarrDataset; for a format of your own subclass "
-            "BaseDataset and pass super().__init__ a Source"
+            f"BaseDataset reads a Source, not {described(source)}: use open_dataset(path), which "
+            "finds the format, for a path; pass create_dataloader any torch dataset as it is; for "
+            "a format of your own subclass BaseDataset and Source (__len__, read, fingerprint)"
         )
-    raise ConfigError(
-        f"BaseDataset reads a Source, not {described(source)}: subclass Source (__len__, read, "
-        "fingerprint), or give create_dataloader any "
-        "torch dataset as it is"
-    )
 
 
 def as_targets(targets: Any, count: int) -> Any:

@@ -55,12 +55,10 @@ class ColumnTargets(TargetSequence):
 
 
 def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
-    """The indices that a user chooses of a dataset of that length, given as indices, from its end
-    too, or as a mask.
+    """The indices that a user chooses of a dataset of that length, given as such or as a mask.
 
     Raises:
-        IndexError: an index outside of the dataset, or that is no integer; a mask that is not as
-            long as the dataset.
+        IndexError: an index that is no integer; a mask that is not as long as the dataset.
     """
     chosen = np.asarray(indices).reshape(-1)
     if chosen.dtype == bool and len(chosen) not in (0, length):
@@ -71,13 +69,9 @@ def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
         raise IndexError(
             f"subset takes indices or a mask, not {chosen.dtype} such as {chosen[0]!r}"
         )
-    chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
-    if len(chosen) and not -length <= chosen.min() <= chosen.max() < length:
-        raise IndexError(
-            f"subset: indices reach from {chosen.min()} to {chosen.max()}, the dataset has "
-            f"{length:,} samples"
-        )
-    return chosen % max(1, length)
+    if chosen.dtype == bool:
+        return np.flatnonzero(chosen)
+    return chosen.astype(np.int64)
 
 
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:

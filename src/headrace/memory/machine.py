@@ -53,7 +53,6 @@ def open_machine_store(
     capacity: int,
     policy: str = "keep",
     max_items: int | None = None,
-    rows: bool = True,
 ) -> SampleStore:
     """The store of that key in a folder, which is made if it is missing: the one that other
     processes of this user have open, or a new one.
@@ -61,7 +60,7 @@ def open_machine_store(
     Args:
         key: whoever gives the same key must cache the same samples.
         capacity: of a new store; an open one has that of its maker.
-        policy, max_items, rows: of a new store.
+        policy, max_items: of a new store.
 
     Raises:
         ConfigError: this system can't share a file's memory.
@@ -73,7 +72,7 @@ def open_machine_store(
             "shared='rank'"
         )
     digest = hashlib.blake2b(
-        "\0".join([VERSION, str(length), str(os.getuid()), str(rows), key]).encode(),
+        "\0".join([VERSION, str(length), str(os.getuid()), key]).encode(),
         digest_size=16,
     ).hexdigest()
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
@@ -86,7 +85,7 @@ def open_machine_store(
                 table, log = SampleStore.sizes(length, capacity)
                 memory = SharedFile(path, table, log)
                 room = memory.nbytes - table
-                store = _open[path] = SampleStore(length, room, policy, max_items, memory, rows)
+                store = _open[path] = SampleStore(length, room, policy, max_items, memory)
             return store
     except OSError as error:
         kind = AccessError if isinstance(error, PermissionError) else WriteError

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headrace.errors import ConfigError
 
@@ -36,36 +35,25 @@ class World:
     source: str
 
 
-class _Launcher(NamedTuple):
-    """The variables that a launcher sets; of `local_size` the first that is set counts."""
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: tuple[str, ...]
-
-
-_LAUNCHERS = (
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
-    _Launcher(
-        "OpenMPI",
+# by name the variables of rank, world size and local rank; of those of the local size the first
+# that is set counts
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "OpenMPI": (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Launcher(
-        "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)
-    ),
-    _Launcher(
-        "SLURM job step",
+    "MPICH or Intel MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "SLURM job step": (
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
         "SLURM_LOCALID",
-        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_NTASKS_PER_NODE",
     ),
-)
+}
 
 
 def detect_world(rank: int | None = None, world_size: int | None = None) -> World:
@@ -87,34 +75,33 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
         ConfigError: one of rank and world size without the other, a rank outside [0, world_size),
             or a variable of the environment that is no number.
     """
-    launcher = None
-    for one in _LAUNCHERS:
-        present = [name for name in (one.rank, one.size) if name in os.environ]
-        # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
-        if len(present) == 2 or (present and one.rank != "SLURM_PROCID"):
-            launcher = one
-            break
+    launcher = ""
     local_rank = 0
     local_sizes = [1]
-    if launcher is not None:
-        local_rank = _read_number(launcher.local_rank) or 0
-        set_sizes = [name for name in launcher.local_size if name in os.environ]
-        # SLURM's first number may be that of a machine with fewer tasks
-        local_sizes = [local_rank + 1, *(_read_number(name) or 1 for name in set_sizes[:1])]
+    names: tuple[str, ...] = ("rank", "world_size")
+    for name, (rank_name, size_name, local_name, *local_size_names) in _LAUNCHERS.items():
+        present = [each for each in (rank_name, size_name) if each in os.environ]
+        # sbatch sets SLURM_PROCID without srun too: only both together mean a job step
+        if len(present) == 2 or (present and rank_name != "SLURM_PROCID"):
+            launcher = name
+            local_rank = _read_number(local_name) or 0
+            set_sizes = [each for each in local_size_names if each in os.environ]
+            # SLURM's first number may be that of a machine with fewer tasks
+            local_sizes = [local_rank + 1, *(_read_number(each) or 1 for each in set_sizes[:1])]
+            break
     # nobody can have initialised what nobody has imported
     dist = sys.modules.get("torch.distributed")
-    names = ("rank", "world_size")
     if rank is not None or world_size is not None:
         source = "arguments"
     elif dist is not None and dist.is_available() and dist.is_initialized():
         source = "torch.distributed"
         rank = dist.get_rank()
         world_size = dist.get_world_size()
-    elif launcher is not None:
-        names = (launcher.rank, launcher.size)
-        source = f"environment of {launcher.name} ({launcher.rank}, {launcher.size})"
-        rank = _read_number(launcher.rank)
-        world_size = _read_number(launcher.size)
+    elif launcher:
+        names = _LAUNCHERS[launcher][:2]
+        source = f"environment of {launcher} ({names[0]}, {names[1]})"
+        rank = _read_number(names[0])
+        world_size = _read_number(names[1])
     else:
         source = "no launcher found: a single process"
         rank = 0
