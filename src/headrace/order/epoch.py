@@ -234,13 +234,6 @@ class EpochOrder(Order):
                 self._lanes = Lanes(*shape)
         self._begin()
 
-    @property
-    def blocks(self) -> IntArray | None:
-        """The block sizes. None: none were given."""
-        if self._edges is None:
-            return None
-        return np.diff(self._edges)
-
     def _begin(self) -> None:
         self._keys = derive_keys("order", self.seed, self.epoch, count=KEY_COUNT)
         self._sequence: BlockSequence | None = None
