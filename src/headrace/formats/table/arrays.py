@@ -4,11 +4,10 @@ straight into their batch.
 
 from __future__ import annotations
 
-import io
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,14 +76,13 @@ class NumpySource(ArraysSource):
         self._file = path
         self._arrays = arrays
         some = (names,) if isinstance(names, str) else names
-        chosen = {name: arrays[name] for name in some}
-        if len({array.shape[0] for array in chosen.values()}) > 1:
-            rows = ", ".join(f"{name!r} {array.shape[0]:,}" for name, array in chosen.items())
+        fields = {name: _reader(path, name, opened, arrays[name]) for name in some}
+        if len({field.shape[0] for field in fields.values()}) > 1:
+            rows = ", ".join(f"{name!r} {field.shape[0]:,}" for name, field in fields.items())
             raise FormatError(
                 f"{shown}: the arrays have different numbers of rows: {rows}: name those that "
                 "belong together with columns=[...]"
             )
-        fields = {name: _reader(path, name, opened, array) for name, array in chosen.items()}
         super().__init__(shown, opened, names, fields, [None] * len(fields))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -127,34 +125,29 @@ def open_arrays(
     paths = files.urls()
     if files.server is not None:
         files.server.learn(paths)
+    targets = [] if target_name is None else [target_name]
     sources = []
     for path in paths:
         arrays = arrays_of(path, opened.files)
         shown = redact(path)
-        names: str | tuple[str, ...] = ""
-        if "" not in arrays:
-            given = [columns] if isinstance(columns, str) else list(columns or ())
-            targets = [] if target_name is None else [target_name]
-            for name in (*given, *targets):
-                if name not in arrays:
-                    raise MissingNameError(
-                        f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}"
-                    )
-            names = tuple(given or (name for name in arrays if name != target_name))
+        names: Any = columns
+        if "" in arrays:
+            if columns is not None or targets:
+                raise ConfigError(
+                    f"{shown} is one array without names: leave out columns and target_name "
+                    "(targets= goes with .npz and others)"
+                )
+            names = ""
+        elif not isinstance(columns, str):
+            names = tuple(columns or (name for name in arrays if name != target_name))
             if not names:
                 raise FormatError(f"{shown} holds no array beside the targets")
-            wanted = {*names, *targets}
-            if isinstance(columns, str):
-                names = columns
-        elif columns is not None or target_name is not None:
-            raise ConfigError(
-                f"{shown} is one array without names: leave out columns and target_name "
-                "(targets= goes with .npz and others)"
-            )
-        else:
-            wanted = {""}
         found: dict[str, StoredArray] = {}
-        for name in wanted:
+        for name in (*([names] if isinstance(names, str) else names), *targets):
+            if name not in arrays:
+                raise MissingNameError(
+                    f"{shown} has no array {name!r}; it has: {listed_names(arrays, name)}"
+                )
             array = arrays[name]
             if isinstance(array, FormatError):
                 raise array
@@ -173,24 +166,34 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
     size = files.version(path).size
     shown = redact(path)
 
-    def read(start: int, stop: int) -> bytes:
+    def read(start: int, stop: int) -> memoryview:
         if not 0 <= start <= stop <= size:
             raise FormatError(
                 f"{shown} refers to bytes {start:,} to {stop:,}, and has {size:,}: the file is "
                 "damaged"
             )
-        return files.read_joined(ByteRanges.of([(path, start, stop)]))
+        return memoryview(files.read_joined(ByteRanges.of([(path, start, stop)])))
 
-    head = read(0, min(size, 4))
-    if head == NPY_MAGIC[:4]:
-        return {"": _array_at(0, size, read, shown)}
-    if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+    def opened(start: int, nbytes: int = _HEAD) -> HeldBytes:
+        """The file, at a byte from which so many are there."""
+        held = HeldBytes(size, [(start, read(start, min(size, start + nbytes)))], read)
+        held.seek(start)
+        return held
+
+    file = opened(0)
+    magic = bytes(file.read(4))
+    if magic == NPY_MAGIC[:4]:
+        file.seek(0)
+        return {"": _array_in(file, size, shown)}
+    if magic not in (b"PK\x03\x04", b"PK\x05\x06"):
         raise FormatError(
             f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a "
             "server's page: fetch it again"
         )
+    with asking("zipfile", shown), zipfile.ZipFile(opened(max(0, size - _TAIL), _TAIL)) as archive:
+        infos = archive.infolist()
     arrays: dict[str, StoredArray | FormatError] = {}
-    for info, begin in _members(path, size, read, shown):
+    for info in infos:
         name = info.filename.removesuffix(".npy")
         where = f"{shown}, {info.filename!r}"
         if info.is_dir() or not info.filename.endswith(".npy"):
@@ -202,53 +205,37 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
                 "numpy.savez_compressed, or the arrays to HDF5 in compressed chunks"
             )
             continue
-        if begin + info.file_size > size:
+        file = opened(info.header_offset)
+        head = bytes(file.read(_ZIP_HEAD))
+        if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
             raise FormatError(
-                f"{where} would end at byte {begin + info.file_size:,}, and the file has "
-                f"{size:,}: it is cut short"
+                f"{where}: there is no member at byte {info.header_offset:,}: the file is damaged"
+            )
+        file.seek(file.tell() + sum(struct.unpack("<HH", head[26:30])))
+        end = file.tell() + info.file_size
+        if end > size:
+            raise FormatError(
+                f"{where} would end at byte {end:,}, and the file has {size:,}: it is cut short"
             )
         try:
-            arrays[name] = _array_at(begin, begin + info.file_size, read, where)
+            arrays[name] = _array_in(file, end, where)
         except FormatError as error:  # of no matter where it is not chosen
             arrays[name] = error
     return arrays
 
 
-def _members(
-    path: str, size: int, read: Callable[[int, int], bytes], shown: str
-) -> Iterator[tuple[zipfile.ZipInfo, int]]:
-    """The members of a zip file, and where the bytes of each begin."""
-    begin = max(0, size - _TAIL)
-    held = HeldBytes(
-        size,
-        [(begin, memoryview(read(begin, size)))],
-        lambda start, stop: memoryview(read(start, stop)),
-    )
-    with asking("zipfile", shown), zipfile.ZipFile(held) as file:
-        infos = file.infolist()
-    for info in infos:
-        start = max(0, min(size, info.header_offset))  # of a damaged directory it may be any number
-        head = read(start, min(size, start + _ZIP_HEAD))
-        if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
-            raise FormatError(
-                f"{shown}, {info.filename!r}: there is no member at byte {info.header_offset:,}: "
-                "the file is damaged"
-            )
-        yield info, info.header_offset + _ZIP_HEAD + sum(struct.unpack("<HH", head[26:30]))
-
-
-def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: str) -> StoredArray:
-    """The array whose header begins at a byte, and whose bytes end at another."""
-    head = read(begin, min(end, begin + _HEAD))
-    length = 12 + int.from_bytes(head[8:12], "little")
-    if head[6:7] > b"\1" and _HEAD < length <= _LONGEST:
-        head = read(begin, min(end, begin + length))
-    file = io.BytesIO(head)
+def _array_in(file: HeldBytes, end: int, where: str) -> StoredArray:
+    """The array whose header begins where a file stands, and whose bytes end at a byte."""
+    begin = file.tell()
     try:
-        version = np.lib.format.read_magic(file)
-        header_of = np.lib.format.read_array_header_2_0
-        if version == (1, 0):
-            header_of = np.lib.format.read_array_header_1_0
+        head = bytes(file.read(12))
+        file.seek(begin)
+        version: tuple[int, int] = np.lib.format.read_magic(file)
+        header_of = np.lib.format.read_array_header_1_0
+        if version > (1, 0):
+            header_of = np.lib.format.read_array_header_2_0
+            if int.from_bytes(head[8:], "little") > _LONGEST:
+                raise ValueError("it would have many bytes")
         shape, is_fortran, dtype = header_of(file, max_header_size=_LONGEST)
         if not all(extent >= 0 for extent in shape):
             raise ValueError(f"shape {shape}")
@@ -272,7 +259,7 @@ def _array_at(begin: int, end: int, read: Callable[[int, int], bytes], where: st
             f"{where} lies column by column (Fortran order), and no row in one piece: write "
             "numpy.ascontiguousarray of it"
         )
-    array = StoredArray(begin + file.tell(), shape, dtype)
+    array = StoredArray(file.tell(), shape, dtype)
     if array.begin + array.nbytes > end:
         raise FormatError(
             f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there "
