@@ -54,15 +54,13 @@ INSIDE = {
     "loader/worker": "signals served start fetch processes",
     "datasets": """
         cells image columns arrays episodes sparse table text
-        shards indexing unnormalized open memory_efficient
+        streaming indexing unnormalized open memory_efficient
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
         pixels augment labels coco decoder columns image
     """,
     "datasets/text": "decoders chats passes opening text",
-    "datasets/table": "format table",
-    "datasets/shards": "streaming",
     "packing": "options part plan contents texts hdf5 destination parts verify run",
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
@@ -76,7 +74,6 @@ INSIDE = {
     """,
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
-    "formats/tokens": "source packed",
     "formats": """
         resolve describe source concat files arrays tree
         hdf5 zarr

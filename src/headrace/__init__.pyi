@@ -20,9 +20,9 @@ from headrace.datasets.image.image import ImageDataset as ImageDataset
 from headrace.datasets.indexing import write_index as write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset as MemoryEfficientDataset
 from headrace.datasets.open import open_dataset as open_dataset
-from headrace.datasets.shards.streaming import StreamingDataset as StreamingDataset
 from headrace.datasets.sparse import SparseDataset as SparseDataset
-from headrace.datasets.table.table import TableDataset as TableDataset
+from headrace.datasets.streaming import StreamingDataset as StreamingDataset
+from headrace.datasets.table import TableDataset as TableDataset
 from headrace.datasets.text.text import TextDataset as TextDataset
 from headrace.errors import (
     AccessError as AccessError,

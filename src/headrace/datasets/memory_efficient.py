@@ -25,7 +25,7 @@ from headrace.core.options import (
 )
 from headrace.core.views import answers_batches, parts_of
 from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset
-from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.formats.resolve.resolver import DataPath

@@ -11,9 +11,9 @@ from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.shards.streaming import StreamingDataset
 from headrace.datasets.sparse import SparseDataset
-from headrace.datasets.table.table import TableDataset
+from headrace.datasets.streaming import StreamingDataset
+from headrace.datasets.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
 from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of

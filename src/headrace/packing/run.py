@@ -43,7 +43,7 @@ from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, DataPath
 from headrace.formats.source import PackPart
-from headrace.formats.tokens.packed import KIND
+from headrace.formats.tokens import KIND
 from headrace.io.local.checksums import replaced
 from headrace.io.paths import redact
 from headrace.loader.worker.start import choose_context, forkserver_context

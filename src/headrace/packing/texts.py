@@ -17,8 +17,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import TARGETS, PackedInfo
 from headrace.formats.files import FilesSource
-from headrace.formats.tokens.packed import KIND, STORE, PackedTokens
-from headrace.formats.tokens.source import Tokens, TokensSource
+from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.per_process import PerProcess
 from headrace.packing.contents import Contents, Survey

@@ -13,7 +13,7 @@ import torch
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
-from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.streaming import StreamingDataset
 from headrace.errors import CollateError, ConfigError
 from headrace.loader.config import length_of
 from headrace.loader.loader import create_dataloader

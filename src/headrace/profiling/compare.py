@@ -17,7 +17,7 @@ from headrace.arguments import check_integer, checks_keywords
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode
 from headrace.datasets.open import open_dataset
-from headrace.datasets.shards.streaming import StreamingDataset
+from headrace.datasets.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.io.paths import is_url

@@ -30,7 +30,7 @@ from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.text import records
 from headrace.formats.text.plain import undecodable
 from headrace.formats.text.source import LinesSource
-from headrace.formats.tokens.source import BlocksSource, TokensSource
+from headrace.formats.tokens import BlocksSource, TokensSource
 from headrace.order.ranks import BatchRequest
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 

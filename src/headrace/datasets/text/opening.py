@@ -13,7 +13,7 @@ import numpy as np
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import describe_argument
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
-from headrace.datasets.table.table import TableDataset
+from headrace.datasets.table import TableDataset
 from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
 from headrace.datasets.text.decoders import (
     CHAT,
@@ -38,8 +38,14 @@ from headrace.formats.tar import TARS, TarSource
 from headrace.formats.text import records
 from headrace.formats.text.plain import Room
 from headrace.formats.text.source import LinesSource, TextFilesSource
-from headrace.formats.tokens.packed import PackedFile, PackedTokens
-from headrace.formats.tokens.source import BlocksSource, DocumentsSource, Tokens, TokensSource
+from headrace.formats.tokens import (
+    BlocksSource,
+    DocumentsSource,
+    PackedFile,
+    PackedTokens,
+    Tokens,
+    TokensSource,
+)
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions

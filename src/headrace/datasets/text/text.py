@@ -40,7 +40,7 @@ from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.text.plain import Room, check_encoding
 from headrace.formats.text.records import TEXT_FIELD
 from headrace.formats.text.source import LinesSource
-from headrace.formats.tokens.source import Tokens
+from headrace.formats.tokens import Tokens
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
 from headrace.tokenizer import CharTokenizer, identity_of

@@ -144,6 +144,31 @@ class Places:
         return found
 
 
+def first_from(
+    places: IntArray,
+    count: int | IntArray,
+    begins: Callable[[IntArray], IntArray],
+    low: int | IntArray = 0,
+) -> IntArray:
+    """The first of some records that begins at a place or behind it, for each of some places, by
+    bisection.
+
+    Args:
+        places: [n] bytes or tokens.
+        low, count: the records' first number, and the end of them; of each place, or of all.
+        begins: gives where records begin, by their numbers; later ones begin no earlier.
+    """
+    lows = np.zeros(len(places), np.int64) + low
+    highs = np.zeros(len(places), np.int64) + count
+    while (lows < highs).any():
+        middles = (lows + highs) // 2
+        left = np.flatnonzero(lows < highs)
+        is_before = begins(middles[left]) < places[left]
+        lows[left[is_before]] = middles[left[is_before]] + 1
+        highs[left[~is_before]] = middles[left[~is_before]]
+    return lows
+
+
 # -- lines of pieces of a text
 
 

@@ -31,6 +31,7 @@ from headrace.formats.text.index import (
     PlacesWriter,
     Scan,
     TextFile,
+    first_from,
     kept_or_held,
 )
 from headrace.formats.text.plain import (
@@ -335,15 +336,12 @@ class LinesSource(Locatable):
             # of each block in its file
             inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
             wanted = self._heads[numbers] + inside * nbytes
-            # the first line of each that begins there or later, by bisection
-            low = self._first[numbers]
-            high = self._first[numbers + 1]
-            while (low < high).any():
-                middle = (low + high) // 2
-                starts = self._places(np.minimum(middle, len(self) - 1))[1]
-                is_before = (low < high) & (starts < wanted)
-                high = np.where(is_before, high, np.minimum(middle, high))
-                low = np.where(is_before, middle + 1, low)
+            low = first_from(
+                wanted,
+                self._first[numbers + 1],
+                lambda lines: self._places(lines)[1],
+                self._first[numbers],
+            )
             edges = distinct(np.concatenate([low, [0, len(self)]]))
             self._blocks[nbytes] = np.diff(edges)
         return self._blocks[nbytes]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
-from headrace.formats.tokens.source import ArrayTokens, BlocksSource, DocumentsSource
+from headrace.formats.tokens import ArrayTokens, BlocksSource, DocumentsSource
 from headrace.io.array_file import FileArrays
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)

@@ -1,14 +1,19 @@
-"""Tokens that `headrace.pack` wrote, read from the files' flat arrays of them.
+"""Documents, windows and blocks of one long array of tokens, read at random.
 
-The arrays are read by byte ranges. Where each document begins is in memory that workers share. What
-else a remote file holds is read when it is opened, by h5py, and is its index: a later start finds
-that in `cache_dir`.
+A document is a stretch of it, a window a part of a document, a block the next so many tokens
+whatever documents they are of. All are found by arithmetic, and read where they lie: in memory, or
+by ranges of a file.
+
+Of files that `headrace.pack` wrote, the flat array of tokens is read by ranges. Where each document
+begins is in memory that workers share. What else a remote file holds is read when it is opened, by
+h5py, and is its index: a later start finds that in `cache_dir`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import AccessError, FormatError
+from headrace.errors import AccessError, ConfigError, FormatError
 from headrace.formats.arrays.packed import (
     CRC,
     DATA,
@@ -29,19 +34,107 @@ from headrace.formats.arrays.packed import (
     are_offsets,
     crc_of,
 )
+from headrace.formats.describe import Column, Description
 from headrace.formats.hdf5.files import HDF5Files, leads_out, packed_info
-from headrace.formats.source import PackPart, fingerprint_of_files
-from headrace.formats.tokens.source import Tokens
+from headrace.formats.source import Locatable, PackPart, fingerprint_of_files
+from headrace.formats.text.index import first_from
+from headrace.io.array_file import FileArrays
+from headrace.io.files import Files
 from headrace.io.local.files import LocalFiles, changed
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
-from headrace.io.ranges import ByteRanges
+from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
+from headrace.sorting import distinct
 
 KIND = "text"
 STORE = "tokens"
 """What a packed file of tokens says of itself."""
 _SHOWN = 80  # characters of what a tokenizer is known by
+
+
+class Tokens(ABC):
+    """All tokens of some documents, and where each begins. Picklable, thread-safe.
+
+    Attributes:
+        files: what they are read from, where they are not in memory.
+        shown: where they lie, in words; "": in memory.
+        made_with: the tokenizer, in words, where that is known.
+        count: of all tokens.
+        dtype: of the ids.
+    """
+
+    made_with = ""
+    files: Files
+    shown: str
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def short(self) -> list[npt.NDArray[Any]]:
+        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers
+        of documents that are left out, where there may be such.
+
+        Raises:
+            AccessError, FileChangedError: their file is gone, or has been changed.
+        """
+
+    @abstractmethod
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of others.
+
+        Raises:
+            AccessError, FileChangedError: as `short`.
+            RemoteError, DataNotFoundError: see `Files.read`.
+        """
+
+    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+        """Copies of blocks of so many tokens, by number ([blocks, length]).
+
+        Raises:
+            Exception: as `parts`.
+        """
+        parts = self.parts(numbers * length, (numbers + 1) * length)
+        return np.concatenate([np.empty(0, self.dtype), *parts]).reshape(-1, length)
+
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
+        return ByteRanges.of([])
+
+
+class ArrayTokens(Tokens):
+    """Tokens in one array, in a file of `cache_dir` or in memory.
+
+    Args:
+        arrays: the ids, of any integer dtype; and as short arrays `short`.
+    """
+
+    def __init__(self, arrays: FileArrays) -> None:
+        self._arrays = arrays
+        self.files: Files = LocalFiles()
+        self.shown: str = redact(arrays.path)
+        self.count: int = arrays.count
+        self.dtype: np.dtype[Any] = arrays.dtype
+
+    @property
+    def long(self) -> npt.NDArray[Any]:
+        """[tokens] ids, all of them.
+
+        Raises:
+            AccessError, FileChangedError: as `short`.
+        """
+        return self._arrays.long
+
+    @property
+    def short(self) -> list[npt.NDArray[Any]]:
+        return self._arrays.short
+
+    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+        return self._arrays.parts(begins, ends)
+
+    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+        return self._arrays.rows(length, numbers)
 
 
 class PackedFile:
@@ -93,17 +186,14 @@ class PackedFile:
             if NAMES in file:
                 names = self._column(file, NAMES)
                 self.names = PackedNames.from_arrays(names, self._column(file, NAME_OFFSETS))
-            crc_shape = self._dataset(file, CRC).shape if CRC in file else None
+            crc_shape = self._hdf5.dataset(file, CRC, self.path).shape if CRC in file else None
             if crc_shape is not None and not self.files.is_remote:
                 self.checksums = self._column(file, CRC)
         self._check(crc_shape)
 
-    def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
-        return self._hdf5.dataset(file, name, self.path)
-
     def _layout(self, file: h5py.File, name: str) -> tuple[np.dtype[Any], int, int]:
         """Dtype, length, and first byte in the file of a dataset."""
-        dataset = self._dataset(file, name)
+        dataset = self._hdf5.dataset(file, name, self.path)
         shape: tuple[int, ...] = dataset.shape or ()
         begin = dataset.id.get_offset()
         dtype = dataset.dtype
@@ -122,7 +212,7 @@ class PackedFile:
         return dtype, shape[0], begin or 0
 
     def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        column = np.asarray(self._dataset(file, name))
+        column = np.asarray(self._hdf5.dataset(file, name, self.path))
         if crc_of(column) != self.info.checksums.get(name, crc_of(column)):
             raise FormatError(
                 f"{self.shown}: {name!r} has a wrong checksum, the file is damaged: pack it again"
@@ -303,3 +393,212 @@ def _check_alike(first: PackedFile, other: PackedFile) -> None:
             f"{redact(other.path)} and {redact(first.path)} can't be one dataset: they were "
             f"packed with other {', '.join(different)}: pack them from one dataset"
         )
+
+
+# -- samples
+
+
+class TokensSource(Locatable):
+    """Parts of documents, as arrays of ids. The common part of the sources below.
+
+    Args:
+        tokens: of all documents.
+        fingerprint: of the texts and of what they were made with.
+        where: says where a document lies, by its number.
+
+    Attributes:
+        count: of all tokens.
+        dtype: of the ids.
+    """
+
+    def __init__(self, tokens: Tokens, fingerprint: str, where: Callable[[int], str]) -> None:
+        self.tokens: Tokens = tokens
+        self._fingerprint = fingerprint
+        self.where: Callable[[int], str] = where
+        self.count: int = tokens.count
+        self.dtype: np.dtype[Any] = tokens.dtype
+        self.files: Files = tokens.files
+
+    @abstractmethod
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the tokens of each sample begin and end. Later samples begin at later tokens, or
+        at the same.
+        """
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of the document that each sample begins in."""
+        return np.searchsorted(self.tokens.short[0], self._reach(indices)[0], side="right") - 1
+
+    def lengths(self) -> IntArray:
+        """Tokens of each sample ([n] int64)."""
+        begins, ends = self._reach(np.arange(len(self)))
+        return ends - begins
+
+    def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+        return self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
+
+    @property
+    def cut_nbytes(self) -> int:
+        return self.stored_nbytes
+
+    def blocks_of(self, nbytes: int) -> IntArray:
+        """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
+        # the first token of each block
+        places = np.arange(0, self.count, nbytes // self.dtype.itemsize)
+        firsts = first_from(places, len(self), lambda numbers: self._reach(numbers)[0])
+        return np.diff(distinct(np.concatenate([[0], firsts, [len(self)]])))
+
+    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+        return self.tokens.byte_ranges(*self._reach(distinct(indices)))
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def describe(self) -> Description:
+        tokens = self.tokens
+        where = "in memory, which workers share"
+        if tokens.shown:
+            where = f"by ranges from {tokens.shown}"
+        made = ""
+        if tokens.made_with:
+            made = f", made with {tokens.made_with}"
+        way = (
+            f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
+            f"{where}{made}"
+        )
+        nbytes = self.count * self.dtype.itemsize
+        mean = nbytes // max(1, len(self))
+        facts = {"files": self.files.explain()} if self.is_remote else {}
+        column = Column("tokens", way, str(self.dtype), nbytes=mean, read=mean)
+        return Description([column], facts, stored=nbytes)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def location(self, index: int) -> str:
+        return self.where(int(self.document_of(np.array([index]))[0]))
+
+
+class DocumentsSource(TokensSource):
+    """Documents, of each its first `max_length` tokens, with the fingerprint of the texts; or, with
+    a stride, windows over all of it.
+
+    Args:
+        max_length: tokens of a sample, at most; None: all.
+        stride: tokens from the beginning of one window to that of the next; a document's last
+            window is as long as what is left.
+        left_out: numbers of documents that have no windows.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        fingerprint: str,
+        where: Callable[[int], str],
+        max_length: int | None,
+        stride: int | None = None,
+        left_out: IntArray | None = None,
+    ) -> None:
+        super().__init__(tokens, fingerprint, where)
+        self._max_length = max_length
+        self._stride = stride or 1
+        sizes = np.diff(tokens.short[0])
+        size = self.dtype.itemsize
+        self._nbytes = self.count * size
+        if stride is None and max_length is not None:
+            self._nbytes = int(np.minimum(sizes * size, max_length * size + GAP).sum())
+        self._first: SharedArray | None = None  # the number of each document's first window
+        if stride is not None and max_length is not None:
+            counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
+            if left_out is not None:
+                counts[left_out] = 0
+            self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
+            self._fingerprint = f"{fingerprint}:{max_length}:{stride}:{len(self)}"
+
+    def __len__(self) -> int:
+        if self._first is None:
+            return len(self.tokens.short[0]) - 1
+        return int(self._first.array[-1])
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        edges = self.tokens.short[0]
+        documents = self.document_of(indices)
+        begins = edges[documents]
+        ends = edges[documents + 1]
+        if self._first is not None:
+            begins = begins + (indices - self._first.array[documents]) * self._stride
+        if self._max_length is not None:
+            ends = np.minimum(ends, begins + self._max_length)
+        return begins, ends
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Of documents that are cut also what is fetched between them."""
+        return self._nbytes
+
+    def document_of(self, indices: IntArray) -> IntArray:
+        """The number of each sample's document: an empty one begins where the next does."""
+        if self._first is None:
+            return indices
+        return np.searchsorted(self._first.array, indices, side="right") - 1
+
+
+class BlocksSource(TokensSource):
+    """Blocks of `length` tokens, over all documents as if they were one; what is left at the end is
+    no block.
+
+    Args:
+        length: tokens of a block.
+    """
+
+    def __init__(
+        self, tokens: Tokens, fingerprint: str, where: Callable[[int], str], length: int
+    ) -> None:
+        self.length = length
+        super().__init__(tokens, fingerprint, where)
+        self._fingerprint = f"{fingerprint}:blocks of {length}:{len(self)}"
+        if not len(self) and self.count:
+            raise ConfigError(
+                f"max_length={length}: with packing=True a sample has so many tokens, and there "
+                f"are {self.count:,} in all"
+            )
+
+    def __len__(self) -> int:
+        return self.count // self.length
+
+    def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        begins = indices * self.length
+        return begins, begins + self.length
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """For each block a dict of "input_ids" and "document_ids"."""
+        documents = np.empty((len(indices), self.length), np.int32)
+        self.documents_into(indices, documents)
+        ids = super().read(indices)
+        return [
+            {"input_ids": one, "document_ids": numbers}
+            for one, numbers in zip(ids, documents, strict=True)
+        ]
+
+    def read_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
+        """Writes blocks into rows [blocks, length], which may be of a wider dtype."""
+        # narrow, so they stay in the processor's cache
+        np.copyto(rows, self.tokens.blocks(np.asarray(indices, np.int64), self.length))
+
+    def documents_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
+        """Writes the number of each token's document into rows [blocks, length]; numbered from 0
+        in each block.
+        """
+        edges = self.tokens.short[0]
+        length = self.length
+        begins = np.asarray(indices, np.int64) * length
+        firsts = np.searchsorted(edges, begins, side="right")
+        # of the edges inside of each block
+        counts = np.searchsorted(edges, begins + length, side="left") - firsts
+        blocks = np.repeat(np.arange(len(begins)), counts)
+        inside = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
+        rows[...] = 0
+        # an empty document begins where the next one does, and is none
+        rows[blocks, edges[inside] - begins[blocks]] = 1
+        np.cumsum(rows, axis=1, out=rows)
