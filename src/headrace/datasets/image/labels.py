@@ -418,11 +418,12 @@ def encoded(values: list[Any]) -> tuple[Any, list[str]]:
     if all(isinstance(value, str) for value in values):
         several = MultiHot([[value] for value in values])
         return several.numbers.astype(np.int64), several.classes
-    if any(values) and all(
+    are_labels = all(
         isinstance(value, (list, tuple, set, frozenset))
         and all(isinstance(label, str) for label in value)
         for value in values
-    ):
+    )
+    if are_labels and any(values):
         several = MultiHot(values)
         return several, several.classes
     if all(_is_integer(value) and int(value) in _INT64 for value in values):
