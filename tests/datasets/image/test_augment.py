@@ -46,12 +46,18 @@ def applied(pixels: Any, drawn: Drawn) -> Any:
     return made[:, ::-1] if drawn.flip else made
 
 
+def pixels_of(dataset: ImageDataset, index: int) -> Any:
+    """The decoded, resized image before any transform: uint8 [H, W, C]."""
+    pixels = decode_image(Path(dataset.samples[index][0]).read_bytes(), dataset.color)
+    return resize_image(pixels, dataset.image_size)
+
+
 def drawn_of(dataset: ImageDataset, index: int) -> Drawn:
     """What the recipe draws for a sample of epoch 0."""
     random.seed(sample_seeds(42, 0, index)[0])
     augment = dataset._decoder.augment
     assert augment is not None
-    return augment.draw(*dataset.pixels_of(index).shape[:2])
+    return augment.draw(*pixels_of(dataset, index).shape[:2])
 
 
 class TestSteps:
@@ -138,7 +144,7 @@ class TestInADataset:
         steps = [RandomHorizontalFlip(1), crop]
         dataset = ImageDataset(large, transform=steps)
         random.seed(sample_seeds(42, 0, 0)[0])
-        image: Any = Image.fromarray(dataset.pixels_of(0))
+        image: Any = Image.fromarray(pixels_of(dataset, 0))
         for step in steps:
             image = step(image)
         assert np.array_equal(dataset[0][0], image)
@@ -149,7 +155,7 @@ class TestInADataset:
         dataset = ImageDataset(large, transform=RECIPE)
         for index in range(len(dataset)):
             drawn = drawn_of(dataset, index)
-            pixels = applied(dataset.pixels_of(index), drawn)
+            pixels = applied(pixels_of(dataset, index), drawn)
             wanted = normalize(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
             image, target = dataset[index]
             assert target == dataset.targets[index]

@@ -37,7 +37,6 @@ from headrace.datasets.image.pixels import (
     open_image,
     resize_image,
     to_channels_first,
-    to_channels_last,
     writable,
 )
 from headrace.dtypes import ArraySpec
@@ -299,14 +298,6 @@ class ImageDecoder(Decoder):
             shape = (self.channels, *size)
         return ArraySpec(shape, np.dtype(np.uint8))
 
-    def pixels(self, value: Any) -> Pixels:
-        """The decoded image, uint8 [H, W, C]."""
-        if self.is_encoded:
-            return decode_image(value, self.color, self.left)
-        if self.channels_first:
-            value = to_channels_last(value)
-        return value  # type: ignore[no-any-return]
-
     def draw(self, value: Any) -> Drawn | None:
         if self.augment is None or not self.draws:
             return None
@@ -410,20 +401,13 @@ class JointDecoder(ImageDecoder):
     def value_spec(self) -> None:
         return None
 
-    def pixels(self, value: Any) -> Pixels:
-        return super().pixels(value[0] if isinstance(value, tuple) else value)
-
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
-        return self.shown(value, drawn), self.shown_target(self.placed(target, drawn))
+        return self.shown(value, drawn), self.target_of(target, drawn)
 
-    def placed(self, target: Any, drawn: Drawn | None) -> Any:
-        """What becomes of a target by the draws for its image."""
+    def target_of(self, target: Any, drawn: Drawn | None) -> Any:
+        """The target that a user gets, by the draws for its image."""
         return target
-
-    def shown_target(self, placed: Any) -> Any:
-        """The target that a user gets."""
-        return placed
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
         size = self.crop_size or self.image_size
@@ -471,16 +455,14 @@ class MaskDecoder(JointDecoder):
     def _target_row(self, size: tuple[int, int]) -> ArraySpec:
         return ArraySpec(size, np.dtype(np.int64))
 
-    def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
-        return cut_mask(target, drawn, self.crop_size)
-
-    def shown_target(self, placed: Mask) -> Any:
+    def target_of(self, target: Mask, drawn: Drawn | None) -> Any:
+        mask = cut_mask(target, drawn, self.crop_size)
         if self.is_joint and self.transformed:
             if self.transform_input == "pil":
-                return mask_image(placed)
+                return mask_image(mask)
             if self.transform_input == "numpy":
-                return np.array(placed)
-        return torch.from_numpy(placed.astype(np.int64))
+                return np.array(mask)
+        return torch.from_numpy(mask.astype(np.int64))
 
     def sample_nbytes(self) -> int | None:
         nbytes = super().sample_nbytes()
@@ -586,7 +568,7 @@ class BoxDecoder(JointDecoder):
         assert isinstance(targets, CocoTargets)
         return value, (targets.objects(index), targets.size_of(index, shape), shape)
 
-    def placed(
+    def target_of(
         self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
     ) -> dict[str, Any]:
         """The objects where they are in the input."""

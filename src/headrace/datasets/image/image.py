@@ -465,17 +465,6 @@ class ImageDataset(BaseDataset):
     def held_as(self) -> str:
         return self._decoder.held_as
 
-    def pixels_of(self, index: int) -> np.ndarray[Any, Any]:
-        """Returns the decoded, resized image before any transform: uint8 [H, W, C].
-
-        Raises:
-            SampleError: the image can't be read, whatever `on_error` is.
-        """
-        value = self.value_source.read([int(self.whole_indices(index))], self.access())[0]
-        if isinstance(value, Exception):
-            raise value
-        return self._decoder.pixels(value)
-
     @functools.cached_property
     def pixel_format(self) -> ImageDecoder:
         """Like `sample_decoder`, with uint8 [H, W, C] pixels as values if `image_size` is given."""

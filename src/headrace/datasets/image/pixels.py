@@ -484,12 +484,11 @@ def _decode_jpeg(
             part = box or whole
             least = min(part.height // size[0], part.width // size[1])
             factor = next((factor for factor in (8, 4, 2) if least >= factor), 1)
-        height = -(-shape[0] // factor)
-        width = -(-shape[1] // factor)
-        if factor > 1:
-            options = {"min_height": height, "min_width": width, "min_factor": factor}
-    part_shape = (-(-shape[0] // factor), -(-shape[1] // factor))
-    nbytes = image_nbytes(part_shape, channels * copies, size) + shape[0] * shape[1] * each
+    height = -(-shape[0] // factor)
+    width = -(-shape[1] // factor)
+    if factor > 1:
+        options = {"min_height": height, "min_width": width, "min_factor": factor}
+    nbytes = image_nbytes((height, width), channels * copies, size) + shape[0] * shape[1] * each
     with claimed(left, *shape, nbytes):
         if space == "RGBX":
             options["buffer"] = _scratch.take("jpeg", height * width * 4)
