@@ -472,15 +472,13 @@ class ZarrDataset(ArrayDataset):
         arrays: list[ZarrArray] = []
         if is_one:
             for path in paths:
-                arrays.append(array_or_level(opened.store(path, nodes), name, scale))
+                arrays.append(array_or_level(opened.tree(path, nodes), name, scale))
         self._volumes: list[tuple[PatchSource, ZarrArray]] = []
         source: Any
         targets: Any = None
         if patch_shape is not None:
             for array in arrays:
-                patches = patch_source(
-                    array, target_name, opened, patch_shape, stride, edges, pad, boxes
-                )
+                patches = patch_source(array, target_name, patch_shape, stride, edges, pad, boxes)
                 self._volumes.append((patches, array))
             source = _joined_volumes(self._volumes)
             cast_to = dtype_named(dtype)

@@ -11,7 +11,7 @@ from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for, resolve
 from headrace.formats.tree import Tree
-from headrace.formats.zarr.rows import OpenZarr, ZarrTree
+from headrace.formats.zarr.rows import OpenZarr
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.remote.options import RemoteOptions
 
@@ -70,8 +70,7 @@ def look_into(
         paths = paths[:first]
     try:
         if kind == ZARR:
-            trees = [ZarrTree(stores.store(path, nodes), stores) for path in paths]
-            found = [look(tree) for tree in trees]
+            found = [look(tree) for tree in [stores.tree(path, nodes) for path in paths]]
         else:
 
             def look_at(path: str) -> T:

@@ -19,10 +19,9 @@ from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import shown_array
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.volumes import Box, PatchGrid, PatchSource, Volume
-from headrace.formats.zarr.rows import OpenZarr
-from headrace.formats.zarr.stores import Store, key_of
+from headrace.formats.tree import join
+from headrace.formats.zarr.rows import ZarrTree
 from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
 
 Extents = Sequence[int] | Mapping[str, int]
 Scale = float | Sequence[float] | Mapping[str, float]
@@ -121,21 +120,21 @@ class Image(NamedTuple):
         return self.levels[nearest]
 
 
-def _ome_in(store: Store, group: str) -> dict[str, Any]:
+def _ome_in(tree: ZarrTree, group: str) -> dict[str, Any]:
     """What the attributes of a group say of OME-NGFF."""
-    attributes = store.attributes(group)
+    attributes = tree.attrs(group)
     ome = attributes.get("ome", attributes)
     return ome if isinstance(ome, dict) else {}
 
 
-def image_at(store: Store, name: str) -> Image | None:
+def image_at(tree: ZarrTree, name: str) -> Image | None:
     """The image that a group is; None: it is none.
 
     Raises:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
-    ome = _ome_in(store, name)
-    where = f"{redact(store.path)}{', ' + repr(name) if name else ''}"
+    ome = _ome_in(tree, name)
+    where = f"{tree.shown}{', ' + repr(name) if name else ''}"
     if ome.get("multiscales") is None:
         return None
     try:
@@ -163,7 +162,7 @@ def image_at(store: Store, name: str) -> Image | None:
             if ".." in path.split("/"):
                 raise ValueError(f"a level at {path!r}, which leads out of the store")
             translation = of_image[0] * translation + of_image[1]
-            levels.append(Level(key_of(name, path), of_image[0] * scale, translation))
+            levels.append(Level(join(name, path), of_image[0] * scale, translation))
         if not levels:
             raise ValueError("it has no levels")
         return Image(name, where, axes, tuple(levels))
@@ -202,12 +201,12 @@ def _transform(
     return scale, translation
 
 
-def _labels_at(store: Store, group: str, name: str) -> str | None:
+def _labels_at(tree: ZarrTree, group: str, name: str) -> str | None:
     """The path of a group of labels that belongs to an image; None: the image has none of that
     name.
     """
-    for path in (key_of(group, f"labels/{name}"), name.strip("/")):
-        if store.metadata(path) is not None:
+    for path in (join(group, f"labels/{name}"), name.strip("/")):
+        if tree.kind(path) is not None:
             return path
     return None
 
@@ -220,42 +219,41 @@ class ZarrArray:
     """An array that a user named.
 
     Attributes:
-        store: that it lies in.
+        tree: that it lies in.
         name: its path in the store.
-        metadata: of it.
         image, level: if it is of an image of OME-NGFF.
     """
 
-    store: Store
+    tree: ZarrTree
     name: str
-    metadata: dict[str, Any]
     image: Image | None = None
     level: Level | None = None
 
     @property
     def where(self) -> str:
-        return shown_array(self.store.path, self.name)
+        return shown_array(self.tree.path, self.name)
 
     @property
     def axis_names(self) -> tuple[str, ...]:
         """The names of the axes; empty ones where the store doesn't say."""
         if self.image is not None:
             return self.image.names
-        names = self.metadata.get("dimension_names")
+        _, metadata = self.tree.store.array(self.name)
+        names = metadata.get("dimension_names")
         if not names:
-            names = self.store.attributes(self.name).get("_ARRAY_DIMENSIONS")
-        axes = len(self.metadata["shape"])
+            names = self.tree.attrs(self.name).get("_ARRAY_DIMENSIONS")
+        axes = len(metadata["shape"])
         if not isinstance(names, list) or len(names) != axes:
             return ("",) * axes
         return tuple(str(axis or "") for axis in names)
 
-    def reader(self, opened: OpenZarr) -> ArrayReader:
+    def reader(self) -> ArrayReader:
         """A reader of boxes.
 
         Raises:
             FormatError: the array has other axes than its image says, or can't be read.
         """
-        reader = opened.reader(self.store, self.name, self.metadata, by_row=False)
+        reader = self.tree.reader(self.name, by_row=False)
         assert isinstance(reader, ArrayReader)
         if self.image is not None and len(self.image.axes) != len(reader.shape):
             raise FormatError(
@@ -265,7 +263,7 @@ class ZarrArray:
         return reader
 
 
-def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrArray:
+def array_or_level(tree: ZarrTree, name: str | None, scale: Scale | None) -> ZarrArray:
     """An array, or the level of an image of OME-NGFF, that a path in a store leads to.
 
     Raises:
@@ -274,24 +272,23 @@ def array_or_level(store: Store, name: str | None, scale: Scale | None) -> ZarrA
         FormatError: damaged metadata.
     """
     group = (name or "").strip("/")
-    image = image_at(store, group)
+    image = image_at(tree, group)
     if image is not None:
-        return _level_of(store, image, image.level(scale))
+        return _level_of(tree, image, image.level(scale))
     if scale is not None:
         raise ConfigError(
             f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of "
-            f"{redact(store.path)} is none"
+            f"{tree.shown} is none"
         )
-    return ZarrArray(store, *store.array(name))
+    return ZarrArray(tree, tree.store.array(name)[0])
 
 
-def _level_of(store: Store, image: Image, level: Level) -> ZarrArray:
-    metadata = store.metadata(level.path)
-    if metadata is None or metadata["node_type"] != "array":
+def _level_of(tree: ZarrTree, image: Image, level: Level) -> ZarrArray:
+    if not tree.is_array(level.path):
         raise FormatError(
             f"{image.where} lists {level.path!r} as a level, and there is no such array"
         )
-    return ZarrArray(store, level.path, metadata, image, level)
+    return ZarrArray(tree, level.path, image, level)
 
 
 def check_row_targets(array: ZarrArray, target_name: str) -> None:
@@ -300,10 +297,10 @@ def check_row_targets(array: ZarrArray, target_name: str) -> None:
     """
     if array.image is None:
         return
-    path = _labels_at(array.store, array.image.group, target_name)
-    if path is not None and image_at(array.store, path) is not None:
+    path = _labels_at(array.tree, array.image.group, target_name)
+    if path is not None and image_at(array.tree, path) is not None:
         raise ConfigError(
-            f"{redact(array.store.path)}: {target_name!r} are labels of an image, and go with its "
+            f"{array.tree.shown}: {target_name!r} are labels of an image, and go with its "
             "patches: pass patch_shape=64, or another size"
         )
 
@@ -311,7 +308,6 @@ def check_row_targets(array: ZarrArray, target_name: str) -> None:
 def patch_source(
     array: ZarrArray,
     target_name: str | None,
-    opened: OpenZarr,
     patch_shape: Extents | int,
     stride: Extents | int | None,
     edges: str,
@@ -324,14 +320,13 @@ def patch_source(
         array: the volume.
         target_name: path of the labels in the store, or their name in the image; None: there are
             none.
-        opened: what is open and decoded; for a URL it knows the server.
         patch_shape, stride, edges, pad, boxes: see `ZarrDataset`.
 
     Raises:
         ConfigError: extents, axes or units that don't fit; no patch fits into the volume.
         MissingNameError, FormatError: no such labels; damaged metadata.
     """
-    reader = array.reader(opened)
+    reader = array.reader()
     patch = _extents(array, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
     names = array.axis_names[before:]
@@ -361,8 +356,8 @@ def patch_source(
     axes = (*[None] * before, *range(len(patch)))
     volumes = [Volume(array.name, reader, pad, reader.chunks.fill, axes)]
     if target_name is not None:
-        volumes.append(_labels(array, target_name, grid, pad, opened))
-    return PatchSource(array.store.path, volumes, grid, opened)
+        volumes.append(_labels(array, target_name, grid, pad))
+    return PatchSource(array.tree.path, volumes, grid, array.tree.opened)
 
 
 def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -400,28 +395,28 @@ def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> li
     return [whole if asked == -1 else asked for asked, whole in zip(wanted, last, strict=True)]
 
 
-def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: OpenZarr) -> Volume:
+def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it
     lies, with voxels of any size.
     """
-    store = array.store
+    tree = array.tree
     image = array.image
     level = array.level
     labels: Image | None = None
     if image is not None:
-        path = _labels_at(store, image.group, name)
+        path = _labels_at(tree, image.group, name)
         if path is None:
-            listed = _ome_in(store, key_of(image.group, "labels")).get("labels")
+            listed = _ome_in(tree, join(image.group, "labels")).get("labels")
             names = [*map(str, listed)] if isinstance(listed, list) else []
             raise MissingNameError(
-                f"{redact(store.path)} has no labels {name!r}; its image {image.group or '/'!r} "
+                f"{tree.shown} has no labels {name!r}; its image {image.group or '/'!r} "
                 f"lists: {listed_names(names, name, repr)}"
             )
         name = path
-        labels = image_at(store, name)
+        labels = image_at(tree, name)
     if image is None or level is None or labels is None:
-        label = ZarrArray(store, *store.array(name))
-        reader = label.reader(opened)
+        label = ZarrArray(tree, tree.store.array(name)[0])
+        reader = label.reader()
         before = max(0, len(reader.shape) - len(grid.patch))
         if reader.shape[before:] != grid.shape:
             raise ConfigError(
@@ -437,7 +432,7 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str, opened: Open
         differences.append(round(float(np.abs(np.log(ratios)).sum()), 6))
     # of levels that differ as much the first
     own = labels.levels[differences.index(min(differences))]
-    reader = _level_of(store, labels, own).reader(opened)
+    reader = _level_of(tree, labels, own).reader()
     before = len(image.axes) - len(grid.patch)
     tables: dict[int, npt.NDArray[np.int64]] = {}
     for number, axis in enumerate(axes):

@@ -231,12 +231,12 @@ class OpenZarr(OpenArrays[Any]):
     def __init__(
         self, files: Files | None = None, *, direct: bool = True, missing: str = "fill"
     ) -> None:
-        self._direct = direct
-        self._missing = missing
+        self.direct = direct
+        self.missing = missing
         self._opener = _Opener()
         super().__init__(files or LocalFiles(), self._opener, _close_array)
 
-    def store(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> Store:
+    def tree(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> ZarrTree:
         """The store at a path or URL. A URL that ends in .zip is a zip file's, any other one that
         of a folder.
 
@@ -251,18 +251,17 @@ class OpenZarr(OpenArrays[Any]):
         """
         place = os.fspath(path)
         nodes = [name.strip("/") for name in names if name]
-        known = self._opener.stores.get(place)
-        if known is not None:
-            known.fetch_metadata(nodes)
-            return known
-        store: Store
+        store = self._opener.stores.get(place)
+        if store is not None:
+            store.fetch_metadata(nodes)
+            return ZarrTree(store, self)
         metadata = ", ".join(NODE_FILES)
         if isinstance(self.files, LocalFiles):
             place = os.path.abspath(os.path.expanduser(place))
             if zipfile.is_zipfile(place):
                 store = ZarrZip(place, self.files)
             elif is_zarr(place):
-                return ZarrFolder(place, self.files)
+                return ZarrTree(ZarrFolder(place, self.files), self)
             elif not os.path.exists(place):
                 raise DataNotFoundError(
                     f"{redact(place)} does not exist (working folder: {os.getcwd()})"
@@ -283,99 +282,7 @@ class OpenZarr(OpenArrays[Any]):
                     "it: is the address right?"
                 )
         self._opener.stores[place] = store
-        return store
-
-    def reader(
-        self,
-        store: Store,
-        name: str,
-        metadata: dict[str, Any],
-        *,
-        by_row: bool = True,
-        is_column: bool = False,
-    ) -> ArrayReader | StringRows:
-        """A reader of an array.
-
-        Args:
-            store, name: of the array.
-            metadata: of it.
-            by_row: True if rows will be read, and not boxes, which must be of numbers.
-            is_column: True for targets, which are read directly where they can be, with fill
-                values.
-
-        Raises:
-            FormatError: zarr-python can't open it either, or its elements are no numbers.
-            ConfigError: missing="error", and only zarr-python can read it, which does not tell.
-        """
-        required = self._missing == "error" and not is_column
-        chunks: DirectChunks | str = "direct=False"
-        holds_strings = by_row and _holds_strings(metadata)
-        if holds_strings:
-            chunks = "strings"
-        elif self._direct or is_column:
-            chunks = self._direct_chunks(store, name, metadata, required, by_row)
-        key = f"{store.path}\0{name}"
-        if isinstance(chunks, DirectChunks):
-            return ArrayReader(chunks, self.chunks, key)
-        array = LibraryArray(self.library, store, name)
-        if required:
-            raise ConfigError(
-                f"missing='error' can't be had for {array.where}, which zarr-python reads: {chunks}"
-            )
-        try:
-            if holds_strings:
-                return StringRows(array)
-            return ArrayReader(array.chunks(chunks), self.chunks, key)
-        finally:
-            self.library.close()
-
-    def _direct_chunks(
-        self, store: Store, name: str, metadata: dict[str, Any], required: bool, by_row: bool
-    ) -> DirectChunks | str:
-        """The chunks of an array; or why only zarr-python can read it."""
-        from headrace.formats.zarr.library import UnknownLayout, layout_of
-
-        if not self.files.is_remote and not hasattr(os, "preadv"):
-            return "this system has no preadv"
-        try:
-            layout = layout_of(metadata)
-        except UnknownLayout as reason:
-            return str(reason)
-        if not store.is_stored:
-            return "a zip file that is compressed itself"
-        if not layout.shape or 0 in layout.shape:
-            return "it has no elements"
-        grid = Grid(layout.shape, layout.chunks)
-        pipeline = Pipeline(layout.codecs)
-        in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
-        how = "ranges" if self.files.is_remote else "pread"
-        check = None
-        index: ChunkIndex
-        if layout.index_at is not None:
-            index = Shards(store, name, layout)
-        else:
-            index = ArrayFiles(store, name, layout, store.reads_whole and not in_parts)
-            check = store.check_content
-            if index.whole_files:
-                how = "files fetched whole"
-        if pipeline:
-            how += f" + {pipeline}"
-        if layout.index_at is not None:
-            how += " out of shards"
-        return DirectChunks(
-            grid,
-            layout.dtype,
-            index,
-            pipeline,
-            self.files,
-            fill=layout.fill,
-            order=layout.order,
-            path=store.path,
-            name=name,
-            how=how,
-            check=check,
-            required=required,
-        )
+        return ZarrTree(store, self)
 
 
 class ZarrTree(Tree):
@@ -421,11 +328,97 @@ class ZarrTree(Tree):
     def dtype(self, name: str) -> np.dtype[Any]:
         return self.reader(name).dtype
 
-    def reader(self, name: str) -> ArrayReader | StringRows:
-        return self.opened.reader(self.store, *self.store.array(name))
+    def reader(
+        self, name: str, *, by_row: bool = True, is_column: bool = False
+    ) -> ArrayReader | StringRows:
+        """A reader of an array.
+
+        Args:
+            name: of the array.
+            by_row: True if rows will be read, and not boxes, which must be of numbers.
+            is_column: True for targets, which are read directly where they can be, with fill
+                values.
+
+        Raises:
+            FormatError: zarr-python can't open it either, or its elements are no numbers.
+            ConfigError: missing="error", and only zarr-python can read it, which does not tell.
+        """
+        name, metadata = self.store.array(name)
+        opened = self.opened
+        required = opened.missing == "error" and not is_column
+        chunks: DirectChunks | str = "direct=False"
+        holds_strings = by_row and _holds_strings(metadata)
+        if holds_strings:
+            chunks = "strings"
+        elif opened.direct or is_column:
+            chunks = self._direct_chunks(name, metadata, required, by_row)
+        key = f"{self.path}\0{name}"
+        if isinstance(chunks, DirectChunks):
+            return ArrayReader(chunks, opened.chunks, key)
+        array = LibraryArray(opened.library, self.store, name)
+        if required:
+            raise ConfigError(
+                f"missing='error' can't be had for {array.where}, which zarr-python reads: {chunks}"
+            )
+        try:
+            if holds_strings:
+                return StringRows(array)
+            return ArrayReader(array.chunks(chunks), opened.chunks, key)
+        finally:
+            opened.library.close()
+
+    def _direct_chunks(
+        self, name: str, metadata: dict[str, Any], required: bool, by_row: bool
+    ) -> DirectChunks | str:
+        """The chunks of an array; or why only zarr-python can read it."""
+        from headrace.formats.zarr.library import UnknownLayout, layout_of
+
+        store = self.store
+        files = store.files
+        if not files.is_remote and not hasattr(os, "preadv"):
+            return "this system has no preadv"
+        try:
+            layout = layout_of(metadata)
+        except UnknownLayout as reason:
+            return str(reason)
+        if not store.is_stored:
+            return "a zip file that is compressed itself"
+        if not layout.shape or 0 in layout.shape:
+            return "it has no elements"
+        grid = Grid(layout.shape, layout.chunks)
+        pipeline = Pipeline(layout.codecs)
+        in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
+        how = "ranges" if files.is_remote else "pread"
+        check = None
+        index: ChunkIndex
+        if layout.index_at is not None:
+            index = Shards(store, name, layout)
+        else:
+            index = ArrayFiles(store, name, layout, store.reads_whole and not in_parts)
+            check = store.check_content
+            if index.whole_files:
+                how = "files fetched whole"
+        if pipeline:
+            how += f" + {pipeline}"
+        if layout.index_at is not None:
+            how += " out of shards"
+        return DirectChunks(
+            grid,
+            layout.dtype,
+            index,
+            pipeline,
+            files,
+            fill=layout.fill,
+            order=layout.order,
+            path=store.path,
+            name=name,
+            how=how,
+            check=check,
+            required=required,
+        )
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        reader = self.opened.reader(self.store, *self.store.array(name), is_column=True)
+        reader = self.reader(name, is_column=True)
         if isinstance(reader, StringRows):
             return reader.whole()
         if not reader.shape:
@@ -460,14 +453,13 @@ class ZarrSource(ArraysSource):
         opened = opened or OpenZarr(**options)
         is_one = name is None or isinstance(name, str)
         wanted: list[Any] = [name] if is_one else list(name or ())
-        store = opened.store(path, [*wanted, column])
-        self.tree = ZarrTree(store, opened)
-        shown = redact(store.path)
+        self.tree = opened.tree(path, [*wanted, column])
+        shown = self.tree.shown
         fields: dict[str, ArrayReader | StringRows] = {}
         cuts: list[Any] = []
         for one in wanted:
-            found, metadata = store.array(one)
-            field = opened.reader(store, found, metadata)
+            found, _ = self.tree.store.array(one)
+            field = self.tree.reader(found)
             if not field.shape:
                 raise FormatError(
                     f"{shown_array(shown, found)} is a single value, it has no axis of samples"
