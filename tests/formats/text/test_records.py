@@ -16,7 +16,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import FormatError
 from headrace.formats.text import index, records
-from headrace.formats.text.records import csv_records, csv_row, field_of, json_places, json_record
+from headrace.formats.text.records import csv_row, field_of, json_places, json_record
 from headrace.formats.text.source import LinesSource
 
 
@@ -59,7 +59,7 @@ class TestCsv:
     def test_many_records_that_only_pythons_reader_understands(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("headrace.formats.text.index._TOGETHER", 3)
+        monkeypatch.setattr("headrace.formats.text.index.PIECE", 3)
         inches = "".join(f'{n},{n}" disk\n' for n in range(3, 20))
         (tmp_path / "a.csv").write_text(f'id,text\n\n1,5" disk\n2,"a\n\nb"\n\n{inches}')
         expected = [{"id": "1", "text": '5" disk'}, {"id": "2", "text": "a\n\nb"}]
@@ -68,7 +68,7 @@ class TestCsv:
 
     def test_what_is_none(self, tmp_path: Path) -> None:
         for content, said in (
-            (b'id,text\n1,"a\n2,b\n', "line 3"),
+            (b'id,text\n1,"a\n2,b\n', "never closed: .* byte 8 "),
             (b"", "empty"),
             (b"\n\n", "empty"),
             (b"caf\xe9,text\n1,2\n", "encoding="),
@@ -91,7 +91,7 @@ class TestCsv:
         """The lock that a thread of the parent holds is not the child's."""
 
         def read() -> None:
-            assert list(csv_records(iter([b"a,b\n", b"c,d\n"]), ",")) == [1, 1]
+            assert csv_row("a" * 200_000 + ",b", ",")[1] == "b"
 
         with records._any_field():
             child = multiprocessing.get_context("fork").Process(target=read)

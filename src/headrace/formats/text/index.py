@@ -41,7 +41,6 @@ LF, CR, QUOTE = 10, 13, 34
 _UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
 _BEHIND = 4  # pieces of a remote text that were looked at, and are still there
-_TOGETHER = 1 << 16  # records whose places are passed on at a time
 
 
 # -- arrays on disk or in memory
@@ -181,12 +180,6 @@ class Piece(NamedTuple):
     has_cr: bool
 
 
-class OddQuotesError(Exception):
-    """A table has a quote where the parity of quotes would misjudge: another pass must read tables
-    by Python's own reader.
-    """
-
-
 def line_starts(
     pieces: Iterable[Piece],
     begin: int,
@@ -206,12 +199,13 @@ def line_starts(
         delimiter: of the fields of a table, in which no line ends between two quotes.
 
     Raises:
-        OddQuotesError: a quote opens within a field, or the last one is never closed.
+        FormatError: the last quote is never closed.
     """
     at = last = begin
     before = LF  # the last byte of the previous piece
-    quotes_before = 0
+    is_open = False  # True if a quoted field reaches to the end of what was seen
     may_open_after = np.frombuffer(f'{delimiter or ""}\n\r"'.encode(), np.uint8)
+    quotes = np.empty(0, np.int64)
     yield np.array([begin], np.int64)
     for data, feeds, has_cr in pieces:
         ends = feeds
@@ -224,22 +218,53 @@ def line_starts(
             ends = np.sort(np.concatenate([feeds, alone]))
         if delimiter is not None:
             quotes = np.flatnonzero(data == QUOTE)
-            opening = quotes[quotes_before % 2 :: 2]
+            opening = quotes[int(is_open) :: 2]
             preceding = np.where(opening > 0, data[opening - 1], np.uint8(before))
             if not np.isin(preceding, may_open_after).all():
-                raise OddQuotesError
-            ends = ends[(np.searchsorted(quotes, ends) + quotes_before) % 2 == 0]
-            quotes_before += quotes.size
+                quotes = _field_quotes(data, quotes, before, is_open, may_open_after.tolist())
+            ends = ends[(np.searchsorted(quotes, ends) + is_open) % 2 == 0]
+            is_open = (quotes.size + is_open) % 2 == 1
         before = int(data[-1])
+        if before == QUOTE and not (quotes.size and quotes[-1] == data.size - 1):
+            before = 0  # it closes nothing
         if ends.size:
             places = ends + at
             last = int(places[-1])
             yield places
         at += data.size
-    if quotes_before % 2:
-        raise OddQuotesError
+    if is_open:
+        raise FormatError(f"a quote is never closed: the record at byte {last:,} has no end")
     if last < end:  # without an end of its own, or by a CR that nothing followed
         yield np.array([end], np.int64)
+
+
+def _field_quotes(
+    data: npt.NDArray[np.uint8],
+    quotes: IntArray,
+    before: int,
+    is_open: bool,
+    may_open_after: list[int],
+) -> IntArray:
+    """Of the quotes of a table those that open or close a field: others stand within a field that
+    is not quoted.
+
+    Args:
+        data, quotes: bytes, and where there are quotes.
+        before: the byte before them.
+        is_open: True if they begin within a quoted field.
+        may_open_after: what a field begins behind, and a quote, which closes and may open again.
+    """
+    found = []
+    closed = -1  # where a field was closed last
+    for place in quotes.tolist():
+        preceding = int(data[place - 1]) if place else before
+        if is_open:
+            closed = place
+        elif preceding not in may_open_after or (preceding == QUOTE and closed != place - 1):
+            continue
+        is_open = not is_open
+        found.append(place)
+    return np.array(found, np.int64)
 
 
 class _Buffer:
@@ -330,15 +355,11 @@ class Scan:
         codec: how bytes are decoded: encoding and errors.
         room: for what is held at once.
         delimiters: what stands between fields, of each format of tables.
-        is_slow: True if tables are read by Python's own reader, since one of them has odd quotes.
         progress: show a progress bar; None: only on a terminal, and of much.
 
     Attributes:
         counts: lines or records of each file, once the pass is through.
         headers: the names of the fields of each file; none of what is no table.
-
-    Raises:
-        OddQuotesError: `is_slow` must be True.
     """
 
     def __init__(
@@ -348,7 +369,6 @@ class Scan:
         codec: tuple[str, str],
         room: Room,
         delimiters: Mapping[str, str],
-        is_slow: bool,
         progress: bool | None,
     ) -> None:
         self._files = files
@@ -356,7 +376,6 @@ class Scan:
         self._codec = codec
         self._room = room
         self._delimiters = delimiters
-        self._is_slow = is_slow
         self.counts: list[int] = []
         self.headers: list[list[str]] = []
         total = sum(text.end for text in texts)
@@ -424,40 +443,12 @@ class Scan:
                 data += piece.data.data
             yield begin + records.json_places(data)
         elif delimiter is not None:
-            if self._is_slow:
-                places = self._slow_table(file, pieces, begin, text.end, delimiter)
-            else:
-                places = line_starts(pieces, begin, text.end, delimiter=delimiter)
+            places = line_starts(pieces, begin, text.end, delimiter=delimiter)
             yield from self._without_header(file, _without_blanks(file, places), delimiter)
         elif text.kind:  # JSON Lines: whatever else may be white space there
             yield from _without_blanks(file, line_starts(pieces, begin, text.end, lf_only=True))
         else:
             yield from line_starts(pieces, begin, text.end)
-
-    def _slow_table(
-        self, file: _Bytes, pieces: Iterator[Piece], begin: int, end: int, delimiter: str
-    ) -> Iterator[IntArray]:
-        """By Python's own reader: right for every quote."""
-        ends = [begin]  # of the lines of a record
-
-        def lines() -> Iterator[bytes]:
-            for places in line_starts(pieces, begin, end):
-                for place in places.tolist():
-                    if place > ends[-1]:
-                        self._room.check(place - ends[-1])
-                        line = file.at(ends[-1], place - ends[-1])
-                        ends.append(place)
-                        yield line
-
-        found = [begin]
-        for _ in records.csv_records(lines(), delimiter):
-            del ends[:-1]
-            found.append(ends[-1])
-            if len(found) == _TOGETHER:
-                yield np.array(found, np.int64)
-                found = []
-        if found:
-            yield np.array(found, np.int64)
 
     def _without_header(
         self, file: _Bytes, places: Iterator[IntArray], delimiter: str

@@ -130,24 +130,6 @@ def _is_list_of_records(head: bytes) -> bool:
     )
 
 
-def csv_records(lines: Iterator[bytes], delimiter: str) -> Iterator[int]:
-    """The number of lines of each record, by Python's own reader: slow, and right for every quote.
-
-    Raises:
-        FormatError: a quote is never closed, or else no CSV.
-    """
-    with _any_field():
-        texts = (line.decode("latin-1") for line in lines)
-        reader = csv.reader(texts, delimiter=delimiter, strict=True)
-        before = 0
-        try:
-            for _ in reader:
-                yield reader.line_num - before
-                before = reader.line_num
-        except csv.Error as error:
-            raise FormatError(f"line {reader.line_num:,}: {error}") from None
-
-
 @contextlib.contextmanager
 def _any_field() -> Iterator[None]:
     """Fields of any length; the limit is the whole process's."""

@@ -26,7 +26,6 @@ from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Locatable, block_length
 from headrace.formats.text import records
 from headrace.formats.text.index import (
-    OddQuotesError,
     Places,
     PlacesWriter,
     Scan,
@@ -287,23 +286,16 @@ class LinesSource(Locatable):
             }
             cached = ArrayFile(self._cache_dir, "lines", about)
 
-        def made(is_slow: bool) -> FileArrays:
-            def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
-                of_lines = (self.codec, self.room, self.delimiters)
-                scan = Scan(self.files, self._texts, *of_lines, is_slow, progress)
-                writer = PlacesWriter()
-                for places in scan:
-                    take(writer.low(places))
-                first = np.cumsum([0, *scan.counts], dtype=np.int64)
-                headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
-                return [first, headers, np.concatenate(writer.carries)]
+        def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+            scan = Scan(self.files, self._texts, self.codec, self.room, self.delimiters, progress)
+            writer = PlacesWriter()
+            for places in scan:
+                take(writer.low(places))
+            first = np.cumsum([0, *scan.counts], dtype=np.int64)
+            headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
+            return [first, headers, np.concatenate(writer.carries)]
 
-            return kept_or_held(cached, self.files.patience, "the table of lines is", "<u2", make)
-
-        try:
-            return made(False)
-        except OddQuotesError:
-            return made(True)
+        return kept_or_held(cached, self.files.patience, "the table of lines is", "<u2", make)
 
     # -- reading
 
