@@ -12,7 +12,7 @@ rows: of an HDF5 file, uint8 [96, 96, 3] as they are (28 kB): headrace beside a 
 over h5py and one over ``np.memmap``.
 
 "without hints" is headrace that does not tell the system what it will read
-(`headrace.io.local.hints`). How much the system reads beyond what it is asked for
+(`headrace.io.handles`). How much the system reads beyond what it is asked for
 (`/sys/block/*/queue/read_ahead_kb`) is printed: where that is much, memory holds what comes later.
 """
 
@@ -34,7 +34,7 @@ from folders import forget, prepared, work_folder
 from torch.utils.data import DataLoader, Dataset
 
 import headrace
-from headrace.io.local import hints
+from headrace.io import handles as hints
 
 BATCH, SIDE = 64, 96
 Runs = Iterator[Callable[[], int]]

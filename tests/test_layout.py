@@ -34,17 +34,12 @@ BELOW = {
 """What each room may import, besides itself and the ground."""
 INSIDE = {
     "io": """
-        paths atomic library_errors nearest_names packed_strings ranges files ordered
-        handles local array_file remote cache remote_files index
+        paths atomic library_errors packed_strings ranges files ordered handles local_files
+        checksums array_file disk_cache remote remote_files index
     """,
-    "io/local": "hints gather files folders checksums",
-    "io/remote": "options answers fsspec_calls client prefetch",
-    "io/cache": "disk_cache contents",
+    "io/remote": "options requests client prefetch",
     "order": "permutation seeding world lanes epoch drawn ranks splits",
-    "memory": """
-        limits per_process anonymous budget locks lru tree ring store whole
-        machine
-    """,
+    "memory": "limits processes anonymous budget lru tree ring store",
     "monitor": "stats memory",
     "collate": "stack vision sequences registry",
     "loader": """

@@ -21,7 +21,7 @@ from tests.io.remote.reading import in_threads
 from tests.servers.plain import plain_server
 
 ENDINGS = (".jpg", ".png")
-CLIENT = "headrace.io.remote.fsspec_calls.open_filesystem"
+CLIENT = "headrace.io.remote.requests.open_filesystem"
 NAMES = ["a/1.jpg", "a/2.PNG", "b/1.jpg"]
 CONTENTS = [f"content of {name}".encode() for name in NAMES]
 

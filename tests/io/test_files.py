@@ -24,7 +24,7 @@ from headrace.errors import (
 from headrace.io import index as index_module
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index

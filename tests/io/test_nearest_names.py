@@ -1,6 +1,6 @@
 """The names that a message lists."""
 
-from headrace.io.nearest_names import listed_names
+from headrace.io.paths import listed_names
 
 
 def test_few_names_are_all_listed() -> None:

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import AccessError, WriteError
-from headrace.memory import machine
-from headrace.memory.locks import try_lock
-from headrace.memory.machine import open_machine_store
-from headrace.memory.store import MISSING
+from headrace.memory import store as machine
+from headrace.memory.processes import try_lock
+from headrace.memory.store import MISSING, open_machine_store
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="files shared by a machine need Linux"

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.memory.whole import read_full, write_full_from
+from headrace.memory.processes import read_full, write_full_from
 
 
 @given(st.lists(st.binary(max_size=9), max_size=20), st.integers(0, 20), st.integers(1, 7))

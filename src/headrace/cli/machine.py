@@ -20,7 +20,7 @@ from headrace.cli.output import Output, visible
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.io.cache.contents import CacheEntry
+    from headrace.io.disk_cache import CacheEntry
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _VARIABLES = ("HDF5_USE_FILE_LOCKING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_NTASKS")
@@ -49,7 +49,7 @@ def cache_verb(given: argparse.Namespace, output: Output) -> int:
       %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
       %(prog)s --prune --older 0d              remove all that no running job shares
     """
-    from headrace.io.cache.contents import cache_entries, remove_entries
+    from headrace.io.disk_cache import cache_entries, remove_entries
     from headrace.io.paths import cache_folder
 
     if given.older is not None and not given.prune:

@@ -28,7 +28,7 @@ from headrace.dtypes import IntArray
 from headrace.formats.source import Locatable, Source, is_prefetched
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import size_of
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 
 THREADS = 4
 WINDOW = 64 << 20

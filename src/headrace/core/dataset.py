@@ -60,8 +60,7 @@ from headrace.errors import (
 )
 from headrace.formats.describe import Description
 from headrace.formats.source import Source
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import cache_folder
+from headrace.io.paths import cache_folder, listed_names
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget
 from headrace.order import EpochOrder, RankBatches, World, detect_world

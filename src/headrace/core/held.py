@@ -24,8 +24,7 @@ from headrace.formats.source import Rows as WritableRows, Source, is_prefetched,
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
-from headrace.memory.machine import open_machine_store
-from headrace.memory.store import MISSING, TABLE, Layout, Rows, SampleStore
+from headrace.memory.store import MISSING, TABLE, Layout, Rows, SampleStore, open_machine_store
 from headrace.sorting import distinct
 
 OVERHEAD = 512

@@ -26,7 +26,7 @@ from headrace.errors import (
 from headrace.formats.source import Source, is_prefetched, map_in
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.limits import usable_cpus
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 from headrace.order import detect_world
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]

@@ -15,8 +15,8 @@ from headrace.formats.tar import INDEX as TAR
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import redact
-from headrace.io.remote.fsspec_calls import path_in
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
+from headrace.io.remote.requests import path_in
 from headrace.io.remote_files import RemoteFiles, with_index
 
 _KINDS: dict[str, IndexKind] = {

@@ -30,7 +30,7 @@ from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import Source
-from headrace.memory.per_process import PerProcess
+from headrace.memory.processes import PerProcess
 from headrace.memory.tree import copied
 from headrace.monitor.memory import MemoryMonitor
 from headrace.order.ranks import BatchRequest, working_on

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.describe import Description, joined
 from headrace.formats.source import ArraySource, Map, Rows, fingerprint_of_files, row_at
-from headrace.io.local.hints import HINTS
+from headrace.io.handles import HINTS
 from headrace.io.ranges import ByteRanges
 
 S = TypeVar("S", bound=ArraySource)

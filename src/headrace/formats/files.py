@@ -20,7 +20,7 @@ from headrace.formats.resolve.file_set import FileSet, Format, is_hidden_part
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Source
 from headrace.io.files import Files
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import composed, redact
 from headrace.io.ranges import ByteRanges

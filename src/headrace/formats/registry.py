@@ -20,7 +20,7 @@ from headrace.formats.source import Source
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar import TARS
 from headrace.formats.zarr.stores import ZARR
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 

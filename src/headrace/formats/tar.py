@@ -34,7 +34,7 @@ from headrace.formats.source import Locatable
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import NamesBuilder, PackedNames
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges

@@ -40,7 +40,7 @@ from headrace.formats.source import Locatable, PackPart, fingerprint_of_files
 from headrace.formats.text.index import first_from
 from headrace.io.array_file import FileArrays
 from headrace.io.files import Files
-from headrace.io.local.files import LocalFiles, changed
+from headrace.io.local_files import LocalFiles, changed
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import GAP, ByteRanges

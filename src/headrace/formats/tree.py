@@ -18,8 +18,7 @@ from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.describe import Column
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
+from headrace.io.paths import listed_names, redact
 
 NodeKind = Literal["group", "array"]
 

@@ -38,11 +38,11 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.atomic import TEMPORARY, is_ours, make_folder, user_id, written_to
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray, is_spawning, up
-from headrace.memory.locks import HAS_LOCKS, try_lock, unlock
+from headrace.memory.processes import HAS_LOCKS, try_lock, unlock
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from headrace.errors import AccessError, FormatError
 from headrace.io import ordered
-from headrace.io.cache.disk_cache import DiskCache
+from headrace.io.disk_cache import DiskCache
 from headrace.io.files import Files, Version
 from headrace.io.paths import cache_folder, chain_of, redact
 from headrace.io.ranges import WHOLE, ByteRanges

@@ -21,7 +21,7 @@ from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffl
 from headrace.loader.worker.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import cores
-from headrace.memory.per_process import check_may_start, is_daemonic
+from headrace.memory.processes import check_may_start, is_daemonic
 from headrace.order import World
 from headrace.order.epoch import DEFAULT_TURNS
 

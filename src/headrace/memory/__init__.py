@@ -2,6 +2,6 @@
 
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.lru import LRUCache
-from headrace.memory.per_process import PerProcess as WorkerHandle
+from headrace.memory.processes import PerProcess as WorkerHandle
 
 __all__ = ["LRUCache", "MemoryBudget", "WorkerHandle"]

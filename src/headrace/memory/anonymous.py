@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray
 from headrace.errors import BudgetError
-from headrace.memory.per_process import PerProcess
+from headrace.memory.processes import PerProcess
 
 
 def up(nbytes: int, to: int = 64) -> int:

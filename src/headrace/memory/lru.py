@@ -17,7 +17,7 @@ import cachetools
 import numpy as np
 
 from headrace.arguments import check_integer
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.arguments import check_seconds, checks_keywords
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import Limit, memory_limits, tightest
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 from headrace.monitor.stats import pss_of
 
 GB = 1e9

@@ -31,9 +31,9 @@ from headrace.formats.resolve.resolver import MANIFEST, PLAN, expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import user_id
 from headrace.io.paths import chain_of, is_url, redact
-from headrace.io.remote.fsspec_calls import open_filesystem, path_in
+from headrace.io.remote.requests import open_filesystem, path_in
 from headrace.io.remote_files import below
-from headrace.memory.per_process import PerProcess
+from headrace.memory.processes import PerProcess
 from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ from headrace.formats.arrays.packed import (
     info_text,
 )
 from headrace.formats.hdf5.chunks import add_filters
-from headrace.memory.whole import read_full, write_full, write_full_from
+from headrace.memory.processes import read_full, write_full, write_full_from
 from headrace.packing.part import PartFile
 from headrace.packing.plan import Plan
 

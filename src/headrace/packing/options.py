@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.formats.arrays.codecs import COMPRESSIONS
 from headrace.memory.budget import parse_size
 from headrace.memory.limits import usable_cpus
-from headrace.memory.per_process import check_may_start
+from headrace.memory.processes import check_may_start
 
 Store = Literal["encoded", "jpeg", "decoded"]
 Check = Literal["decode", "header"]

@@ -30,8 +30,7 @@ from headrace.errors import (
 from headrace.io.atomic import TEMPORARY
 from headrace.io.paths import is_url, redact
 from headrace.memory.budget import format_size
-from headrace.memory.locks import HAS_LOCKS, try_lock
-from headrace.memory.whole import write_full
+from headrace.memory.processes import HAS_LOCKS, try_lock, write_full
 
 _log = logging.getLogger(__name__)
 _FLUSHED = 8 << 20  # bytes

@@ -42,7 +42,7 @@ from headrace.formats.hdf5.rows import HDF5Source
 from headrace.io.ordered import in_order
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.budget import format_size
-from headrace.memory.whole import read_full, write_full
+from headrace.memory.processes import read_full, write_full
 from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile
 from headrace.sorting import distinct

@@ -44,12 +44,11 @@ from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, DataPath
 from headrace.formats.source import PackPart
 from headrace.formats.tokens import KIND
-from headrace.io.local.checksums import replaced
+from headrace.io.checksums import replaced
 from headrace.io.paths import redact
 from headrace.loader.worker.start import choose_context, forkserver_context
 from headrace.memory.budget import format_size
-from headrace.memory.per_process import end_with_parent
-from headrace.memory.whole import write_full
+from headrace.memory.processes import end_with_parent, write_full
 from headrace.packing.contents import Contents, are_files, packed_info_of
 from headrace.packing.destination import Destination, destination_of, refuse_own_source
 from headrace.packing.hdf5 import PackedWriter

@@ -19,7 +19,7 @@ from headrace.formats.arrays.packed import TARGETS, PackedInfo
 from headrace.formats.files import FilesSource
 from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
 from headrace.io.packed_strings import PackedNames
-from headrace.memory.per_process import PerProcess
+from headrace.memory.processes import PerProcess
 from headrace.packing.contents import Contents, Survey
 from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile

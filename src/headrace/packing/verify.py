@@ -20,7 +20,7 @@ from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
 from headrace.formats.tokens import KIND, PackedFile
-from headrace.io.local.checksums import NOTHING, FileSums, replaced, sum_file
+from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.packing.destination import Destination, destination_of
 from headrace.packing.options import PackOptions

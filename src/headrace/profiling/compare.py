@@ -23,7 +23,7 @@ from headrace.errors import BudgetError, ConfigError, HeadraceWarning
 from headrace.io.paths import is_url
 from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path
 from headrace.loader.loader import Loader, create_dataloader, open_path
-from headrace.memory.per_process import is_daemonic
+from headrace.memory.processes import is_daemonic
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.running import (
     Running,

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from headrace import ConfigError, ImageDataset, TextDataset
-from headrace.io.nearest_names import listed_names
+from headrace.io.paths import listed_names
 
 NAMES = ["café", "naïve", "plain"]
 

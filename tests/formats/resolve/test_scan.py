@@ -21,8 +21,8 @@ from headrace.errors import (
     HeadraceWarning,
 )
 from headrace.io.paths import chain_of, is_url, named_part, redact
-from headrace.io.remote.fsspec_calls import open_filesystem
 from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote.requests import open_filesystem
 from headrace.io.remote_files import RemoteFiles
 from tests.formats.resolve.scanning import names_of, scan, touch
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import FileChangedError, FormatError, HeadraceError, TableDataset
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.testing.contract import same
 
 pa = pytest.importorskip("pyarrow")

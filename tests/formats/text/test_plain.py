@@ -25,7 +25,7 @@ from headrace.formats.text.plain import (
     plain_copy,
     shows_lines,
 )
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import Limit
 

@@ -9,9 +9,9 @@ import pytest
 
 from headrace import ConfigError
 from headrace.errors import DataNotFoundError, RemoteError
-from headrace.io.remote import client as module, fsspec_calls
-from headrace.io.remote.answers import retry_after
+from headrace.io.remote import client as module, requests
 from headrace.io.remote.client import Remote
+from headrace.io.remote.requests import retry_after
 from tests.io.remote.reading import Range, in_threads, read, remote_of_url, versions_of
 from tests.servers.ranges import RangeServer
 
@@ -124,7 +124,7 @@ def test_a_slow_line_is_no_fault(
     """What comes takes longer than an attempt is given, and than all of them are; nothing of it
     is thrown away.
     """
-    monkeypatch.setattr(fsspec_calls, "PART", 4 << 10)
+    monkeypatch.setattr(requests, "PART", 4 << 10)
     server.set(bandwidth=400_000)
     remote, wanted = remote_of(retries=3, deadline=0.6), [Range(f"{server.url}/a.bin", 0, 600_000)]
     assert read(remote, wanted) == right(wanted)
@@ -135,8 +135,8 @@ def test_a_slow_line_is_no_fault(
 def test_a_line_that_is_too_slow(
     server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fsspec_calls, "PART", 1 << 10)
-    monkeypatch.setattr(fsspec_calls, "SLOWEST", 1 << 20)
+    monkeypatch.setattr(requests, "PART", 1 << 10)
+    monkeypatch.setattr(requests, "SLOWEST", 1 << 20)
     server.set(bandwidth=200_000)
     with pytest.raises(RemoteError, match=r"only [\d,]+ bytes came in time"):
         read(remote_of(retries=0, deadline=3), [Range(f"{server.url}/a.bin", 0, SIZE)])

@@ -16,7 +16,7 @@ import pytest
 from headrace import HDF5Dataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
 from headrace.errors import RemoteError
 from headrace.io.remote import client as module
-from headrace.io.remote.answers import judged
+from headrace.io.remote.requests import judged
 from tests.io.remote.reading import Range, read, remote_of_url
 from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer

@@ -33,7 +33,7 @@ from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import format_size
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 
 _HEIF_BRANDS = (
     b"heic",

@@ -31,7 +31,7 @@ from headrace.formats.describe import Column
 from headrace.formats.source import Map, Rows, one_after_the_other, row_at
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
-from headrace.io.local.files import bytes_of
+from headrace.io.local_files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
 from headrace.sorting import distinct

@@ -30,8 +30,7 @@ from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
+from headrace.io.paths import listed_names, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
 

@@ -30,7 +30,7 @@ from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource
 from headrace.formats.describe import Column, Description
 from headrace.formats.source import one_after_the_other
-from headrace.io.local.files import bytes_of
+from headrace.io.local_files import bytes_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges

@@ -25,9 +25,8 @@ from headrace.errors import AccessError, DataNotFoundError, FormatError, Missing
 from headrace.formats.arrays.packed import PackedInfo, info_in
 from headrace.io.files import Files, Version
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
-from headrace.io.local.files import LocalFiles, changed
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
+from headrace.io.local_files import LocalFiles, changed
+from headrace.io.paths import listed_names, redact
 
 _LINKS = 1000
 _DEPTH = 32

@@ -27,7 +27,7 @@ from headrace.formats.resolve.file_set import (
 from headrace.formats.resolve.local import before_magic
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import chain_of, named_part, redact
-from headrace.io.remote.fsspec_calls import path_in, server_of
+from headrace.io.remote.requests import path_in, server_of
 from headrace.io.remote_files import RemoteFiles
 
 _FOLDERS = 32

@@ -27,7 +27,7 @@ from headrace.formats.sparse.matrix import (
 from headrace.formats.sparse.rows import JoinedRows, SparseSource
 from headrace.formats.tree import Tree
 from headrace.formats.trees import look_into, tree_kind
-from headrace.io.nearest_names import listed_names
+from headrace.io.paths import listed_names
 from headrace.io.remote.options import RemoteOptions
 
 Join = Literal["inner", "outer"]

@@ -23,9 +23,8 @@ from headrace.formats.table.columns import HeldBytes
 from headrace.formats.table.files import NPY_MAGIC
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.local.files import LocalFiles
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import redact
+from headrace.io.local_files import LocalFiles
+from headrace.io.paths import listed_names, redact
 from headrace.io.ranges import ByteRanges
 
 _HEAD = 16 << 10  # bytes that are read of an array for its header

@@ -30,8 +30,7 @@ from headrace.formats.table.columns import (
 )
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import is_url, named_part, redact
+from headrace.io.paths import is_url, listed_names, named_part, redact
 from headrace.io.ranges import ByteRanges
 
 PARQUET_MAGIC = b"PAR1"

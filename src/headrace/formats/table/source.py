@@ -48,7 +48,7 @@ from headrace.formats.table.files import (
 )
 from headrace.io.files import Files
 from headrace.io.index import learn_indexed
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray

@@ -31,7 +31,7 @@ from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import Part, RemoteFiles, in_order
 from headrace.memory.limits import usable_cpus
-from headrace.memory.whole import read_full
+from headrace.memory.processes import read_full
 
 PIECE = 1 << 20
 THREADS = 4

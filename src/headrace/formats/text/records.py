@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.text.plain import COMPRESSED, without_compression
 from headrace.io.paths import redact
-from headrace.memory.per_process import PerProcess
+from headrace.memory.processes import PerProcess
 
 TEXT_FIELD = "text"
 """The field that holds a record's text, where none is named."""

@@ -44,7 +44,7 @@ from headrace.formats.text.plain import (
 )
 from headrace.io.array_file import HEAD, ArrayFile, FileArrays
 from headrace.io.files import Files
-from headrace.io.local.files import LocalFiles, version_of
+from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions

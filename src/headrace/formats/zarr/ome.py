@@ -21,7 +21,7 @@ from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.volumes import Box, PatchGrid, PatchSource, Volume
 from headrace.formats.tree import join
 from headrace.formats.zarr.rows import ZarrTree
-from headrace.io.nearest_names import listed_names
+from headrace.io.paths import listed_names
 
 Extents = Sequence[int] | Mapping[str, int]
 Scale = float | Sequence[float] | Mapping[str, float]

@@ -56,7 +56,7 @@ from headrace.formats.zarr.zips import ZarrZip
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import chain_of, redact
 from headrace.io.remote_files import RemoteFiles
 

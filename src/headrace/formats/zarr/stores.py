@@ -33,10 +33,8 @@ from headrace.errors import (
 from headrace.formats.resolve.file_set import Format
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.local.files import LocalFiles
-from headrace.io.local.folders import IS_SUPPORTED, FolderReader
-from headrace.io.nearest_names import listed_names
-from headrace.io.paths import is_url, redact
+from headrace.io.local_files import IS_SUPPORTED, FolderReader, LocalFiles
+from headrace.io.paths import is_url, listed_names, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 

@@ -33,7 +33,7 @@ from headrace.formats.zarr.stores import (
 )
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 

@@ -43,18 +43,18 @@ from headrace.errors import AccessError, DataNotFoundError, RemoteError
 from headrace.io.files import Version
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
-from headrace.io.remote import fsspec_calls
-from headrace.io.remote.answers import (
+from headrace.io.remote import requests
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote.requests import (
     Answer,
+    Attempt,
     WrongLengthError,
     check_encoding,
     judged,
     status_of,
     was_replaced,
 )
-from headrace.io.remote.fsspec_calls import Attempt
-from headrace.io.remote.options import RemoteOptions
-from headrace.memory.per_process import PerProcess, renew_after_fork
+from headrace.memory.processes import PerProcess, renew_after_fork
 
 MOST_URGENT = 64
 MOST_AHEAD = 16
@@ -101,8 +101,8 @@ class Remote:
         )
         """What tells two servers apart whose URLs look alike."""
         self._filesystem: PerProcess[Any] = PerProcess(
-            functools.partial(fsspec_calls.open_filesystem, url, options.storage_options),
-            fsspec_calls.close_filesystem,
+            functools.partial(requests.open_filesystem, url, options.storage_options),
+            requests.close_filesystem,
         )
         self._knows_ranges = False  # as far as the server has said
         self._has_answered = False  # travels to workers: what has answered once may be restarting
@@ -168,18 +168,18 @@ class Remote:
             FileChangedError: the file is another one than that of its version.
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
-        requests = coalesce(ranges, GAP, MOST)
-        pieces, edges = requests.ranges.split(MOST)
+        wanted = coalesce(ranges, GAP, MOST)
+        pieces, edges = wanted.ranges.split(MOST)
         tasks = [functools.partial(self._piece, *one, versions) for one in pieces.each()]
         data = await self._together(tasks, self._urgent if urgent else self._ahead)
         found = [memoryview(b"")] * ranges.size
-        begins = requests.ranges.start.tolist()
+        begins = wanted.ranges.start.tolist()
         starts = ranges.start.tolist()
         stops = ranges.stop.tolist()
-        order = requests.order.tolist()
+        order = wanted.order.tolist()
         bounds = zip(
             itertools.pairwise(edges.tolist()),
-            itertools.pairwise(requests.edges.tolist()),
+            itertools.pairwise(wanted.edges.tolist()),
             strict=True,
         )
         for begin, ((a, b), (first, last)) in zip(begins, bounds, strict=True):
@@ -263,7 +263,7 @@ class Remote:
         """
 
         def answer(_: Attempt) -> Awaitable[Any]:
-            return fsspec_calls.call(self.filesystem, question, self._path(url), **options)
+            return requests.call(self.filesystem, question, self._path(url), **options)
 
         return self.run(self._persist(answer, self.shown(url), question not in _LISTS))
 
@@ -273,7 +273,7 @@ class Remote:
         Raises:
             RemoteError: it sends whole files.
         """
-        if not self._knows_ranges and size > 1 and fsspec_calls.is_http(self.filesystem):
+        if not self._knows_ranges and size > 1 and requests.is_http(self.filesystem):
             await self._piece(url, size - 1, size, {})
 
     def take_counts(self) -> Counter[str]:
@@ -295,7 +295,7 @@ class Remote:
         return self._filesystem.get()
 
     def _info(self, url: str) -> Ask:
-        return lambda _: fsspec_calls.info_of(self.filesystem, self._path(url))
+        return lambda _: requests.info_of(self.filesystem, self._path(url))
 
     async def _version(self, url: str) -> Version:
         async def ask(attempt: Attempt) -> Any:
@@ -312,7 +312,7 @@ class Remote:
 
     async def _whole(self, url: str) -> bytes:
         def ask(attempt: Attempt) -> Awaitable[bytes]:
-            return fsspec_calls.fetch_whole(self.filesystem, self._path(url), attempt)
+            return requests.fetch_whole(self.filesystem, self._path(url), attempt)
 
         data: bytes = await self._persist(ask, self.shown(url))
         self._count(bytes_fetched=len(data))
@@ -331,7 +331,7 @@ class Remote:
                 etag = tag
 
         async def ask(attempt: Attempt) -> Answer:
-            answer = await fsspec_calls.fetch(
+            answer = await requests.fetch(
                 self.filesystem, self._path(url), start, stop, etag, attempt
             )
             if len(answer.data) != stop - start:
@@ -417,21 +417,21 @@ class Remote:
 
     @functools.cached_property
     def _ends(self) -> tuple[str, str]:
-        return fsspec_calls.url_ends(self._url, self.filesystem)
+        return requests.url_ends(self._url, self.filesystem)
 
     def url_of(self, path: str) -> str:
         """The URL of a path on the server."""
-        return fsspec_calls.url_of(path, self._ends)
+        return requests.url_of(path, self._ends)
 
     def shown(self, url: str) -> str:
         """A URL, or a path on the server, as messages name it."""
         if is_url(url):
             return redact(url)
         before, after = self._ends
-        return fsspec_calls.url_of(redact(url), (redact(before), redact(after)))
+        return requests.url_of(redact(url), (redact(before), redact(after)))
 
     def _path(self, url: str) -> str:
-        return fsspec_calls.path_in(url, self.filesystem)
+        return requests.path_in(url, self.filesystem)
 
     # -- the loop
 
@@ -451,7 +451,7 @@ class Remote:
     def submit(self, task: Coroutine[Any, Any, T]) -> Future[T]:
         """Begins to run a coroutine in the loop of this process's file system."""
         try:
-            loop = fsspec_calls.loop_of(self.filesystem)
+            loop = requests.loop_of(self.filesystem)
             return asyncio.run_coroutine_threadsafe(task, loop)
         except BaseException:  # there is no such file system
             task.close()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce
-from headrace.memory.per_process import renew_after_fork
+from headrace.memory.processes import renew_after_fork
 
 _GUESSED = 256 << 10  # bytes of a file whose size nobody has asked for
 

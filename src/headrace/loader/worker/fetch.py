@@ -31,7 +31,7 @@ from headrace.loader.config import inner_datasets, length_of
 from headrace.loader.state import asked, is_stateful, iterator_of, load_state
 from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
-from headrace.memory.per_process import end_with_parent
+from headrace.memory.processes import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot
 from headrace.order import BatchRequest, RankBatches
 from headrace.order.ranks import working_on

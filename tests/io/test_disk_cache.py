@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from headrace import ConfigError, HeadraceWarning
-from headrace.io.cache import disk_cache
-from headrace.io.cache.disk_cache import DiskCache
-from tests.io.cache.cache_soak import claimed, nbytes_of, soak
+from headrace.io import disk_cache
+from headrace.io.disk_cache import DiskCache
+from tests.io.cache_soak import claimed, nbytes_of, soak
 from tests.io.remote.reading import in_threads
 
 DATA = b"water" * 1_000

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from headrace.errors import FileChangedError
-from headrace.io.local import checksums
-from headrace.io.local.checksums import FileSums, sum_file
+from headrace.io import checksums
+from headrace.io.checksums import FileSums, sum_file
 
 RANDOM = np.random.default_rng(0).bytes(10_000)
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.io.local import gather
-from headrace.io.local.gather import Gatherer
+from headrace.io import handles as gather
+from headrace.io.handles import Gatherer
 
 pytestmark = pytest.mark.skipif(not gather._IS_LINUX, reason="needs anonymous files")
 CONTENT = np.random.default_rng(0).integers(32, 127, 3 << 20, np.uint8).tobytes()

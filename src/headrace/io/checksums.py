@@ -15,7 +15,7 @@ from isal import isal_zlib
 from headrace.dtypes import IntArray
 from headrace.errors import FileChangedError
 from headrace.io.ordered import in_order
-from headrace.memory.whole import read_full
+from headrace.memory.processes import read_full
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
 _SEGMENT = 32 << 20  # bytes of a task

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import FileChangedError
-from headrace.io.handles import WorkerFiles
-from headrace.io.local import folders
-from headrace.io.local.files import changed
-from headrace.io.local.folders import FolderReader
-from headrace.io.local.hints import HINTS
+from headrace.io import local_files as folders
+from headrace.io.handles import HINTS, WorkerFiles
+from headrace.io.local_files import FolderReader, changed
 
 pytestmark = pytest.mark.skipif(
     not folders.IS_SUPPORTED, reason="names are looked up from a descriptor"

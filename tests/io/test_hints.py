@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset
-from headrace.io.local import hints
-from headrace.io.local.hints import HINTS
+from headrace.io import handles as hints
+from headrace.io.handles import HINTS
 from tests.data.gallery import gallery_at, write_gallery
 
 pytestmark = [

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import StreamingDataset, TextDataset, ZarrDataset
 from headrace.errors import FileChangedError, FormatError
-from headrace.io.local.files import LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.ranges import ByteRanges
 from tests.data.make import make_tar
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from headrace.io.array_file import ArrayFile
-from headrace.io.cache.contents import (
+from headrace.io.disk_cache import (
     BLOCKS,
     REST,
     SAMPLES,
     CacheEntry,
+    DiskCache,
     cache_entries,
     remove_entries,
 )
-from headrace.io.cache.disk_cache import DiskCache
-from headrace.memory import machine
-from headrace.memory.locks import try_lock, unlock
-from headrace.memory.machine import PREFIX, SUFFIX
+from headrace.memory import store as machine
+from headrace.memory.processes import try_lock, unlock
+from headrace.memory.store import PREFIX, SUFFIX
 
 LEFT = f"{PREFIX}{'0' * 32}{SUFFIX}"
 PART = f"headrace-lines-{'0' * 32}.bin.abc.part"
@@ -80,7 +80,7 @@ def test_only_what_is_old_or_abandoned_is_removed(
     age(lines, 1000)
     age(folder / PART, 4000)
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.io.cache.contents.user_id", lambda: os.getuid() + 1)
+        patch.setattr("headrace.io.disk_cache.user_id", lambda: os.getuid() + 1)
         assert remove_entries(cache_entries(str(folder)), 0) == []  # another user's
     removed = remove_entries(cache_entries(str(folder)), 500)
     assert {os.path.basename(entry.path) for entry in removed} == {lines.name, LEFT, PART}

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 
-from headrace.io.cache.disk_cache import DiskCache
+from headrace.io.disk_cache import DiskCache
 
 BLOCKS, BLOCK = 64, 200_000
 
