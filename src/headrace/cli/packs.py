@@ -153,9 +153,6 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
-    from headrace.formats.hdf5.files import packed_info
-    from headrace.formats.hdf5.kind import is_hdf5
-    from headrace.io.paths import redact
 
     options = data_options(given)
     texts = text_options(options)
@@ -173,17 +170,6 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
             "--store, --size, --color, --targets, --target-name and --masks are for images, and "
             "what else is said is for texts"
         )
-    if (is_for_images or texts) and is_hdf5(given.src):
-        info = packed_info(given.src)
-        if texts:
-            raise ConfigError(
-                f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts"
-            )
-        if of_images and (info is None or info.kind != "image"):
-            raise ConfigError(
-                f"--size, --color, --targets and --masks are for images, and {redact(given.src)} "
-                "holds arrays"
-            )
     return {**options, **pixels}
 
 

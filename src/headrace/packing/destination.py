@@ -370,7 +370,7 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
         name, value = left.pop()
         if isinstance(value, (str, bytes, os.PathLike)):
             text = os.fsdecode(value)
-            if name in _DATA:
+            if name in _DATA and text:
                 yield from ((path, True) for path in expand_braces(text))
             elif os.sep in text or "." in text:  # else it is a name in a file
                 yield text, False

@@ -366,13 +366,12 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     """
     part.reread()
     with part.explained(), locked_by_caller(part.path):
-        result, sums = verify_samples(part.path, workers, progress)
+        bad, sums = verify_samples(part.path, workers, progress)
         offset = seal_of(part.path)
-    if result.bad:
+    if bad:
         raise WriteError(
-            f"{redact(part.target)}: {len(result.bad):,} samples read back are not what was "
-            f"written, the first is number {result.bad[0][0]}: the disk or the memory of this "
-            "machine is faulty"
+            f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the "
+            f"first is number {bad[0][0]}: the disk or the memory of this machine is faulty"
         )
     seal = sums.crc.to_bytes(4, "little")
     with part.explained():

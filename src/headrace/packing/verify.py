@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,11 @@ def verify(
 
 
 def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
+    shown = redact(path)
     if os.path.isfile(path) and not is_hdf5(path):
         raise FormatError(
-            f"{redact(path)} is no HDF5 file, or not a whole one: it was not packed by headrace, "
-            "or is damaged"
+            f"{shown} is no HDF5 file, or not a whole one: it was not packed by headrace, or is "
+            "damaged"
         )
     offset = seal_of(path)
     info = packed_info(path)
@@ -109,27 +111,46 @@ def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult
         raise _not_packed(path)
     with open(path, "rb") as file:
         seal = os.pread(file.fileno(), 4, offset)
+
+    def is_sound(sums: FileSums) -> bool:
+        return replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little")
+
+    bad = _damage(path, shown, is_sound, workers, progress)
+    return VerifyResult(Path(path), info.count, bad)
+
+
+def _damage(
+    path: str,
+    name: str,
+    is_sound: Callable[[FileSums], bool],
+    workers: int,
+    progress: bool | None,
+) -> list[Damage]:
+    """What is wrong with a file: nothing if its sums say so, else each sample is compared."""
+    with open(path, "rb") as file:
         sums = _sum(file.fileno(), NOTHING, workers, progress)
-    if replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little"):
-        return VerifyResult(Path(path), info.count, [])
-    result = verify_samples(path, workers, progress)[0]
-    return result if result.bad else replace(result, bad=[_whole_file(redact(path))])
+    if is_sound(sums):
+        return []
+    bad = verify_samples(path, workers, progress)[0]
+    what = "wrong checksum of the file, though each sample is sound: pack it again"
+    return bad or [(-1, name, f"{name}: {what}")]
 
 
-def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[VerifyResult, FileSums]:
+def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list[Damage], FileSums]:
     """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
     file as a whole, whose sums it gives.
     """
     info = packed_info(path)
-    is_of_texts = info is not None and info.kind == KIND
-    source = PackedFile(path) if is_of_texts else HDF5Source(path)
+    if info is None:
+        raise _not_packed(path)
+    source = PackedFile(path) if info.kind == KIND else HDF5Source(path)
     with contextlib.ExitStack() as opened:
         if isinstance(source, HDF5Source):
             opened.callback(source.close)
-            for name in [] if info is None else info.checksums.keys() - _READ_AT_ONCE:
+            for name in info.checksums.keys() - _READ_AT_ONCE:
                 source.whole(name)  # checks it
         checksums = source.checksums
-        if info is None or checksums is None:
+        if checksums is None:
             raise _not_packed(path)
         edges = source.edges()
         with open(path, "rb") as file:
@@ -137,17 +158,10 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[Veri
             sums = _sum(file.fileno(), known, workers, progress)
         if edges is None:
             assert isinstance(source, HDF5Source)
-            bad = _decoded(source, workers, progress)
-        else:
-            different = np.flatnonzero(sums.crcs != checksums).tolist()
-            bad = [(index, source.location(index), source.damaged(index)) for index in different]
-        return VerifyResult(Path(path), info.count, bad), sums
-
-
-def _whole_file(name: str) -> Damage:
-    """Of a file with another checksum whose samples have theirs."""
-    what = "wrong checksum of the file, though each sample is sound: pack it again"
-    return -1, name, f"{name}: {what}"
+            return _decoded(source, workers, progress), sums
+        different = np.flatnonzero(sums.crcs != checksums).tolist()
+        bad = [(index, source.location(index), source.damaged(index)) for index in different]
+        return bad, sums
 
 
 def _not_packed(path: str) -> FormatError:
@@ -248,16 +262,13 @@ def _damaged_part(
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
         why = f"{where} differs from {MANIFEST}: one of both is damaged, pack again"
         bad.append((-1, name, why))
+    expected = (entry["nbytes"], entry["crc32"])
     with folder.fetched(plan.name(sidecar.part)) as path:
-        copy = redact(path)  # of a remote part, which is gone when messages are read
         try:
-            with open(path, "rb") as file:
-                sums = sum_file(file.fileno(), workers=workers)
-            if (sums.size, sums.crc) == (entry["nbytes"], entry["crc32"]):
-                return bad
-            result, _ = verify_samples(path, workers, False)
+            found = _damage(path, name, lambda s: (s.size, s.crc) == expected, workers, False)
         except (HeadraceError, OSError) as error:
-            return [*bad, (-1, name, str(error).replace(copy, name))]
-    for index, where, why in result.bad:
+            found = [(-1, name, str(error))]
+        copy = redact(path)  # of a remote part, which is gone when messages are read
+    for index, where, why in found:
         bad.append((index, where.replace(copy, name), why.replace(copy, name)))
-    return bad if result.bad else [*bad, _whole_file(name)]
+    return bad
