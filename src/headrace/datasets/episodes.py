@@ -32,7 +32,6 @@ from headrace.formats.episodes.source import MASK, EpisodeSource, WindowOptions,
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.trees import tree_kind
 from headrace.memory.store import MISSING
-from headrace.sorting import distinct
 
 LENGTHS = "lengths"
 """Key of a batch of whole episodes: the number of steps of each."""
@@ -71,12 +70,10 @@ class EpisodeDecoder(Decoder):
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         """Reads windows of numbers straight into their batch, if they are stacked and not held."""
         source = dataset.sample_source
-        if not isinstance(source, EpisodeSource) or source.static:
+        if not isinstance(source, EpisodeSource) or source.static or dataset.targets is not None:
             return None
         window = source.windows.options.window
         if window is None or not collating.stacks or not dataset.value_source.is_direct:
-            return None
-        if dataset.targets is not None:
             return None
         columns: dict[str, ArraySpec | None] = {}
         for key in source.keys:
@@ -355,7 +352,7 @@ class HeldSteps(ValueSource):
         """Windows. Bands that are missing are read, and offered to the store."""
         wanted = np.asarray(indices, np.int64)
         needed = self._source.bands_of(wanted, self._bands)
-        numbers = distinct(np.concatenate([np.empty(0, np.int64), *needed])).tolist()
+        numbers = sorted(set[int]().union(*needed))
         held = dict(zip(numbers, self._held.get(numbers), strict=True))
         if any(isinstance(band, SampleError) for band in held.values()):
             return self._source.read(indices)  # which says what is wrong, and with which sample
@@ -365,7 +362,7 @@ class HeldSteps(ValueSource):
             for number, band in zip(missing, bands, strict=True):
                 self._held.admit(number, band)
                 held[number] = band
-        hits = sum(set(missing).isdisjoint(some.tolist()) for some in needed)
+        hits = sum(set(missing).isdisjoint(some) for some in needed)
         counts["cache_hits"] += hits
         counts["cache_misses"] += len(needed) - hits
         return self._source.cut(wanted, self._bands, held)

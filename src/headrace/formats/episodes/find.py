@@ -506,7 +506,6 @@ def _joined(
         arrays,
         static,
         opened,
-        empty,
         rows,
     )
 

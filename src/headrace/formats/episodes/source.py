@@ -112,13 +112,13 @@ class Windows:
         firsts = np.clip(starts, 0, lengths - 1)
         return firsts, np.minimum(np.maximum(starts + window, firsts + 1), lengths)
 
-    def holding(self, episode: int, first: int, end: int) -> IntArray:
-        """The numbers of the windows that steps of an episode lie in, of windows that don't overlap
-        and begin at the first step.
+    def holding(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> list[range]:
+        """The numbers of the windows that spans of steps lie in, of windows that don't overlap and
+        begin at the first step.
         """
-        begin = int(self._first.array[episode])
+        begins = self._first.array[episodes]
         stride = self.options.stride
-        return np.arange(begin + first // stride, begin + -(-end // stride))
+        return [*map(range, begins + firsts // stride, begins + -(-ends // stride))]
 
     def masks(self, episodes: IntArray, starts: IntArray) -> npt.NDArray[np.bool_]:
         """[windows, window]: True where a step lies inside of its episode."""
@@ -253,7 +253,6 @@ class EpisodeSource(ReadersSource):
         keys: the arrays.
         static: by name the value of each episode that has no axis of time.
         opened: what is open and decoded.
-        left_out: names of episodes that have no steps.
         rows: of replay buffers, with the rows of all files one after the other: [episodes] those of
             the first steps, and [files + 1] where those of each file begin.
     """
@@ -267,7 +266,6 @@ class EpisodeSource(ReadersSource):
         keys: Sequence[EpisodeArrays],
         static: dict[str, Sequence[Any] | SharedArray],
         opened: OpenArrays[Any],
-        left_out: Sequence[str] = (),
         rows: tuple[IntArray, IntArray] | None = None,
     ) -> None:
         readers = [reader for key in keys for reader in key.readers]
@@ -278,7 +276,6 @@ class EpisodeSource(ReadersSource):
         self.keys = tuple(keys)
         self.static = static
         self._file_of = SharedArray(np.array(files_of, np.int64))
-        self._left_out = left_out
         self._rows = None if rows is None else tuple(map(SharedArray, rows))
 
     def __len__(self) -> int:
@@ -420,12 +417,11 @@ class EpisodeSource(ReadersSource):
         height = max(1, min(height, int(lengths.max(initial=1))))
         return Windows(lengths, WindowOptions(height, height, 0, height - 1))
 
-    def bands_of(self, indices: IntArray, bands: Windows) -> list[IntArray]:
+    def bands_of(self, indices: IntArray, bands: Windows) -> list[range]:
         """The numbers of the bands that each window needs."""
         episodes, starts = self.windows.places(indices)
         firsts, ends = self.windows.inside(episodes, starts, self.windows.options.window)
-        places = np.stack((episodes, firsts, ends), axis=1).tolist()
-        return [bands.holding(*place) for place in places]
+        return bands.holding(episodes, firsts, ends)
 
     def read_bands(
         self, numbers: Sequence[int], bands: Windows
@@ -450,15 +446,16 @@ class EpisodeSource(ReadersSource):
 
         def copy(spans: Sequence[_Spans]) -> None:
             for key, episodes, firsts, ends, outs in spans:
-                places = np.stack((episodes, firsts, ends), axis=1).tolist()
-                for out, (episode, first, end) in zip(outs, places, strict=True):
-                    numbers = bands.holding(episode, first, end)
-                    begins = bands.places(numbers)[1]
-                    for number, begin in zip(numbers.tolist(), begins.tolist(), strict=True):
+                numbers = bands.holding(episodes, firsts, ends)
+                spans_of = zip(outs, firsts.tolist(), ends.tolist(), numbers, strict=True)
+                for out, first, end, needed in spans_of:
+                    begin = first - first % bands.options.stride
+                    for number in needed:
                         rows = held[number][key.name]
                         low = max(first, begin)
                         high = min(end, begin + len(rows))
                         out[low - first : high - first] = rows[low - begin : high - begin]
+                        begin += len(rows)
 
         return self._records(indices, copy)
 
@@ -522,13 +519,12 @@ class EpisodeSource(ReadersSource):
         steps += self._tallest()
         total = 0
         for key in self.keys:
-            largest = 0
-            for reader in key.readers:
-                if reader.caches_chunks:
-                    chunks = reader.chunks
-                    count = -(-steps // chunks.grid.chunks[0]) + 1
-                    largest = max(largest, chunks.nbytes * chunks.grid.inner * count)
-            total += largest
+            decoded = [reader.chunks for reader in key.readers if reader.caches_chunks]
+            sizes = [
+                chunks.nbytes * chunks.grid.inner * (-(-steps // chunks.grid.chunks[0]) + 1)
+                for chunks in decoded
+            ]
+            total += max(sizes, default=0)
         return total
 
     # -- what it is
@@ -559,8 +555,6 @@ class EpisodeSource(ReadersSource):
             without = int((self.windows.counts == 0).sum())
             if without:
                 parts.append(f"{without:,} are too short for one")
-        if self._left_out:
-            parts.append(f"left out, since they have no steps: {', '.join(self._left_out[:3])}")
         columns = [key.describe(way, float(key.window or mean)) for key in self.keys]
         return Description(columns, {"episodes": "; ".join(parts)}, stored=self.stored_nbytes)
 

@@ -325,6 +325,7 @@ class JoinedRows(ConcatSource[SparseSource]):
         found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
         if len(found) == 1:
             return found[0]
-        rows = CSRRows.joined([(one.indices, one.values) for one in found])
-        rows = CSRRows.of(np.concatenate([one.sizes for one in found]), rows.indices, rows.values)
+        sizes = np.concatenate([one.sizes for one in found])
+        columns = np.concatenate([one.indices for one in found])
+        rows = CSRRows.of(sizes, columns, np.concatenate([one.values for one in found]))
         return rows.take(np.argsort(np.concatenate([part.places for part in parts])))
