@@ -256,7 +256,7 @@ def test_arguments_that_make_no_sense(
             read_rows(where, name, 0, **options)
     monkeypatch.setattr("headrace.formats.read_rows._WORTH", 100)
     limit = Limit("a test", 1000, 0)
-    monkeypatch.setattr("headrace.formats.read_rows.memory_limits", lambda: [limit])
+    monkeypatch.setattr("headrace.formats.arrays.rows.memory_limits", lambda: [limit])
     with pytest.raises(BudgetError, match=r"300 rows .*a test"):
         read_rows(path, "cut", slice(None))
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.formats.describe import Description, joined
 from headrace.formats.source import ArraySource, Map, Rows, fingerprint_of_files, row_at
 from headrace.io.handles import HINTS
@@ -100,7 +99,7 @@ class ConcatSource(ArraySource, Generic[S]):
         for part in parts:
             part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
 
-    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
+    def gather(self, rows: IntArray, out: AnyArray, run: Map | None) -> None:
         """As `ArraysSource.gather`, of sources that have it."""
         for part in self.parts_of(rows):
             some = np.empty((len(part.places), *out.shape[1:]), out.dtype)
@@ -113,7 +112,7 @@ class ConcatSource(ArraySource, Generic[S]):
         """True if all sources are, on one server."""
         return all(source.is_remote and source.files is self.files for source in self.sources)
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
         parts = self.parts_of(indices)
         return ByteRanges.joined(
             [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts]
@@ -154,7 +153,7 @@ class ConcatSource(ArraySource, Generic[S]):
     def cut_nbytes(self) -> int:
         return sum(source.cut_nbytes for source in self.sources)
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+    def blocks_of(self, nbytes: int) -> IntArray | None:
         found = [source.blocks_of(nbytes) for source in self.sources]
         known = [sizes for sizes in found if sizes is not None]
         if len(known) == len(found):

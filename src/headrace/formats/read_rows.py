@@ -23,13 +23,12 @@ from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.arguments import check_integer, check_names, described
-from headrace.dtypes import IntArray
-from headrace.errors import BudgetError, ConfigError, FormatError
+from headrace.dtypes import AnyArray, IntArray
+from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA
-from headrace.formats.arrays.rows import ArraysSource
+from headrace.formats.arrays.rows import ArraysSource, check_fits
 from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
@@ -41,8 +40,7 @@ from headrace.formats.zarr.rows import OpenZarr, ZarrSource
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
-from headrace.memory.budget import format_size
-from headrace.memory.limits import memory_limits, tightest, usable_cpus
+from headrace.memory.limits import usable_cpus
 
 _MOST_THREADS = 8
 _WORTH = 1 << 20  # bytes of rows for each thread that is to take part
@@ -57,7 +55,7 @@ def read_rows(
     direct: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
     **options: Unpack[RemoteKeywords],
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """Reads rows of an HDF5 dataset or a Zarr array into one NumPy array, like ``array[indices]``.
 
     Each call opens the file, locates its chunks, and closes it. For many calls pass an
@@ -210,7 +208,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
 # -- reading
 
 
-def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> npt.NDArray[Any]:
+def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> AnyArray:
     sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
     first = sources[0]
     if isinstance(first, HDF5Source) and first.is_flat:
@@ -224,12 +222,8 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> npt.NDAr
         rows = dataset.whole_indices(rows)
     row_shape = tuple(first.shape[1:])
     nbytes = len(rows) * int(np.prod(row_shape, dtype=np.int64)) * first.dtype.itemsize
-    if nbytes > _WORTH and nbytes > (limit := tightest(memory_limits())).headroom:
-        raise BudgetError(
-            f"{what}: {len(rows):,} rows take {format_size(nbytes)}, and "
-            f"{format_size(limit.headroom)} are free ({limit.name}): "
-            "ask for fewer"
-        )
+    if nbytes > _WORTH:
+        check_fits(nbytes, f"{what}: an array of {len(rows):,} rows", "ask for fewer")
     out = np.empty((len(rows), *row_shape), first.dtype)
     if first.holds_objects:
         for at, record in enumerate(source.read(rows.tolist())):

@@ -16,15 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.describe import Column, Description
 from headrace.io.files import Files
 from headrace.io.ranges import ByteRanges
 
-Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
+Rows = Sequence[AnyArray] | AnyArray
 """Arrays of one shape and dtype, or one array whose rows they are."""
 Map = Callable[[Callable[[int], Any], int], list[Any]]
 """Calls a function for 0 to n - 1, perhaps in threads, and gives what it returns."""
@@ -38,9 +37,9 @@ ENOUGH = 72
 """
 
 
-def row_at(rows: Rows, number: int) -> npt.NDArray[Any]:
+def row_at(rows: Rows, number: int) -> AnyArray:
     """One of several rows, to write to: of an array of numbers too, whose items are no arrays."""
-    row: npt.NDArray[Any] = rows[number, ...] if isinstance(rows, np.ndarray) else rows[number]
+    row: AnyArray = rows[number, ...] if isinstance(rows, np.ndarray) else rows[number]
     return row
 
 
@@ -116,7 +115,7 @@ class Source(ABC):
         stored or when they were written.
         """
 
-    def blocks(self) -> npt.NDArray[np.int64] | None:
+    def blocks(self) -> IntArray | None:
         """Number of consecutive samples that share each chunk, shard or file ([blocks] int64, their
         sum is `len`).
 
@@ -223,7 +222,7 @@ class Locatable(Source):
     files: Files
 
     @abstractmethod
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
         """Byte ranges of the stored records, including all of their chunks. Ranges that are left
         out are fetched when the record is read.
 
@@ -243,10 +242,10 @@ class Locatable(Source):
         """
         return 0
 
-    def blocks(self) -> npt.NDArray[np.int64] | None:
+    def blocks(self) -> IntArray | None:
         return self.blocks_of(block_length(self.cut_nbytes))
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64] | None:
+    def blocks_of(self, nbytes: int) -> IntArray | None:
         """The `blocks`, of about `nbytes` stored bytes each if they may be cut anywhere."""
         return None
 

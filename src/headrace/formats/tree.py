@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
@@ -97,7 +97,7 @@ class Tree(ABC):
         """
 
     @abstractmethod
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> AnyArray:
         """A whole array, as it is stored."""
 
     def stored(self, name: str) -> StoredArray | None:
@@ -131,7 +131,7 @@ class Tree(ABC):
             return value.decode("utf-8", "replace")
         return value if isinstance(value, str) else None
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> AnyArray:
         """A whole array with one value per row, with strings as str objects.
 
         Raises:
@@ -191,7 +191,7 @@ def join(group: str, name: str) -> str:
     return name
 
 
-def as_text(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+def as_text(values: AnyArray, where: str) -> AnyArray:
     """Strings as str objects; other arrays as they are.
 
     Raises:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.formats.arrays.codecs import Pipeline
 from headrace.io.files import Files
@@ -48,24 +47,16 @@ class Grid(NamedTuple):
 
     def place(self, number: int) -> tuple[int, ...]:
         """The coordinates of a chunk, counted in chunks."""
-        number, place = int(number), list[int]()
+        number = int(number)
+        place: list[int] = []
         for count in reversed(self.counts):
             number, at = divmod(number, count)
             place.append(at)
         return tuple(reversed(place))
 
-    def number(self, place: tuple[int, ...]) -> int:
-        """The number of the chunk with those coordinates."""
-        number = 0
-        for at, count in zip(place, self.counts, strict=True):
-            number = number * count + at
-        return number
-
     def part(self, number: int) -> tuple[slice, ...]:
         """Where a chunk lies in the array."""
-        corner = [
-            place * extent for place, extent in zip(self.place(number), self.chunks, strict=True)
-        ]
+        corner = np.multiply(self.place(number), self.chunks).tolist()
         return tuple(
             slice(at, min(at + chunk, extent))
             for at, chunk, extent in zip(corner, self.chunks, self.shape, strict=True)
@@ -98,21 +89,17 @@ class ChunkIndex(ABC):
     located first.
     """
 
-    def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
-        """The stored bytes of chunks; None for what was never written.
+    def read_files(
+        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview] | None = None
+    ) -> list[Any]:
+        """The stored bytes of chunks; None for what was never written. Into buffers of the chunks'
+        length: the bytes of each, -1 for what was never written; one that has another length than
+        its buffer is not read.
 
         Raises:
             FormatError: a folder lies where a file should be.
             FileChangedError: a file is another one than when the array was opened.
             OSError: one can't be read.
-        """
-        raise NotImplementedError
-
-    def read_files_into(
-        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
-    ) -> list[int]:
-        """As `read_files`, into buffers of the chunks' length: [n] bytes of each, -1 for what was
-        never written; one that has another length than its buffer is not read.
         """
         raise NotImplementedError
 
@@ -151,8 +138,8 @@ class ChunkTable(ChunkIndex):
         self,
         path: str,
         files: Files,
-        table: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64] | None = None,
+        table: IntArray,
+        numbers: IntArray | None = None,
     ) -> None:
         self._path = path
         self._files = files
@@ -222,7 +209,7 @@ class Chunks(ABC):
         """What `decode` needs of some chunks."""
 
     @abstractmethod
-    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+    def decode(self, number: int, data: Any) -> AnyArray | None:
         """A whole chunk, an edge chunk too; None: it was never written, and all its values are
         the fill value. May run in threads.
         """
@@ -330,7 +317,7 @@ class DirectChunks(Chunks):
         each = zip(stored, ranges.start.tolist(), masks, strict=False)
         return [None if data is None else (data, start, mask) for data, start, mask in each]
 
-    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+    def decode(self, number: int, data: Any) -> AnyArray | None:
         if data is None and self._required:
             raise self._missing(number)
         if data is None:
@@ -388,7 +375,7 @@ class DirectChunks(Chunks):
             Exception: see `ChunkIndex.read_files`.
         """
         missing = []
-        for at, size in enumerate(self.index.read_files_into(numbers, buffers)):
+        for at, size in enumerate(self.index.read_files(numbers, buffers)):
             if size == self.nbytes:
                 continue
             if size >= 0:
@@ -439,7 +426,7 @@ class _RowIndex(ChunkIndex):
 class LibraryArray(Protocol):
     """An array as another library reads it."""
 
-    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+    def __call__(self, part: tuple[slice, ...]) -> AnyArray:
         """The part that lies inside of slices, one an axis."""
 
     def check(self, part: tuple[slice, ...]) -> None:
@@ -460,7 +447,7 @@ class LibraryChunks(Chunks):
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(map(self.grid.part, numbers))
 
-    def decode(self, number: int, data: Any) -> npt.NDArray[Any] | None:
+    def decode(self, number: int, data: Any) -> AnyArray | None:
         return self._array(data)
 
     def check_cached(self, number: int) -> None:

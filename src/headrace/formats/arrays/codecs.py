@@ -127,17 +127,15 @@ class Inflate(Codec):
 
     Args:
         wbits: ZLIB or GZIP.
-        plain: by zlib instead of igzip, which takes two thirds of its time.
     """
 
     wbits: int = ZLIB
-    plain: bool = False
     name = "inflate"
     adds: int | None = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         assert size is not None
-        stream = (zlib if self.plain else isal_zlib).decompressobj(self.wbits)
+        stream = isal_zlib.decompressobj(self.wbits)
         out = stream.decompress(data, size + 1)
         if len(out) > size:
             raise TooLongError(f"more than {size:,} bytes come of it")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from headrace.dtypes import AnyArray
 from headrace.errors import FormatError
 from headrace.io.paths import redact
 
@@ -184,14 +185,14 @@ def crc_of(data: Any) -> int:
     return crc
 
 
-def bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def bytes_of(array: AnyArray) -> npt.NDArray[np.uint8]:
     """The array's bytes, flat; in any byte order and any dtype of numbers, for which a
     memoryview has no cast.
     """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def are_offsets(offsets: npt.NDArray[Any], count: int, end: int) -> bool:
+def are_offsets(offsets: AnyArray, count: int, end: int) -> bool:
     """True if `count + 1` offsets lead from 0 to `end`, never backwards."""
     is_whole = offsets.shape == (count + 1,) and offsets[0] == 0 and offsets[-1] == end
     return bool(is_whole and np.all(offsets[1:] >= offsets[:-1]))

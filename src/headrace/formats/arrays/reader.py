@@ -20,12 +20,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.formats.describe import Column
 from headrace.formats.source import Map, Rows, one_after_the_other, row_at
@@ -50,20 +49,12 @@ _STRETCH = 8 << 20  # bytes that are read by one call into scratch memory
 _PARTS = 16  # of sorted rows, which threads share
 
 
-class Chunk(Protocol):
-    """A decoded chunk: an array, or the columns of a block of a table. Its length are its rows."""
-
-    def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes."""
-
-
 @dataclass(slots=True, eq=False)
 class Decoded:
     """A chunk that is cached."""
 
     chunk: Any
+    """An array, or the columns of a block of a table."""
     left: int
     """Rows that nobody has asked for yet."""
 
@@ -79,14 +70,8 @@ class ChunkCache(LRUCache[tuple[str, int], Decoded]):
     takes them off `left`, and drops it where none are left.
     """
 
-    def __init__(
-        self,
-        max_bytes: int | None,
-        max_items: int | None = None,
-        *,
-        sizeof: Callable[[Decoded], int] = held_bytes,
-    ) -> None:
-        super().__init__(max_bytes, max_items, sizeof=sizeof)
+    def __init__(self, *limits: int | None, **options: Any) -> None:
+        super().__init__(*limits, **options)
         self.counts: Counter[str] = Counter()
 
     def take_counts(self) -> Counter[str]:
@@ -95,7 +80,7 @@ class ChunkCache(LRUCache[tuple[str, int], Decoded]):
         self.counts = Counter()
         return counts
 
-    def used(self, key: tuple[str, int], chunk: Chunk, rows: int) -> None:
+    def used(self, key: tuple[str, int], chunk: Any, rows: int) -> None:
         """So many rows of a chunk have been copied: it stays, if others are left."""
         decoded = self.get(key)
         if decoded is not None:
@@ -222,13 +207,11 @@ class ArrayReader:
         self.key: str = key
         self.raw: DirectChunks | None = None
         """The chunks of rows that lie one behind the other, as they are; None: they don't."""
-        self._raw_rows: DirectChunks | None = None
-        self._rows: Chunks = chunks
+        self._rows: Any = chunks
         if isinstance(chunks, DirectChunks):
-            self._rows = rows = chunks.by_row()
+            self._rows = chunks.by_row()
             if chunks.is_raw and chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
                 self.raw = chunks
-                self._raw_rows = rows
         self.shape: tuple[int, ...] = chunks.grid.shape
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
@@ -237,7 +220,8 @@ class ArrayReader:
         """What a random box of an array costs: along each axis it crosses (extent - 1) / chunk + 1
         chunks on average, and no more than there are. None: a row.
         """
-        chunks, grid = self.chunks, self.chunks.grid
+        chunks = self.chunks
+        grid = chunks.grid
         box = [1, *grid.shape[1:]] if extents is None else extents
         shape = list(self.shape[1:]) if extents is None else [round(extent) for extent in box]
         nbytes = int(math.prod(box) * self.dtype.itemsize)
@@ -249,17 +233,13 @@ class ArrayReader:
         is_exact = chunks.is_raw and (extents is None or len(box) == 1)
         if is_exact or not math.prod(grid.shape):
             return column
-        column.chunk, column.chunks = grid.chunks, 1.0
+        column.chunk = grid.chunks
+        column.chunks = 1.0
         for extent, chunk, count in zip(box, grid.chunks, grid.counts, strict=True):
             column.chunks *= min(float(count), max(0.0, extent - 1) / chunk + 1)
         column.decoded = int(column.chunks * chunks.nbytes)
         column.read = int(column.chunks * column.stored / math.prod(grid.counts))
         return column
-
-    @property
-    def is_chunked(self) -> bool:
-        """True if it is chunked along the rows."""
-        return 0 < self.height < self.shape[0]
 
     @property
     def caches_chunks(self) -> bool:
@@ -291,10 +271,11 @@ class ArrayReader:
         """Where the stored bytes of rows lie, with all of their chunks; none where only another
         library can read them.
         """
-        if not len(rows) or not self.chunks.is_direct:
+        if not len(rows):
             return ByteRanges.of([])
-        if self._raw_rows is not None:
-            return self._raw_rows.raw_ranges(rows)
+        if self.raw is not None:
+            ranges: ByteRanges = self._rows.raw_ranges(rows)
+            return ranges
         inner = self.chunks.grid.inner
         bands = distinct(rows // self.height)
         return self.chunks.byte_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1))
@@ -321,12 +302,8 @@ class ArrayReader:
         """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
         extents.
         """
-        if not self.chunks.is_direct:
-            return ByteRanges.of([])
-        numbers = dict[int, None]()
-        for corner, box in boxes:
-            numbers.update(dict.fromkeys(pieces_of(self.chunks.grid, [corner], [box])))
-        return self.chunks.byte_ranges(np.array(list(numbers), np.int64))
+        pieces = pieces_of(self.chunks.grid, *zip(*boxes, strict=True)) if boxes else {}
+        return self.chunks.byte_ranges(np.array(list(pieces), np.int64))
 
     # -- reading
 
@@ -336,8 +313,8 @@ class ArrayReader:
         """
         if not len(outs) or not outs[0].size:
             return
-        if self._raw_rows is not None:
-            self._read_raw_rows(self._raw_rows, rows, outs)
+        if self.raw is not None:
+            self._read_raw_rows(self._rows, rows, outs)
             return
         grid = self._rows.grid
         if grid.inner > 1:
@@ -350,7 +327,7 @@ class ArrayReader:
         numbers, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
         inner_rows = within.tolist()
 
-        def take(parts: IntArray, chunk: npt.NDArray[Any] | None) -> None:
+        def take(parts: IntArray, chunk: AnyArray | None) -> None:
             if chunk is not None and len(parts) >= _MANY and isinstance(outs, np.ndarray):
                 outs[parts] = chunk[(within[parts], *clip)]
                 return
@@ -364,7 +341,7 @@ class ArrayReader:
         self,
         numbers: IntArray,
         rows: IntArray,
-        take: Callable[[IntArray, npt.NDArray[Any] | None], None],
+        take: Callable[[IntArray, AnyArray | None], None],
         run: Map,
     ) -> None:
         """Gives each chunk to a function, with all parts that are taken of it.
@@ -384,12 +361,12 @@ class ArrayReader:
         if self.caches_chunks:
             used = np.add.reduceat(rows[order], edges).tolist()
 
-        def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
+        def use(at: int, chunk: AnyArray | None) -> None:
             take(order[bounds[at] : bounds[at + 1]], chunk)
 
         visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run)
 
-    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None) -> None:
+    def gather(self, rows: IntArray, out: AnyArray, run: Map | None) -> None:
         """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
         near one another as they are, are read together.
 
@@ -433,7 +410,7 @@ class ArrayReader:
 
         (run or one_after_the_other)(part, len(parts))
 
-    def read_spans(self, firsts: IntArray, outs: Sequence[npt.NDArray[Any]], run: Map) -> None:
+    def read_spans(self, firsts: IntArray, outs: Sequence[AnyArray], run: Map) -> None:
         """Copies spans of rows: for each array as many as it has, from its first one on."""
         if self.raw is not None:
             ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
@@ -448,14 +425,14 @@ class ArrayReader:
         corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
         self.read_boxes(corners, [outs[number] for number in some], run)
 
-    def whole(self, run: Map) -> npt.NDArray[Any]:
+    def whole(self, run: Map) -> AnyArray:
         """All rows, as one array."""
         rows = np.empty(self.shape, self.dtype)
         self.read_spans(np.zeros(1, np.int64), [rows], run)
         return rows
 
     def read_boxes(
-        self, corners: Sequence[Sequence[int]], outs: Sequence[npt.NDArray[Any]], run: Map
+        self, corners: Sequence[Sequence[int]], outs: Sequence[AnyArray], run: Map
     ) -> None:
         """Copies boxes, which lie inside of the array, from their lowest corner on; each as
         large as its array in `outs`.
@@ -466,14 +443,14 @@ class ArrayReader:
         self,
         chunks: Chunks,
         corners: Sequence[Sequence[int]],
-        outs: Sequence[npt.NDArray[Any]],
+        outs: Sequence[AnyArray],
         run: Map,
         are_rows: bool = False,
     ) -> None:
         pieces = pieces_of(chunks.grid, corners, [out.shape for out in outs])
         each = list(pieces.values())
 
-        def use(at: int, chunk: npt.NDArray[Any] | None) -> None:
+        def use(at: int, chunk: AnyArray | None) -> None:
             for piece in each[at]:
                 part = chunks.fill if chunk is None else chunk[piece.source]
                 outs[piece.out][piece.target] = part
@@ -514,7 +491,7 @@ class ArrayReader:
             buffers = [buffers[number] for number in written.tolist()]
         raw.files.read_into(ranges, buffers)
 
-    def read_cuts(self, cuts: Cuts, run: Map) -> npt.NDArray[Any]:
+    def read_cuts(self, cuts: Cuts, run: Map) -> AnyArray:
         """The elements of parts of a 1-D array, one part behind the other, perhaps read-only."""
         raw = self.raw
         sizes = cuts.stops - cuts.starts
@@ -535,7 +512,7 @@ class ArrayReader:
         begins = (ends - sizes).tolist()
         targets = ends.tolist()
 
-        def take(parts: IntArray, chunk: npt.NDArray[Any] | None) -> None:
+        def take(parts: IntArray, chunk: AnyArray | None) -> None:
             for part in parts.tolist():
                 rows = fill if chunk is None else chunk[starts[part] : stops[part]]
                 out[begins[part] : targets[part]] = rows
@@ -546,7 +523,7 @@ class ArrayReader:
 
 def read_joined(
     readers: Sequence[ArrayReader], firsts: IntArray, ends: IntArray, run: Map
-) -> list[npt.NDArray[Any]]:
+) -> list[AnyArray]:
     """The same spans of several 1-D arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1``
     of all spans, one span behind the other, perhaps read-only.
 

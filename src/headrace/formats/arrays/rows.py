@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.packed import PackedInfo
@@ -31,6 +30,16 @@ _MOST_BLOCKS = 1 << 28
 def layout_fingerprint(layout: list[Any]) -> str:
     """A hash of name, shape, dtype (``dtype.str``) and chunks of an array, or of several arrays."""
     return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+
+
+def check_fits(nbytes: int, what: str, remedy: str) -> None:
+    """Raises a BudgetError where something takes more bytes than are free."""
+    limit = tightest(memory_limits())
+    if nbytes > limit.headroom:
+        raise BudgetError(
+            f"{what} takes {format_size(nbytes)}, and {format_size(limit.headroom)} are free "
+            f"({limit.name}): {remedy}"
+        )
 
 
 class LibraryRows(ABC):
@@ -61,10 +70,10 @@ class ReadersSource(ArraySource):
         self._readers = readers
 
     @abstractmethod
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray) -> list[ByteRanges]:
         """As `byte_ranges`, by array."""
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
         try:
             return ByteRanges.joined(self._located(indices))
         # to know it something had to be read, which failed: reading the samples will say so
@@ -159,15 +168,12 @@ class ArraysSource(ReadersSource):
                     f"{shown_array(path, one)} has shape {list(field.shape)}, more than can be "
                     "counted: the file is damaged"
                 )
-        if (
-            self._row_bytes > _SMALL
-            and self._row_bytes > (limit := tightest(memory_limits())).headroom
-        ):
-            raise BudgetError(
-                f"{path}: a row{' of ' if any(self._names) else ''}{' and '.join(self._names)} "
-                f"takes {format_size(self._row_bytes)}, and "
-                f"{format_size(limit.headroom)} are free ({limit.name}): if the file is not "
-                "damaged, pack it again in smaller samples"
+        if self._row_bytes > _SMALL:
+            of = " of " + " and ".join(self._names) if any(self._names) else ""
+            check_fits(
+                self._row_bytes,
+                f"{path}: a row{of}",
+                "if the file is not damaged, pack it again in smaller samples",
             )
         if len({field.shape[0] for field in fields.values()}) > 1:
             lengths = ", ".join(f"{one!r} {field.shape[0]:,}" for one, field in fields.items())
@@ -196,7 +202,7 @@ class ArraysSource(ReadersSource):
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> IntArray:
         """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
         return np.full(len(self), self._row_bytes, np.int64)
 
@@ -219,7 +225,7 @@ class ArraysSource(ReadersSource):
         assert isinstance(field, ArrayReader)
         field.read_rows(indices, rows, self.run)
 
-    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+    def gather(self, rows: IntArray, out: AnyArray, run: Map | None = None) -> None:
         """Writes rows of the (first) array into the rows of one array of its dtype.
 
         Args:
@@ -255,7 +261,7 @@ class ArraysSource(ReadersSource):
         field.read_rows(indices, rows, self.run)
         return rows
 
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray) -> list[ByteRanges]:
         return [reader.byte_ranges(indices) for reader in self._readers]
 
     # -- blocks
@@ -264,38 +270,34 @@ class ArraysSource(ReadersSource):
     def cut_nbytes(self) -> int:
         if any(reader.caches_chunks for reader in self._readers):
             return 0
-        return int(self.shape[0]) * self._row_bytes
+        return self.total_bytes
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
-        rows, height = len(self), self._rows_a_block(nbytes)
+    def blocks_of(self, nbytes: int) -> IntArray:
+        rows = len(self)
+        height = self._rows_a_block(nbytes)
         count = -(-rows // height)
         if count > _MOST_BLOCKS:
             raise BudgetError(
                 f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: "
                 "shuffle=True needs no list"
             )
-        sizes = np.full(count, height, np.int64)
-        if count:
-            sizes[-1] = rows - height * (count - 1)
-        return sizes
+        return np.diff(np.append(np.arange(count) * height, rows))
 
     def _rows_a_block(self, nbytes: int) -> int:
         """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a
         chunk, or as many as take `nbytes`.
         """
-        if heights := [reader.height for reader in self._readers if reader.caches_chunks]:
-            return max(heights)
-        long = max(1, nbytes // max(1, self._row_bytes))
-        heights = [reader.height for reader in self._readers if reader.is_chunked]
-        return min([long, *(height for height in heights if height > 1)])
+        cached = [reader.height for reader in self._readers if reader.caches_chunks]
+        if cached:
+            return max(cached)
+        heights = [reader.height for reader in self._readers if 1 < reader.height < len(self)]
+        return min([max(1, nbytes // max(1, self._row_bytes)), *heights])
 
     @property
     def block_nbytes(self) -> int:
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
         cached = [reader for reader in self._readers if reader.caches_chunks]
-        tallest = 1
-        if cached:
-            tallest = self._rows_a_block(0)
+        tallest = max((reader.height for reader in cached), default=1)
         return sum(
             reader.chunks.nbytes * reader.chunks.grid.inner * -(-tallest // reader.height)
             for reader in cached
@@ -307,7 +309,7 @@ class ArraysSource(ReadersSource):
 
     def location(self, index: int) -> str:
         names = " and ".join(filter(None, self._names))
-        return ", ".join([self.path, *([names] if names else []), f"row {index}"])
+        return ", ".join(filter(None, [self.path, names, f"row {index}"]))
 
 
 # -- plain values
@@ -317,14 +319,20 @@ def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
     """A record in plain terms: strings as str (without an encoding bytes), compounds as dicts of
     their fields, arrays of strings as lists; numbers stay.
     """
-    dtype = getattr(record, "dtype", None)
-    if isinstance(record, (bytes, np.bytes_)):
+    if isinstance(record, bytes):
         if encoding is None:
             return bytes(record)
-        return _text(record, encoding)
-    if isinstance(record, str) or dtype is None:
-        if isinstance(record, str):
-            return str(record)
+        try:
+            return bytes(record).decode(encoding)
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its "
+                "encoding=, or encoding=None to get bytes"
+            ) from error
+    if isinstance(record, str):
+        return str(record)
+    dtype = getattr(record, "dtype", None)
+    if dtype is None:
         return record
     if dtype.names is not None:
         return {name: as_value(record[name], encoding) for name in dtype.names}
@@ -337,16 +345,6 @@ def as_value(record: Any, encoding: str | None = "utf-8") -> Any:
     if isinstance(record, np.ndarray):
         return np.require(record, requirements=["C", "A"])
     return record
-
-
-def _text(data: bytes, encoding: str) -> str:
-    try:
-        return bytes(data).decode(encoding)
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"a string is not {encoding.upper()}: {error}: for an HDF5 file pass its encoding=, "
-            "or encoding=None to get bytes"
-        ) from error
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
@@ -142,7 +141,7 @@ class PatchGrid:
         )
 
 
-def padded_places(start: int, extent: int, size: int, how: str) -> npt.NDArray[np.int64]:
+def padded_places(start: int, extent: int, size: int, how: str) -> IntArray:
     """Where along an axis of `size` elements those of a patch come from that begins at `start` and
     may reach beyond the end.
 
@@ -179,7 +178,7 @@ class Volume:
     pad: str
     value: Any
     axes: tuple[int | None, ...]
-    tables: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    tables: Mapping[int, IntArray] = field(default_factory=dict)
 
     def shape(self, patch: Sequence[int]) -> tuple[int, ...]:
         """That of this array's part in a patch."""
@@ -194,7 +193,7 @@ class Volume:
         """
         return tuple(0 if axis is None else corner[axis] for axis in self.axes)
 
-    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[npt.NDArray[np.int64]]:
+    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[IntArray]:
         """Along each axis of this array, which of its elements are in a patch; -1: none is."""
         axes = []
         for axis, extent in zip(self.axes, self.reader.shape, strict=True):
@@ -271,7 +270,7 @@ class PatchSource(ReadersSource):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         corners = [self.grid.corner(index) for index in indices]
-        columns: list[list[npt.NDArray[Any]]] = []
+        columns: list[list[AnyArray]] = []
         for volume in self.volumes:
             shape = volume.shape(self.grid.patch)
             patches = [np.empty(shape, volume.reader.dtype) for _ in indices]
@@ -292,9 +291,7 @@ class PatchSource(ReadersSource):
             self.run,
         )
 
-    def _read_places(
-        self, volume: Volume, axes: Sequence[npt.NDArray[np.int64]], out: npt.NDArray[Any]
-    ) -> None:
+    def _read_places(self, volume: Volume, axes: Sequence[IntArray], out: AnyArray) -> None:
         """A patch whose elements don't lie side by side, taken out of a box that has all of
         them.
         """
@@ -311,7 +308,7 @@ class PatchSource(ReadersSource):
 
     # -- byte ranges
 
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
         located: list[ByteRanges] = []
         for volume in self.volumes:
@@ -334,7 +331,7 @@ class PatchSource(ReadersSource):
 
     # -- the rest
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+    def blocks_of(self, nbytes: int) -> IntArray:
         """Patches along the last axis."""
         lines = [
             np.full(math.prod(counts[:-1]), counts[-1], np.int64)
@@ -395,7 +392,7 @@ class PatchSource(ReadersSource):
         )
 
 
-def _box_of(axes: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]] | None:
+def _box_of(axes: Sequence[IntArray]) -> tuple[list[int], list[int]] | None:
     """Lowest corner and extents of the box that has all of these places along each axis (-1:
     none); None: there are none.
     """

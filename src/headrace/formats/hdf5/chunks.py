@@ -18,8 +18,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -80,10 +80,10 @@ class HDF5Array:
         self._name = name
         self._versions = versions
 
-    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+    def __call__(self, part: tuple[slice, ...]) -> AnyArray:
         return self.read([part])[0]
 
-    def read(self, parts: Sequence[tuple[slice, ...]]) -> list[npt.NDArray[Any]]:
+    def read(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
         """Parts of the dataset, out of files that are compared with their versions."""
         with (
             self._library.reading(self._path) as file,
@@ -327,9 +327,7 @@ def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
     return dataset.fillvalue if dataset.dtype == dtype else None
 
 
-def _counted(
-    dataset: h5py.Dataset, grid: Grid, shown: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[IntArray, IntArray] | None:
     """The chunks that were written: their numbers, sorted, and [3, n] offsets, bytes and skipped
     filters.
 
@@ -368,9 +366,7 @@ def _counted(
 # -- comparison with h5py
 
 
-def _doubt_of(
-    dataset: h5py.Dataset, chunks: DirectChunks, written: npt.NDArray[np.int64]
-) -> str | None:
+def _doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: IntArray) -> str | None:
     """What speaks against the direct path when one chunk, and one at an edge, are read in both
     ways.
 
@@ -380,9 +376,8 @@ def _doubt_of(
     grid = chunks.grid
     if not len(written):
         return None
-    if dataset.file.userblock_size and not _lies_there(dataset, chunks, int(written[0])):
-        return "HDF5 lists its chunks without the file's user block"
-    if not chunks.pipeline:
+    # earlier versions of HDF5 counted offsets from the end of a user block
+    if not chunks.pipeline and not dataset.file.userblock_size:
         return None
     probed = {int(written[0])}
     for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
@@ -396,7 +391,7 @@ def _doubt_of(
     for number in sorted(probed):
         part = grid.part(number)
         problem: Exception | None = None
-        whole: npt.NDArray[Any] | None = None
+        whole: AnyArray | None = None
         try:
             whole = chunks.decode(number, chunks.read([number])[0])
         except TooLongError:  # nor should h5py try that: it makes room for all that comes
@@ -423,20 +418,7 @@ def _doubt_of(
     return None
 
 
-def _lies_there(dataset: h5py.Dataset, chunks: DirectChunks, number: int) -> bool:
-    """True if HDF5 itself reads the same stored bytes of a chunk: earlier versions counted
-    offsets from the end of a user block.
-    """
-    corner = tuple(cut.start for cut in chunks.grid.part(number))
-    _, expected = dataset.id.read_direct_chunk(corner[: len(dataset.shape)])
-    try:
-        stored = chunks.files.read(chunks.byte_ranges(np.array([number])))[0]
-    except FormatError:
-        return False
-    return bytes(stored or b"") == bytes(expected)
-
-
-def _is_sound(chunks: DirectChunks, number: int, expected: npt.NDArray[Any]) -> bool:
+def _is_sound(chunks: DirectChunks, number: int, expected: AnyArray) -> bool:
     """True if what h5py gives of a chunk that can't be decoded here is more than what lay in
     memory, which it gives of damaged ones too.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.packed import (
     CRC,
@@ -156,7 +156,7 @@ class HDF5Source(ArraysSource):
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def _column(self, tree: HDF5Tree, name: str) -> npt.NDArray[Any]:
+    def _column(self, tree: HDF5Tree, name: str) -> AnyArray:
         """An array as a whole, compared with its checksum."""
         column = tree.whole(name)
         expected = self.info.checksums.get(name) if self.info is not None else None
@@ -166,7 +166,7 @@ class HDF5Source(ArraysSource):
             )
         return column
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> AnyArray:
         """A whole array with one row a sample, such as the targets; of targets that are dicts a
         compound, with a field for each column.
 
@@ -174,7 +174,7 @@ class HDF5Source(ArraysSource):
             MissingNameError, FormatError: no such array; another number of rows.
         """
         columns = self._columns_of(name)
-        arrays: dict[str, npt.NDArray[Any]] = {}
+        arrays: dict[str, AnyArray] = {}
         with self._opened.tree(self._file) as tree:
             for one, stored in columns.items():
                 arrays[one] = array = self._column(tree, stored)
@@ -191,7 +191,7 @@ class HDF5Source(ArraysSource):
             rows[one] = array
         return rows
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> AnyArray:
         """An array as a whole, compared with its checksum."""
         with self._opened.tree(self._file) as tree:
             return self._column(tree, name)
@@ -210,7 +210,7 @@ class HDF5Source(ArraysSource):
             return {"": name}
         return {column: target_named(number) for number, (column, _) in enumerate(columns)}
 
-    def ragged(self, name: str) -> tuple[npt.NDArray[Any], IntArray]:
+    def ragged(self, name: str) -> tuple[AnyArray, IntArray]:
         """An array of `RAGGED`, and where the items of each sample begin ([n + 1]).
 
         Raises:
@@ -269,7 +269,7 @@ class HDF5Source(ArraysSource):
             return super().__len__()
         return len(self._offsets.array) - 1
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> IntArray:
         spans = self._spans(slice(None))
         if spans is None:
             return super().sizes()
@@ -289,7 +289,7 @@ class HDF5Source(ArraysSource):
             return None
         return super().array_spec
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+    def blocks_of(self, nbytes: int) -> IntArray:
         spans = self._spans(slice(None))
         if spans is None:
             return super().blocks_of(nbytes)
@@ -313,7 +313,7 @@ class HDF5Source(ArraysSource):
         super().read_into(indices, rows)
         self.check(indices, rows)
 
-    def gather(self, rows: IntArray, out: npt.NDArray[Any], run: Map | None = None) -> None:
+    def gather(self, rows: IntArray, out: AnyArray, run: Map | None = None) -> None:
         super().gather(rows, out, run)
         self.check(rows.tolist(), out)
 
@@ -339,7 +339,7 @@ class HDF5Source(ArraysSource):
             return [image for image, _ in pairs]
         return pairs
 
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray) -> list[ByteRanges]:
         spans = self._spans(indices)
         if spans is None:
             return super()._located(indices)

@@ -13,8 +13,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
 from headrace.formats.arrays.chunks import DirectChunks
 from headrace.formats.arrays.packed import BESIDE, are_targets, info_in
@@ -124,7 +124,7 @@ class HDF5Tree(Tree):
             return rows
         return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> AnyArray:
         dataset = self.dataset(name)
         check_has_values(dataset, f"{self.shown}: {name!r}")
         Versions(dataset, self.path, name, self.opened.hdf5)

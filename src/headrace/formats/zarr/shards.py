@@ -82,13 +82,9 @@ class ArrayFiles(ChunkIndex):
         each = np.stack(places, axis=1).tolist()
         return [start + self._separator.join(map(str, place)) for place in each]
 
-    def read_files(self, numbers: Sequence[int]) -> list[bytes | None]:
-        self.store.check_version(self.name)
-        return self.store.read_files(self._folder, self._names(self._start, numbers))
-
-    def read_files_into(
-        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
-    ) -> list[int]:
+    def read_files(
+        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview] | None = None
+    ) -> list[Any]:
         self.store.check_version(self.name)
         return self.store.read_files(self._folder, self._names(self._start, numbers), buffers)
 
