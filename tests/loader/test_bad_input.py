@@ -8,6 +8,7 @@ Here is what lies between them.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import subprocess
@@ -385,6 +386,7 @@ def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_with_block_ends_the_workers_of_a_held_iterator() -> None:
+    gc.collect()  # tracebacks of errors before hold their iterators
     for workers in (0, 1):
         with create_dataloader(SquareDataset(), batch_size=4, num_workers=workers) as loader:
             held = iter(loader)
