@@ -266,7 +266,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._arguments: dict[str, Any] = {}
         # class and arguments that decide what is held, where they are not its own
         self._held_as: tuple[type, dict[str, Any]] | None = None
-        self._is_settled = False
         self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
         streams = self.loading_mode is LoadingMode.STREAMING
         self.block_memory = BlockMemory(source, streams, self.budget)
@@ -857,7 +856,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """Where the samples lie that all ranks of a machine share. None: each rank has its own."""
         if self._shared == "rank":
             return None
-        if not self._is_settled:
+        if not self._arguments:  # which are known when the constructor is through
             raise ConfigError(
                 "shared='machine': samples are read before the constructor is through, and so "
                 "before it is known what they are"
@@ -1049,7 +1048,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     # -- construction and pickling
 
     def _settle(self) -> None:
-        self._is_settled = True
         self.block_memory.settle()
         self._become_iterable()
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
