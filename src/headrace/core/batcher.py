@@ -88,7 +88,8 @@ class Collating:
         # another may have chosen among them
         self._names_samples = getattr(function, "__module__", "").startswith("headrace.")
         self._seeder: SampleSeeder | None = None
-        self._seconds = 0.0
+        self.seconds = 0.0
+        """What the function has taken since somebody set it to 0."""
 
     @property
     def is_users(self) -> bool:
@@ -98,11 +99,6 @@ class Collating:
     def calls(self, function: Callable[[Any], Any] | None) -> bool:
         """True if that function gets the samples of each batch."""
         return self.function is function and not self._of_one
-
-    def take_seconds(self) -> float:
-        """Seconds that the function has taken since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
     def __call__(self, samples: Any, request: BatchRequest, name_of: NameOf) -> Any:
         """The batch of samples: seed, epoch and step of the request key its random numbers, and
@@ -127,7 +123,7 @@ class Collating:
                 error.naming(name_of if self._names_samples else "sample {} of the batch".format)
             ) from None
         finally:
-            self._seconds += time.perf_counter() - start
+            self.seconds += time.perf_counter() - start
 
     def batch_of(
         self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest

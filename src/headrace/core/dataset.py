@@ -243,7 +243,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             )
         self.seed = int(seed)
         self.return_index = return_index
-        self.targets = as_targets(targets, len(source))
+        self._length = len(source)
+        self.targets = as_targets(targets, self._length)
         self.sample_source: Source = source
         self._decoder = sample_decoder or Decoder()
         self._cache_size = cache_size
@@ -288,6 +289,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._whole = inner._whole
         self._chosen = inner._chosen
         self._held_of = inner._chosen
+        self._length = inner._length
         self.sample_reader = self.sample_reader.another(is_view=inner._chosen is not None)
         parts = classes_of(type(inner))
         self._held_as = inner._held_as or (parts[-1], inner._arguments)
@@ -395,7 +397,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     # -- what users see
 
     def __len__(self) -> int:
-        return len(self.sample_source) if self._chosen is None else len(self._chosen)
+        return self._length
 
     @overload
     def __getitem__(self, index: slice) -> Self: ...
@@ -506,6 +508,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         view.__dict__.update(self.__dict__)
         view._value_source = self.value_source
         view._chosen = self.whole_indices(chosen)
+        view._length = len(chosen)
         if "split_target" in self._overridden and self._whole is None:
             view._whole = self
         view._fingerprint = None

@@ -85,8 +85,9 @@ class WorkerThreads:
 
         helpers = min(self._copying, nbytes // _WORTH) - 1
         others = []
-        if self._pool is not None:
-            others = [self._pool.submit(work) for _ in range(helpers)]
+        for _ in range(helpers):
+            assert self._pool is not None
+            others.append(self._pool.submit(work))
         try:
             work()
         finally:

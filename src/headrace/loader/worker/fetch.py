@@ -166,7 +166,8 @@ class Fetch(Dataset[Any]):
 
     def _count(self, report: dict[str, Any], cpu: float) -> None:
         """Reports the work on a batch, which began at that moment of the CPU."""
-        counts: dict[str, Any] = {"collate_seconds": self._collating.take_seconds()}
+        counts: dict[str, Any] = {"collate_seconds": self._collating.seconds}
+        self._collating.seconds = 0.0
         for dataset in self._inner:
             for name, value in dataset.sample_reader.take_report().items():
                 counts[name] = counts[name] + value if name in counts else value
