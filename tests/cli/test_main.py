@@ -109,7 +109,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "arrays.h5", "out.h5"], 2, "dataset_name: images .*, labels"),
     (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "for images"),
     (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
-    (["pack", "plain.h5", "out.h5", "--unit", "line"], 2, "is no text"),
+    (["pack", "plain.h5", "out.h5", "--unit", "line"], 2, "no text"),
     (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),
 ]
 

@@ -204,31 +204,23 @@ class Contents:
         if how.is_jpeg and read_sizes is None:
             # about: they are known when all are encoded
             sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
-        options = {**plan.info.image, **self.layout_options(plan.chunks)}
-        versions = self._versions(plan)
+        options = dict(plan.info.image)
+        # of the libraries that decide the bytes
+        versions: dict[str, str] = {}
+        is_resized = self._is_image and plan.info.store == "decoded" and _is_encoded(self.dataset)
+        if how.is_jpeg or is_resized:
+            versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
+        if is_resized or how.max_size is not None:
+            versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
+        if plan.chunks is not None:
+            options |= {"compression": plan.compression, "chunks": plan.chunks}
+            if plan.compression is not None:
+                versions |= filter_versions(plan.compression)
         if versions:
             options["versions"] = versions
         if not self.is_stored or (plan.rows.dtype.names and self._has_masks):
             options["rows"] = plan.rows.as_json()
         return Survey(plan.info, sizes, plan.read_sizes if self.is_stored else None, options)
-
-    def layout_options(self, chunks: int | None) -> dict[str, Any]:
-        """What the options of a plan have of chunks."""
-        if chunks is None:
-            return {}
-        return {"compression": self.options.compression, "chunks": chunks}
-
-    def _versions(self, plan: Plan) -> dict[str, str]:
-        """The versions of the libraries that decide the bytes of a pack, by name."""
-        versions: dict[str, str] = {}
-        is_resized = self._is_image and plan.info.store == "decoded" and _is_encoded(self.dataset)
-        if self.options.is_jpeg or is_resized:
-            versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
-        if is_resized or self.options.max_size is not None:
-            versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
-        if plan.compression is not None:
-            versions |= filter_versions(plan.compression)
-        return versions
 
     def packing(self, part: PartFile | None, read_sizes: IntArray | None = None) -> Packing:
         """What is written, and how.
@@ -636,6 +628,7 @@ class Contents:
             ConfigError: samples or targets are no arrays, or not alike; the message names one.
             BudgetError: the targets of all samples don't fit memory.
         """
+        budget = self.dataset.budget
         spool = None if part is None else Spool(part)
         samples = _Alike(_SAMPLES, 1)
         targets = _Alike("targets one dtype and one shape", 0)
@@ -660,8 +653,15 @@ class Contents:
             if spool is not None:
                 spool.append(bytes_of(row))
             if target is not None:
-                if not targets.lengths:
-                    self._check_room(target)
+                nbytes = target.nbytes * len(self.dataset)
+                if not targets.lengths and not budget.fits(nbytes):
+                    raise BudgetError(
+                        f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, "
+                        f"and {format_size(budget.available)} of memory are available, where "
+                        "targets lie, also when the pack is read: make large ones part of the "
+                        "samples, such as {'image': ..., 'labels': ...} in decode or __getitem__, "
+                        "or raise max_memory_usage"
+                    )
                 targets.add(f"the target of sample {number}", target)
                 target_bytes.extend(target.tobytes())
 
@@ -669,17 +669,6 @@ class Contents:
         contents = self.without(left_out)
         plan = laid_out(contents._values_plan(samples, targets, target_bytes), self.options)
         return Packing(plan, (lambda group: []) if spool is None else spool.reader(), left_out)
-
-    def _check_room(self, target: Column) -> None:
-        nbytes = target.nbytes * len(self.dataset)
-        if not self.dataset.budget.fits(nbytes):
-            raise BudgetError(
-                f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, and "
-                f"{format_size(self.dataset.budget.available)} of memory are available, where "
-                "targets lie, also when the pack is read: make large ones part of the samples, "
-                "such as {'image': ..., 'labels': ...} in decode or __getitem__, or raise "
-                "max_memory_usage"
-            )
 
     def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
         """The plan for exactly these samples."""
