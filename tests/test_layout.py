@@ -55,7 +55,7 @@ INSIDE = {
     "datasets/image": """
         pixels augment labels coco decoder columns image
     """,
-    "datasets/text": "decoders chats passes opening text",
+    "datasets/text": "decoders chats passes text",
     "packing": "options part plan contents texts hdf5 destination parts verify run",
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
