@@ -107,7 +107,7 @@ def test_collate_errors_number_samples_as_the_user_does(loader_of: Any) -> None:
 # -- indices
 
 
-def test_an_index_out_of_range_names_sampler_index_and_length(loader_of: Any) -> None:
+def test_an_index_out_of_range_names_index_and_length(loader_of: Any) -> None:
     for make in (
         SquareDataset,
         lambda: SquareDataset(loading_mode="eager", progress=False),
@@ -121,11 +121,11 @@ def test_an_index_out_of_range_names_sampler_index_and_length(loader_of: Any) ->
     ):
         dataset: Any = make()
         for index in (42, -43):
-            message = rf" list gave index {index}, .*{type(dataset).__name__} has 42 samples"
-            with pytest.raises(IndexError, match=f"^sampler{message}") as raised:
+            message = rf"sampler, gave index {index}, .*{type(dataset).__name__} has 42 samples"
+            with pytest.raises(IndexError, match=message) as raised:
                 list(loader_of(dataset, sampler=[1, 2, 3, 4, 5, index]))
             assert "batch 1" in raised.value.__notes__[0]
-            with pytest.raises(IndexError, match=f"^batch_sampler{message}"):
+            with pytest.raises(IndexError, match=message):
                 list(loader_of(dataset, batch_sampler=[[1, 2], [index]]))
 
 
@@ -337,7 +337,7 @@ def test_a_class_in_place_of_an_instance() -> None:
         ("sampler", RandomSampler),
         ("batch_sampler", RandomSampler),
     ):
-        with pytest.raises(ConfigError, match=rf"{name} .*{cls.__name__}\("):
+        with pytest.raises(ConfigError, match=rf"{name} .*class {cls.__name__}"):
             create_dataloader(SquareDataset(), **{name: cls})
 
 

@@ -371,25 +371,20 @@ def _statistics(
                 f"statistics must be one of {names}, not {statistics!r:.60}; or pass mean= and std="
             )
         return (*STATISTICS[statistics], True)
-    both: list[tuple[float, ...]] = []
-    for name, given in (("mean", mean), ("std", std)):
+    numbers: list[tuple[float, ...]] = []
+    for given in (mean, std):
         try:
-            numbers = np.asarray(given, np.float64).reshape(-1)
+            numbers.append(tuple(np.asarray(given, np.float64).reshape(-1).tolist()))
         except (TypeError, ValueError):
-            numbers = np.empty(0)
-        least = numbers.min(initial=1)
-        is_sound = least >= 0 and numbers.max(initial=0) <= 1 and (least > 0 or name == "mean")
-        if not numbers.size or not is_sound:
-            raise ConfigError(
-                f"{name} must hold numbers from 0 to 1 (std: above 0), of pixels in [0, 1], not "
-                f"{given!r}: divide those of 0..255 by 255, and pass mean= and std= together"
-            )
-        both.append(tuple(numbers.tolist()))
-    means, stds = both
-    if len(means) != len(stds):
+            numbers.append(())
+    means, stds = numbers
+    is_sound = len(means) == len(stds) > 0
+    is_sound &= all(0 <= number <= 1 for number in means)
+    if not is_sound or not all(0 < number <= 1 for number in stds):
         raise ConfigError(
-            f"mean has {len(means)} numbers and std has {len(stds)}: pass one of each for every "
-            "channel"
+            "mean and std must hold a number from 0 to 1 (std: above 0) for every channel, or one "
+            f"for all, of pixels in [0, 1], not mean={mean!r}, std={std!r}: divide those of 0..255 "
+            "by 255"
         )
     return means, stds, False
 

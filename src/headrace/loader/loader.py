@@ -303,10 +303,8 @@ class Loader(DataLoader[B]):
             return FetchIterable(
                 dataset, ring, batch_size=size, drop_last=config.drop_last, **common
             )
-        if isinstance(self._plan, SamplerPlan):
-            return Fetch(dataset, ring, origin=self._plan.origin, **common)
         is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
-        batches = self._plan if is_streaming else None
+        batches = self._plan if is_streaming and isinstance(self._plan, RankBatches) else None
         return Fetch(dataset, ring, batches=batches, stride=max(1, workers), **common)
 
     def _states_of_next_epoch(self, states: States) -> States:

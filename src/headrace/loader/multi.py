@@ -14,7 +14,6 @@ NOTE [ passes ]
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,9 +139,9 @@ def whole_weights(
         ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
     """
     named = weights
-    if isinstance(weights, Sequence) and not isinstance(weights, str):
-        named = dict(zip(names, weights, strict=False))
-    if not isinstance(named, Mapping) or set(named) != set(names) or len(weights) != len(names):
+    if isinstance(weights, Sequence) and len(weights) == len(names):
+        named = dict(zip(names, weights, strict=True))
+    if not isinstance(named, Mapping) or set(named) != set(names):
         raise ConfigError(
             f"weights must be a dict or a list of one number for each of {list(names)}, not "
             f"{weights!r}"
@@ -150,14 +149,15 @@ def whole_weights(
     fractions = []
     for name in names:
         weight: Any = named[name]
-        value = -1.0
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            value = float(weight)
-        if not 0 <= value < math.inf or isinstance(weight, (bool, str)):
+        try:
+            fraction = Fraction(repr(float(weight)))
+        except (TypeError, ValueError, OverflowError):  # infinity too
+            fraction = Fraction(-1)
+        if fraction < 0 or isinstance(weight, (bool, str)):
             raise ConfigError(
                 f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}"
             )
-        fractions.append(Fraction(repr(value)))
+        fractions.append(fraction)
     if not any(fractions):
         raise ConfigError("weights: at least one must be above 0")
     scale = math.lcm(*(fraction.denominator for fraction in fractions))

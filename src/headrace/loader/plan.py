@@ -53,7 +53,6 @@ class SamplerPlan:
         self._source: Any = getattr(config, self._kind)
         self._size = 1 if self._makes_batches else config.batch_size or 1  # of what it counts
         self._seeder = SampleSeeder(self._source)
-        self.origin: str = f"{self._kind} {type(self._source).__name__}"
         # by epoch and position; where the epoch began, and of batches that are on their way
         self._states: dict[tuple[int, int], dict[str, Any] | None] = {}
         # the sampler's state at the end of an epoch, with which the next one begins; and whether it

@@ -135,7 +135,8 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
 
 def is_stateful(part: Any) -> bool:
     """True if it has a state of its own, as torchdata's StatefulDataLoader understands it."""
-    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+    load = getattr(part, "load_state_dict", None)
+    return callable(load) and callable(getattr(part, "state_dict", None))
 
 
 def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:

@@ -56,7 +56,6 @@ class Fetch(Dataset[Any]):
             collate function.
         batches: those that a streaming dataset is to prefetch.
         stride: batches between two requests of one worker.
-        origin: what an error calls the origin of the indices.
         pixels: makes batches whose images a device normalises; None: they are made as they are to
             be.
     """
@@ -68,7 +67,6 @@ class Fetch(Dataset[Any]):
         collating: Collating,
         batches: RankBatches | None = None,
         stride: int = 1,
-        origin: str = "the order",
         pixels: DevicePixels | None = None,
     ) -> None:
         self.dataset = dataset
@@ -76,7 +74,6 @@ class Fetch(Dataset[Any]):
         self._collating = collating
         self._batches = batches
         self._stride = stride
-        self._origin = origin
         self._pixels = pixels
         self._inner = inner_datasets(dataset)
         self._batcher: Batcher | None = None  # of a foreign dataset
@@ -150,14 +147,15 @@ class Fetch(Dataset[Any]):
         return made
 
     def _failure(self, error: Exception, request: BatchRequest) -> Any:
-        """An error as it is delivered. That of an index names where the index came from."""
+        """An error as it is delivered. That of an index names the indices that there are."""
         if isinstance(error, IndexError):
             n = length_of(self.dataset)
             for index in request:
                 if n is not None and isinstance(index, int) and not -n <= index < n:
                     wrong = IndexError(
-                        f"{self._origin} gave index {index}, and {type(self.dataset).__name__} has "
-                        f"{n} samples: indices must lie in [0, {n}), or in [{-n}, 0) from the end"
+                        f"the order, or the sampler, gave index {index}, and "
+                        f"{type(self.dataset).__name__} has {n} samples: indices must lie in "
+                        f"[0, {n}), or in [{-n}, 0) from the end"
                     )
                     wrong.__cause__ = error
                     error = wrong
