@@ -139,14 +139,6 @@ class Tree(ABC):
         """
         return as_text(self.whole(name), f"{self.shown}: {name!r}")
 
-    def nbytes(self, name: str) -> int:
-        """Bytes of an array, of elements of any size at least."""
-        dtype = self.dtype(name)
-        itemsize = 1
-        if not dtype.hasobject:
-            itemsize = dtype.itemsize
-        return math.prod(self.shape(name)) * itemsize
-
     def described(self, name: str) -> str:
         """Dtype and shape of an array in messages."""
         return f"{self.dtype(name)} {list(self.shape(name))}"
@@ -161,7 +153,10 @@ class Tree(ABC):
         column = Column(name, "")
         try:
             column.sample = self.described(name)
-            column.total = self.nbytes(name)
+            dtype = self.dtype(name)
+            # of elements of any size at least
+            itemsize = 1 if dtype.hasobject else dtype.itemsize
+            column.total = math.prod(self.shape(name)) * itemsize
             if self.shape(name) and not self.opened.files.is_remote:
                 column = replace(self.reader(name).describe(name), sample=column.sample)
         except (HeadraceError, OSError, TypeError, ValueError) as error:

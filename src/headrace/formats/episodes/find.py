@@ -266,7 +266,6 @@ class _Finder:
         """A static value: of an array, or of an attribute of the episode."""
         name = join(group, key)
         if tree.is_array(name):
-            _check_static(key, tree.nbytes(name))
             return tree.whole(name)[()]
         attributes = tree.attrs(group)
         if key in attributes:
@@ -302,7 +301,6 @@ class _Finder:
                     f"{tree.shown}: {name!r} has shape {list(shape)}, and static= takes arrays "
                     f"with one value for each of {len(ends):,} episodes"
                 )
-            _check_static(name, tree.nbytes(name))
             static[name] = tree.column(name)
         names = [f"episode_{number}" for number in range(len(ends))]
         firsts = [0, *ends.tolist()]
@@ -541,17 +539,13 @@ def _arrays(
 def _stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
     """Static values: numbers of one shape in one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
-    _check_static(name, sum(array.nbytes for array in arrays))
-    specs = {(array.shape, array.dtype) for array in arrays}
-    if len(specs) == 1 and arrays[0].dtype.kind in "biufc":
-        return SharedArray(np.stack(arrays))
-    return list(values)
-
-
-def _check_static(name: str, nbytes: int) -> None:
-    """Raises a BudgetError if static values take too many bytes."""
+    nbytes = sum(array.nbytes for array in arrays)
     if nbytes > _STATIC_BYTES:
         raise BudgetError(
             f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static "
             "values are small; name large arrays as keys="
         )
+    specs = {(array.shape, array.dtype) for array in arrays}
+    if len(specs) == 1 and arrays[0].dtype.kind in "biufc":
+        return SharedArray(np.stack(arrays))
+    return list(values)

@@ -41,8 +41,6 @@ from headrace.io.remote_files import RemoteFiles, below
 V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V3_NODE = ".zarray", ".zgroup", ".zattrs", "zarr.json"
 V2_ALL = ".zmetadata"
 NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
-LARGEST = 64 << 20
-"""Bytes of a metadata file, beyond which it is none."""
 _OF_A_NODE = (*NODE_FILES, V2_ATTRIBUTES)
 
 
@@ -86,7 +84,7 @@ class Store(ABC):
         """Where the contents of files lie; those that are missing were never written.
 
         Raises:
-            FormatError: the file is damaged, or a folder lies there.
+            FormatError: the file is damaged.
             FileChangedError: a local file was changed after the store was opened.
         """
 
@@ -251,8 +249,6 @@ class ZarrFolder(Store):
     def read(self, key: str) -> bytes | None:
         path = self.path_of(key)
         try:
-            if os.path.getsize(path) > LARGEST:
-                raise FormatError(f"{redact(path)} is too large to be metadata")
             if key not in self._inodes:
                 self._inodes[key] = self.files.version(path).inode
                 self.note_last(key)

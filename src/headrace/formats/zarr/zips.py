@@ -22,7 +22,6 @@ from isal import isal_zlib
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.zarr.stores import (
-    LARGEST,
     NODE_FILES,
     V2_ALL,
     V2_ATTRIBUTES,
@@ -57,8 +56,8 @@ class ZarrZip(Store):
         self._numbers = {info.filename: number for number, info in enumerate(infos)}
         self._begins = _begins(files, path, infos, start_dir)
         self._stops = self._begins + np.array([info.compress_size for info in infos], np.int64)
-        self._checksums = [info.CRC for info in infos]
-        self._checksum_at = dict(zip(self._begins.tolist(), self._checksums, strict=True))
+        checksums = [info.CRC for info in infos]
+        self._checksum_at = dict(zip(self._begins.tolist(), checksums, strict=True))
         self._is_deflated = [info.compress_type != zipfile.ZIP_STORED for info in infos]
         self.is_stored: bool = not any(self._is_deflated)
         try:
@@ -85,10 +84,10 @@ class ZarrZip(Store):
             if self._is_deflated[number]:
                 with contextlib.suppress(zlib.error):
                     content = zlib.decompress(content, -zlib.MAX_WBITS)
-            if isal_zlib.crc32(content) != self._checksums[number]:
-                raise FormatError(
-                    f"{redact(self.path)}: {name!r} has a wrong checksum (zip), the file is damaged"
-                )
+            try:
+                self.check_content(int(self._begins[number]), content)
+            except FormatError as error:
+                raise FormatError(f"{redact(self.path)}: {name!r}: {error}") from None
             contents.append(content)
         return contents
 
@@ -137,8 +136,6 @@ def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
                 f"{redact(path)}: {info.filename} is compressed by method {info.compress_type}, "
                 "which is not supported: store the files as they are"
             )
-        if info.filename.rpartition("/")[2] in _METADATA and info.file_size > LARGEST:
-            raise FormatError(f"{redact(path)}: {info.filename} is too large to be metadata")
     return infos, start_dir
 
 
