@@ -403,11 +403,7 @@ class JointDecoder(ImageDecoder):
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
         drawn = self.draw(value)
-        return self.shown(value, drawn), self.target_of(target, drawn)
-
-    def target_of(self, target: Any, drawn: Drawn | None) -> Any:
-        """The target that a user gets, by the draws for its image."""
-        return target
+        return self.shown(value, drawn), self.placed(target, drawn)
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
         size = self.crop_size or self.image_size
@@ -455,14 +451,17 @@ class MaskDecoder(JointDecoder):
     def _target_row(self, size: tuple[int, int]) -> ArraySpec:
         return ArraySpec(size, np.dtype(np.int64))
 
-    def target_of(self, target: Mask, drawn: Drawn | None) -> Any:
-        mask = cut_mask(target, drawn, self.crop_size)
+    def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
+        return cut_mask(target, drawn, self.crop_size)
+
+    def to_pair(self, value: Any, target: Mask) -> tuple[Any, Any]:
+        image, mask = super().to_pair(value, target)
         if self.is_joint and self.transformed:
             if self.transform_input == "pil":
-                return mask_image(mask)
+                return image, mask_image(mask)
             if self.transform_input == "numpy":
-                return np.array(mask)
-        return torch.from_numpy(mask.astype(np.int64))
+                return image, np.array(mask)
+        return image, torch.from_numpy(mask.astype(np.int64))
 
     def sample_nbytes(self) -> int | None:
         nbytes = super().sample_nbytes()
@@ -568,7 +567,7 @@ class BoxDecoder(JointDecoder):
         assert isinstance(targets, CocoTargets)
         return value, (targets.objects(index), targets.size_of(index, shape), shape)
 
-    def target_of(
+    def placed(
         self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
     ) -> dict[str, Any]:
         """The objects where they are in the input."""

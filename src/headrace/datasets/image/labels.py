@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import glob
 import io
 import json
 import os
@@ -271,14 +270,10 @@ def names_masks(targets: Any) -> bool:
     if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
         return False
     path = os.path.expanduser(os.fsdecode(targets))
-    if is_url(path):
-        return not named_part(path).lower().endswith(TABLE_ENDINGS)
-    is_pattern = glob.has_magic(path) or "{" in path
-    return (
-        os.path.isdir(path)
-        or path.lower().endswith((*EXTENSIONS, "/"))
-        or (is_pattern and not os.path.exists(path))
-    )
+    name = named_part(path).lower()
+    if os.path.isfile(path):
+        return name.endswith(EXTENSIONS)
+    return os.path.isdir(path) or not name.endswith(TABLE_ENDINGS)
 
 
 def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
