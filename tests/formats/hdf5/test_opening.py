@@ -131,6 +131,7 @@ def test_a_disk_that_fails_is_no_damage_of_a_file(
     monkeypatch.setattr(h5py, "File", type("File", (opened,), {"__init__": fail}))
     with pytest.raises(AccessError, match=rf"a\.h5.*{text}"):
         HDF5Dataset(path)
+    monkeypatch.undo()
     for name, content in (("a netCDF-3 file.nc", b"CDF\x01" + bytes(28)), ("words.h5", b"words")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(FormatError, match=name):

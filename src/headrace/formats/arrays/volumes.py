@@ -60,12 +60,10 @@ class PatchGrid:
         edges: str = "drop",
         boxes: Sequence[Box] | None = None,
     ) -> None:
-        self.shape, self.patch, self.stride, self.edges = (
-            tuple(shape),
-            tuple(patch),
-            tuple(stride),
-            edges,
-        )
+        self.shape = tuple(shape)
+        self.patch = tuple(patch)
+        self.stride = tuple(stride)
+        self.edges = edges
         if edges not in EDGES:
             raise ConfigError(f"edges must be one of {', '.join(map(repr, EDGES))}, not {edges!r}")
         for name, extents in (("patch_shape", self.patch), ("stride", self.stride)):
@@ -120,18 +118,13 @@ class PatchGrid:
     def corner(self, index: int) -> tuple[int, ...]:
         """The lowest corner of a patch."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        box, first = self.boxes[number], int(self._ends[number - 1]) if number else 0
+        box = self.boxes[number]
+        first = int(self._ends[number - 1]) if number else 0
         places = np.unravel_index(index - first, self.counts[number])
-        corner = [
-            a + int(place) * stride
-            for a, place, stride in zip(box.start, places, self.stride, strict=True)
-        ]
+        corner = np.multiply(places, self.stride) + box.start
         if self.edges == "shift":
-            corner = [
-                min(c, stop - patch)
-                for c, stop, patch in zip(corner, box.stop, self.patch, strict=True)
-            ]
-        return tuple(corner)
+            corner = np.minimum(corner, np.subtract(box.stop, self.patch))
+        return tuple(corner.tolist())
 
     def reaches_beyond(self, corner: Sequence[int]) -> bool:
         """True if the patch at a corner ends outside of the volume."""
@@ -188,13 +181,15 @@ class Volume:
         )
 
     def corner(self, corner: Sequence[int]) -> tuple[int, ...]:
-        """Where in this array a patch begins that lies inside of it; for an array without
-        tables.
-        """
+        """Where in this array a patch begins that lies inside of it, side by side."""
         return tuple(0 if axis is None else corner[axis] for axis in self.axes)
 
-    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[IntArray]:
-        """Along each axis of this array, which of its elements are in a patch; -1: none is."""
+    def places(self, corner: Sequence[int], grid: PatchGrid) -> list[IntArray] | None:
+        """Along each axis of this array, which of its elements are in a patch; -1: none is. None:
+        they lie side by side, from `corner` on.
+        """
+        if not self.tables and not grid.reaches_beyond(corner):
+            return None
         axes = []
         for axis, extent in zip(self.axes, self.reader.shape, strict=True):
             if axis is None:
@@ -210,9 +205,9 @@ class Volume:
         if axis not in self.tables:
             return patch
         covered = self.tables[axis][self.tables[axis] >= 0]
-        if len(covered) <= patch:
-            return int(covered[-1] - covered[0]) + 1 if len(covered) else 1
-        return int((covered[patch - 1 :] - covered[: len(covered) - patch + 1]).max()) + 1
+        width = min(patch, len(covered))
+        spans = covered[width - 1 :] - covered[: len(covered) - width + 1]
+        return int(spans.max(initial=0)) + 1
 
 
 class PatchSource(ReadersSource):
@@ -237,14 +232,10 @@ class PatchSource(ReadersSource):
 
     def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
         """Bytes of a sample, the first volume's patch being cast to a dtype."""
-        kinds = [
-            volume.reader.dtype if number or dtype is None else dtype
-            for number, volume in enumerate(self.volumes)
-        ]
-        return sum(
-            math.prod(volume.shape(self.grid.patch)) * kind.itemsize
-            for volume, kind in zip(self.volumes, kinds, strict=True)
-        )
+        kinds = [volume.reader.dtype for volume in self.volumes]
+        kinds[0] = dtype or kinds[0]
+        sizes = [math.prod(volume.shape(self.grid.patch)) for volume in self.volumes]
+        return sum(size * kind.itemsize for size, kind in zip(sizes, kinds, strict=True))
 
     @property
     def patches_are(self) -> str:
@@ -281,10 +272,11 @@ class PatchSource(ReadersSource):
     def _read_volume(self, volume: Volume, corners: Sequence[tuple[int, ...]], outs: Rows) -> None:
         plain: list[int] = []
         for number, corner in enumerate(corners):
-            if volume.tables or self.grid.reaches_beyond(corner):
-                self._read_places(volume, volume.places(corner, self.grid), outs[number])
-            else:
+            axes = volume.places(corner, self.grid)
+            if axes is None:
                 plain.append(number)
+            else:
+                self._read_places(volume, axes, outs[number])
         volume.reader.read_boxes(
             [volume.corner(corners[number]) for number in plain],
             [outs[number] for number in plain],
@@ -312,17 +304,17 @@ class PatchSource(ReadersSource):
         corners = [self.grid.corner(index) for index in indices.tolist()]
         located: list[ByteRanges] = []
         for volume in self.volumes:
-            boxes = [self._box(volume, corner) for corner in corners]
-            located.append(volume.reader.box_ranges([box for box in boxes if box is not None]))
+            boxes: list[tuple[Sequence[int], Sequence[int]]] = []
+            for corner in corners:
+                axes = volume.places(corner, self.grid)
+                if axes is None:
+                    boxes.append((volume.corner(corner), volume.shape(self.grid.patch)))
+                    continue
+                box = _box_of(axes)
+                if box is not None:
+                    boxes.append(box)
+            located.append(volume.reader.box_ranges(boxes))
         return located
-
-    def _box(
-        self, volume: Volume, corner: tuple[int, ...]
-    ) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Lowest corner and extents of what a patch needs of an array; None: nothing."""
-        if volume.tables or self.grid.reaches_beyond(corner):
-            return _box_of(volume.places(corner, self.grid))
-        return volume.corner(corner), volume.shape(self.grid.patch)
 
     @property
     def stored_nbytes(self) -> int:
@@ -333,12 +325,9 @@ class PatchSource(ReadersSource):
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Patches along the last axis."""
-        lines = [
-            np.full(math.prod(counts[:-1]), counts[-1], np.int64)
-            for counts in self.grid.counts
-            if math.prod(counts)
-        ]
-        return np.concatenate(lines) if lines else np.zeros(0, np.int64)
+        lines = [math.prod(counts[:-1]) for counts in self.grid.counts]
+        sizes = np.repeat([counts[-1] for counts in self.grid.counts], lines).astype(np.int64)
+        return sizes[sizes > 0]
 
     @property
     def block_nbytes(self) -> int:
@@ -348,7 +337,8 @@ class PatchSource(ReadersSource):
 
     def _line_nbytes(self, volume: Volume) -> int:
         """Bytes of the decoded chunks that patches along the last axis are in, at most."""
-        grid, chunks = volume.reader.chunks.grid, 1
+        grid = volume.reader.chunks.grid
+        chunks = 1
         for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
             if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
                 chunks *= count

@@ -31,6 +31,8 @@ from headrace.io.paths import listed_names, redact
 _LINKS = 1000
 _DEPTH = 32
 """Files that links, or virtual datasets, lead through."""
+_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""What netCDF files begin with that are no HDF5 files."""
 _CAN_NOT_LOCK = "unable to lock file"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
@@ -189,8 +191,17 @@ class HDF5Files:
 
 def not_whole(path: str, error: OSError) -> FormatError:
     """The error of what h5py can't open."""
+    shown = redact(path)
+    if os.path.isfile(path):
+        with open(path, "rb", buffering=0) as file:
+            if file.read(4) in _CLASSIC:
+                return FormatError(
+                    f"{shown} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by "
+                    "nccopy -k nc4 or xarray"
+                )
     return FormatError(
-        f"{redact(path)} is no HDF5 file, or not a whole one: {' '.join(str(error).split())}"
+        f"{shown} is no HDF5 file, or not a whole one ({' '.join(str(error).split())}): it is "
+        "damaged, or a server's page: fetch it again"
     )
 
 

@@ -15,14 +15,14 @@ import h5py
 import numpy as np
 
 from headrace.dtypes import AnyArray
-from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
+from headrace.errors import FileChangedError, HeadraceError, RemoteError, warn
 from headrace.formats.arrays.chunks import DirectChunks
 from headrace.formats.arrays.packed import BESIDE, are_targets, info_in
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.chunks import ObjectRows, is_as_stored, place_of, rows_of
 from headrace.formats.hdf5.files import HDF5Files, Versions, check_has_values, dataset_names
-from headrace.formats.hdf5.kind import HDF5, is_hdf5
+from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.remote import RemoteHDF5
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import DataPath, resolve
@@ -34,8 +34,6 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 _COLUMN_BYTES = 64 << 20
-_CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
-"""What netCDF files begin with that are no HDF5 files."""
 
 
 class OpenHDF5(OpenArrays[h5py.File]):
@@ -214,29 +212,9 @@ def open_files(
     Raises:
         ConfigError, DataNotFoundError, AccessError, RemoteError: see
             `headrace.formats.resolve.resolver.resolve`.
-        FormatError: one of them is no HDF5 file.
     """
     files = resolve(data_path, HDF5, options)
-    paths = files.urls()
-    opened = OpenHDF5(files.server, direct=direct)
-    for path in [] if files.is_remote else paths:
-        if is_hdf5(path):
-            continue
-        shown = redact(path)
-        if os.access(path, os.R_OK):
-            with open(path, "rb", buffering=0) as file:
-                is_classic = file.read(4) in _CLASSIC
-            if is_classic:
-                raise FormatError(
-                    f"{shown} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by "
-                    "nccopy -k nc4 or xarray"
-                )
-            raise FormatError(
-                f"{shown} is no HDF5 file, whatever its name says: it is damaged, or a server's "
-                "page: fetch it again"
-            )
-        opened.hdf5.open(path)  # says what is wrong
-    return paths, opened
+    return files.urls(), OpenHDF5(files.server, direct=direct)
 
 
 # -- the index of a remote file
