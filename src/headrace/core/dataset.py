@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer, checks_keywords
 from headrace.core.ahead import WINDOW, Ahead
-from headrace.core.decoder import Chain, Decoder, JointChain, Overriding, chained
+from headrace.core.decoder import Decoder, Overriding, chained
 from headrace.core.held import BlockMemory, Held, MachineShare, cached, eager
 from headrace.core.options import (
     JointTransform,
@@ -529,14 +529,14 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             ConfigError: it is neither a callable nor a list of callables.
         """
         view = self.subset(np.arange(len(self)))
+        rest: Any
         view._decoder, rest = self._with_transform(transform)
         given = [] if transform is None else transform
         if self.transforms is None and self._arguments.get("transforms") is None:
             view.transform = rest
             view._arguments = {**self._arguments, "transform": given}
         else:
-            joint: Any = JointChain(rest.steps) if isinstance(rest, Chain) else rest
-            view.transforms = joint
+            view.transforms = rest
             view._arguments = {**self._arguments, "transforms": given}
         return view
 

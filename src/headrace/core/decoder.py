@@ -273,32 +273,26 @@ def plain_target(target: Any) -> Any:
 
 
 class Chain:
-    """Callables, one after the other."""
+    """Callables, one after the other: of an input, or of input and target."""
 
     def __init__(self, steps: Iterable[Callable[..., Any]]) -> None:
         self.steps = list(steps)
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: Any, *target: Any) -> Any:
         for step in self.steps:
-            value = step(value)
-        return value
+            if target:
+                value, *target = step(value, *target)
+            else:
+                value = step(value)
+        return (value, *target) if target else value
 
     def __repr__(self) -> str:
         return repr(self.steps)
 
 
-class JointChain(Chain):
-    """Callables of input and target, one after the other."""
-
-    def __call__(self, value: Any, target: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        for step in self.steps:
-            value, target = step(value, target)
-        return value, target
-
-
 def chained(transform: Any, name: str = "transform") -> Any:
     """A callable, or a list or tuple of these, as one callable; None where there is none. (`name`:
-    of the argument, for messages; those of "transforms" get input and target.)
+    of the argument, for messages.)
 
     Raises:
         ConfigError: it is something else.
@@ -316,4 +310,4 @@ def chained(transform: Any, name: str = "transform") -> Any:
         return None
     if len(steps) == 1:
         return steps[0]
-    return JointChain(steps) if name == "transforms" else Chain(steps)
+    return Chain(steps)

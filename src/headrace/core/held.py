@@ -412,24 +412,18 @@ def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[
     """Values spread over the dataset, and the bytes of all that follow from them."""
     spread = np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers)))
     picked = [numbers[place] for place in distinct(spread.astype(int)).tolist()]
-    first = dict(zip(picked[:1], load(picked[:1]), strict=True)) if picked else {}
-    nbytes = _nbytes_of(first)
-    # the first one says how many may be read at once
-    more = picked[1 : 1 + available // nbytes] if nbytes else picked[1:]
-    if more:
-        first.update(zip(more, load(more), strict=True))
-    sound = sum(not isinstance(value, SampleError) for value in first.values())
-    mean = _nbytes_of(first) / max(1, sound)
-    return first, int(mean * len(numbers) * 1.05) + (1 << 20)
-
-
-def _nbytes_of(values: dict[int, Any]) -> int:
-    """Bytes that a store takes for values."""
-    return sum(
-        SampleStore.nbytes_of(value)
-        for value in values.values()
-        if not isinstance(value, SampleError)
-    )
+    values: list[Any] = []
+    nbytes = count = 0
+    for part in (picked[:1], picked[1:]):
+        if nbytes:  # the first one says how many may be read at once
+            part = part[: available // nbytes]
+        made = load(part) if part else []
+        values += made
+        sound = [value for value in made if not isinstance(value, SampleError)]
+        nbytes += sum(map(SampleStore.nbytes_of, sound))
+        count += len(sound)
+    total = nbytes / max(1, count) * len(numbers)
+    return dict(zip(picked, values, strict=False)), int(total * 1.05) + (1 << 20)
 
 
 # -- blocks

@@ -16,7 +16,6 @@ from headrace.arguments import check_integer
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
-from headrace.sorting import distinct
 
 
 def split_parts(
@@ -78,10 +77,13 @@ def _parts(
     seed = check_integer("seed", seed)
     order = permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT))
     labels = np.zeros(n, np.int64)
+    grouped = ""
     if stratify is not None:
         labels = _codes(stratify, n, "stratify")
     if groups is not None:
-        part_of = _grouped(order, ends, _codes(groups, n, "groups"), labels)
+        members = _codes(groups, n, "groups")
+        part_of = _grouped(order, ends, members, labels)
+        grouped = f" in {members.max(initial=-1) + 1:,} groups"
     else:
         cuts = [round(n * end) for end in ends]
         parts_in_order = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
@@ -93,9 +95,6 @@ def _parts(
     parts = [np.flatnonzero(part_of == part) for part in range(len(ends))]
     for number, part in enumerate(parts):
         if n and not len(part):
-            grouped = ""
-            if groups is not None:
-                grouped = f" in {len(distinct(_codes(groups, n, 'groups'))):,} groups"
             raise ConfigError(
                 f"{call} of {n:,} samples{grouped} leaves none for part {number}: use other "
                 "fractions, or fewer parts"
