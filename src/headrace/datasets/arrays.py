@@ -153,13 +153,10 @@ def joined_rows(
     for name, of_name in first.dtypes.items():
         field = long_doubles_in(of_name)
         if field or (field == "" and cast_to is None):
-            what = f"{name!r}, field {field!r}," if field else repr(name) if name else "it"
-            remedy = 'pass dtype="float64" (or "complex128"), which keeps 15 digits'
-            if field:
-                remedy = "convert that field"
+            where = repr(name) if name else "it"
             raise FormatError(
-                f"{first.path}: {what} holds long doubles ({of_name}), which torch does not have: "
-                f"{remedy}"
+                f"{first.path}: {where} holds long doubles ({of_name}), which torch does not have: "
+                'pass dtype="float64" (or "complex128"), which keeps 15 digits; or convert fields'
             )
     source: Any = first if len(sources) == 1 else ConcatSource(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
@@ -175,10 +172,11 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     names = dataset_name
     if names is not None and not isinstance(names, str):
         names = tuple(names)
-    if isinstance(names, tuple) and not (names and all(isinstance(name, str) for name in names)):
-        raise ConfigError(
-            f"dataset_name must be the name of an array, or a list of such, not {dataset_name!r}"
-        )
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                "dataset_name must be the name of an array, or a list of such, not "
+                f"{dataset_name!r}"
+            )
     if not (target_name is None or isinstance(target_name, str)):
         raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
     return names  # type: ignore[no-any-return]
@@ -477,10 +475,21 @@ class ZarrDataset(ArrayDataset):
         source: Any
         targets: Any = None
         if patch_shape is not None:
+            kinds: list[str] = []
             for array in arrays:
                 patches = patch_source(array, target_name, patch_shape, stride, edges, pad, boxes)
                 self._volumes.append((patches, array))
-            source = _joined_volumes(self._volumes)
+                kinds.append(patches.patches_are)
+                if array.image is not None:
+                    kinds[-1] += f" along {', '.join(array.image.names)}"
+                if kinds[-1] != kinds[0]:
+                    raise FormatError(
+                        f"{patches.path} and {self._volumes[0][0].path} can't be one dataset: "
+                        f"patches of {kinds[-1]} here, and of {kinds[0]} there; earlier axes, and "
+                        "those of extent -1 in patch_shape, are whole and must be equally long"
+                    )
+            volumes = [patches for patches, _ in self._volumes]
+            source = volumes[0] if len(volumes) == 1 else ConcatSource(volumes)
             cast_to = dtype_named(dtype)
             sample_decoder = ArrayDecoder(cast_to, None, source.array_spec, True)
             if target_name is not None:
@@ -581,31 +590,3 @@ class ZarrDataset(ArrayDataset):
         return sum(
             patches.sample_bytes(self._decoder.dtype) * len(patches) for patches, _ in self._volumes
         )
-
-
-def _joined_volumes(
-    volumes: Sequence[tuple[PatchSource, ZarrArray]],
-) -> PatchSource | ConcatSource[PatchSource]:
-    """The patches of all volumes, one volume after the other.
-
-    Raises:
-        FormatError: they are of different kinds.
-    """
-    first, found = volumes[0]
-    for other, its in volumes[1:]:
-        if other.patches_are != first.patches_are:
-            raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: patches of "
-                f"{other.patches_are} here, and of {first.patches_are} "
-                "there; earlier axes, and those of extent -1 in patch_shape, are whole and must "
-                "be equally long"
-            )
-        names = [None if one.image is None else one.image.names for one in (its, found)]
-        if names[0] != names[1]:
-            raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: their axes are {names[0]} "
-                f"here, and {names[1]} there"
-            )
-    if len(volumes) == 1:
-        return first
-    return ConcatSource([source for source, _ in volumes])
