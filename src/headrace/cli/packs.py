@@ -154,6 +154,9 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option that would have no effect.
     """
 
+    from headrace.formats.hdf5.kind import is_hdf5
+    from headrace.io.paths import redact
+
     options = data_options(given)
     texts = text_options(options)
     pixels = {"image_size": given.size, "color": given.color}
@@ -169,6 +172,10 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             "--store, --size, --color, --targets, --target-name and --masks are for images, and "
             "what else is said is for texts"
+        )
+    if texts and is_hdf5(given.src):
+        raise ConfigError(
+            f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts"
         )
     return {**options, **pixels}
 
