@@ -31,7 +31,7 @@ from headrace import (
     VisionCollator,
 )
 from headrace.collate import DetectionCollator
-from headrace.loader import data
+from headrace.loader import config
 from headrace.memory import MemoryBudget
 from headrace.memory.tree import map_tensors
 from headrace.testing.contract import same
@@ -350,7 +350,7 @@ def test_what_is_left_as_it_is(
         loader = make_loader(of_classes(folder), num_workers=0, device=no_accelerator)
         assert next(iter(loader))[0].dtype == torch.float32
         assert loader.get_stats()["normalized_on_device"] == 0 and "images:" not in loader.explain()
-    assert data.is_accelerator("cuda:1") and data.is_accelerator("mps")
+    assert config.is_accelerator("cuda:1") and config.is_accelerator("mps")
 
 
 # --- what users change between batches
