@@ -26,11 +26,11 @@ def laid_out(draw: st.DrawFn) -> tuple[bytes, list[int]]:
     return RANDOM[: edges[-1] + tail], edges
 
 
-def sums_of(data: bytes, edges: list[int], workers: int = 1) -> FileSums:
+def sums_of(data: bytes, edges: list[int]) -> FileSums:
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        return sum_file(file.fileno(), np.array(edges, np.int64), workers)
+        return sum_file(file.fileno(), np.array(edges, np.int64))
 
 
 def check(sums: FileSums, content: bytes, edges: list[int]) -> None:
@@ -40,13 +40,12 @@ def check(sums: FileSums, content: bytes, edges: list[int]) -> None:
     ]
 
 
-@given(laid_out(), st.sampled_from([7, 64, 1 << 20]), st.integers(1, 3))
-def test_sums_are_those_of_zlib(laid: tuple[bytes, list[int]], piece: int, workers: int) -> None:
+@given(laid_out(), st.sampled_from([7, 64, 1 << 20]))
+def test_sums_are_those_of_zlib(laid: tuple[bytes, list[int]], piece: int) -> None:
     content, edges = laid
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checksums, "_PIECE", piece)
-        patched.setattr(checksums, "_SEGMENT", 10 * piece)
-        check(sums_of(content, edges, workers), content, edges)
+        check(sums_of(content, edges), content, edges)
 
 
 def test_a_file_that_is_shorter_than_its_samples() -> None:

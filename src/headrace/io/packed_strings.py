@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,9 +29,11 @@ class PackedNames(Sequence[bytes]):
     """
 
     def __init__(self, names: Iterable[bytes] = ()) -> None:
-        packed = NamesBuilder()
-        packed.extend(names)
-        self._adopt(*packed.arrays())
+        builder = NamesBuilder()
+        builder.extend(names)
+        data, offsets = builder.arrays()
+        self._bytes = SharedArray(data)
+        self._offsets = SharedArray(offsets)
 
     @classmethod
     def from_arrays(
@@ -38,7 +41,8 @@ class PackedNames(Sequence[bytes]):
     ) -> PackedNames:
         """From [bytes] uint8 and [n + 1] int64 offsets into them."""
         packed = cls.__new__(cls)
-        packed._adopt(data, offsets)
+        packed._bytes = SharedArray(data)
+        packed._offsets = SharedArray(offsets)
         return packed
 
     @classmethod
@@ -51,10 +55,6 @@ class PackedNames(Sequence[bytes]):
             data, offsets = names.arrays
             builder.add_joined(data, np.diff(offsets))
         return builder.build()
-
-    def _adopt(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
-        self._bytes = SharedArray(data)
-        self._offsets = SharedArray(offsets)
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -114,15 +114,14 @@ class PackedNames(Sequence[bytes]):
 
 
 class NamesBuilder:
-    """Takes names in, and holds no more than what a `PackedNames` of them holds."""
+    """Takes names in, and holds little more than what a `PackedNames` of them holds."""
 
     def __init__(self) -> None:
-        self._bytes = _Growing(np.uint8)
-        self._offsets = _Growing(np.int64)
-        self._offsets.extend(np.zeros(1, np.int64))
+        self._bytes = bytearray()
+        self._offsets = array("q", [0])
 
     def __len__(self) -> int:
-        return self._offsets.used - 1
+        return len(self._offsets) - 1
 
     def extend(self, names: Iterable[bytes]) -> None:
         """Adds names one after the other."""
@@ -134,41 +133,17 @@ class NamesBuilder:
         self, data: bytes | npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]
     ) -> None:
         """Adds names that lie one behind the other already, of these lengths ([m] int64)."""
-        ends = np.cumsum(lengths)
-        ends += self._bytes.used
-        self._offsets.extend(ends)
-        self._bytes.extend(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data)
+        ends = np.cumsum(lengths) + len(self._bytes)
+        self._offsets.frombytes(ends.tobytes())
+        self._bytes += np.frombuffer(data, np.uint8).data
 
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """Bytes and offsets of what was added; nothing more can be added then."""
-        return self._bytes.take(), self._offsets.take()
+        return np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._offsets, np.int64)
 
     def build(self) -> PackedNames:
         """The names that were added; nothing more can be added then."""
         return PackedNames.from_arrays(*self.arrays())
-
-
-class _Growing:
-    """An array that grows in place: the system moves large ones by remapping their pages, not by
-    copying them.
-    """
-
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._array: npt.NDArray[Any] = np.empty(16, dtype)
-        self.used = 0
-
-    def extend(self, values: npt.NDArray[Any]) -> None:
-        needed = self.used + len(values)
-        if needed > len(self._array):
-            self._array.resize(needed + needed // 8, refcheck=False)
-        self._array[self.used : needed] = values
-        self.used = needed
-
-    def take(self) -> npt.NDArray[Any]:
-        array = self._array
-        self._array = np.empty(0, self._array.dtype)
-        array.resize(self.used, refcheck=False)
-        return array
 
 
 def order_of_parts(names: PackedNames) -> npt.NDArray[np.int64] | None:

@@ -128,7 +128,7 @@ def _damage(
 ) -> list[Damage]:
     """What is wrong with a file: nothing if its sums say so, else each sample is compared."""
     with open(path, "rb") as file:
-        sums = _sum(file.fileno(), NOTHING, workers, progress)
+        sums = _sum(file.fileno(), NOTHING, progress)
     if is_sound(sums):
         return []
     bad = verify_samples(path, workers, progress)[0]
@@ -155,7 +155,7 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
         edges = source.edges()
         with open(path, "rb") as file:
             known = NOTHING if edges is None else edges
-            sums = _sum(file.fileno(), known, workers, progress)
+            sums = _sum(file.fileno(), known, progress)
         if edges is None:
             assert isinstance(source, HDF5Source)
             return _decoded(source, workers, progress), sums
@@ -170,11 +170,11 @@ def _not_packed(path: str) -> FormatError:
     )
 
 
-def _sum(fd: int, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
+def _sum(fd: int, edges: IntArray, progress: bool | None) -> FileSums:
     with progress_bar(
         progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True
     ) as bar:
-        return sum_file(fd, edges, workers, bar.update)
+        return sum_file(fd, edges, bar.update)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
