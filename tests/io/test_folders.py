@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import FileChangedError
 from headrace.io import local_files as folders
-from headrace.io.handles import HINTS, WorkerFiles
+from headrace.io.handles import HINTS
 from headrace.io.local_files import FolderReader, changed
 
 pytestmark = pytest.mark.skipif(
@@ -24,21 +24,19 @@ Make = Callable[..., FolderReader]
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Make]:
+def reader(tmp_path: Path) -> Make:
     """Makes readers of a folder of files, of which each has as many bytes as its number."""
     for name, content in zip(NAMES, CONTENT, strict=True):
         file = tmp_path / "a" / name
         file.parent.mkdir(parents=True)
         file.write_bytes(content)
-    descriptors: WorkerFiles[int] = WorkerFiles()
 
     def make(folder: str = "a", latest: int | None = None) -> FolderReader:
         if latest is None:
             latest = time.time_ns() + 10**9
-        return FolderReader(descriptors, str(tmp_path / folder), latest, changed)
+        return FolderReader(str(tmp_path / folder), latest, changed)
 
-    yield make
-    descriptors.close()
+    return make
 
 
 def views(*lengths: int) -> list[memoryview]:

@@ -12,15 +12,12 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from headrace.memory.processes import PerProcess, keep_inherited, renew_after_fork
 
 T = TypeVar("T")
-
-
-_TOGETHER = 16  # files that are taken at once
 
 
 class WorkerFiles(Generic[T]):
@@ -65,45 +62,19 @@ class WorkerFiles(Generic[T]):
             Exception: what the opener raises.
         """
         with self._lock:
-            entry = self._enter(path)
+            entry = self._open.get(path)
+            if entry is None:
+                entry = self._open[path] = [self._opener(path), 0]
+            else:
+                self._open.move_to_end(path)
+            entry[1] += 1
         try:
             yield entry[0]
         finally:
-            self._leave([entry])
-
-    def reading_each(self, paths: Sequence[str]) -> Generator[tuple[int, list[T]]]:
-        """The open files, a few at a time: the number of the first path, and what it and the next
-        ones opened, which stay so until more are asked for.
-
-        Raises:
-            Exception: what the opener raises.
-        """
-        for start in range(0, len(paths), _TOGETHER):
-            entries = list[list[Any]]()
-            try:
-                with self._lock:
-                    for path in paths[start : start + _TOGETHER]:
-                        # so that what was entered is left, also after an error
-                        entries.append(self._enter(path))
-                yield start, [entry[0] for entry in entries]
-            finally:
-                self._leave(entries)
-
-    def _enter(self, path: str) -> list[Any]:
-        entry = self._open.get(path)
-        if entry is None:
-            entry = self._open[path] = [self._opener(path), 0]
-        else:
-            self._open.move_to_end(path)
-        entry[1] += 1
-        return entry
-
-    def _leave(self, entries: list[list[Any]]) -> None:
-        with self._lock:
-            for entry in entries:
+            with self._lock:
                 entry[1] -= 1
-            if len(self._open) > self._most:
-                self._close_idle(self._most)
+                if len(self._open) > self._most:
+                    self._close_idle(self._most)
 
     def close(self) -> None:
         """Closes what nobody reads; it is opened again when it is needed."""

@@ -9,7 +9,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -245,9 +245,7 @@ class LocalFiles(Files):
                     starts = requests.start[first:last].tolist()
                     sizes = requests.nbytes[first:last].tolist()
                     HINTS.give(fd, zip(starts, sizes, strict=True))
-            for file in ranges.file[ranges.is_whole].tolist():
-                with open(ranges.paths[file], "rb", buffering=0) as whole:
-                    HINTS.give(whole.fileno(), [(0, TO_THE_END)])
+        _tell_of_wholes(ranges.paths[file] for file in ranges.file[ranges.is_whole].tolist())
 
     # -- the rest
 
@@ -331,11 +329,8 @@ def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
         offset += nbytes
 
 
-IS_SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "preadv")
-"""True if this system looks names up from a descriptor."""
-_TOGETHER = 32  # files that are open at once, so that a slow disk can be told of all of them
-_CALLS = 4  # for each file: it counts as so many reads where the disk's pace is watched
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+IS_SUPPORTED = hasattr(os, "preadv")
+"""True if this system can read into many buffers."""
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
@@ -346,20 +341,12 @@ class FolderReader:
     is a folder, and an OSError where one can't be read.
 
     Args:
-        descriptors: what each process has open, for `pread`.
         folder: its path.
         latest: a time in ns; a file that was written later was changed.
         changed: a path -> the error of a file that was changed.
     """
 
-    def __init__(
-        self,
-        descriptors: WorkerFiles[int],
-        folder: str,
-        latest: int,
-        changed: Callable[[str], Exception],
-    ) -> None:
-        self._descriptors = descriptors
+    def __init__(self, folder: str, latest: int, changed: Callable[[str], Exception]) -> None:
         self._folder = folder
         self._latest = latest
         self._changed = changed
@@ -391,47 +378,33 @@ class FolderReader:
         return sizes
 
     def _each(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Descriptor and bytes of each file, which is open until the next ones are asked for; -1
-        and -1 for those that are missing.
+        """Descriptor and bytes of each file, which is open until the next one is asked for; -1 and
+        -1 for those that are missing.
         """
-        with contextlib.ExitStack() as stack:
+        paths = [f"{self._folder}/{name}" for name in names]
+        _tell_of_wholes(paths)
+        for path in paths:
+            began = time.perf_counter()
             try:
-                folder = stack.enter_context(self._descriptors.reading(self._folder))
+                fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             except _MISSING:
-                yield from [(-1, -1)] * len(names)
-                return
-            for start in range(0, len(names), _TOGETHER):
-                yield from self._together(folder, names[start : start + _TOGETHER])
-
-    def _together(self, folder: int, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        began = time.perf_counter()
-        total = 0
-        opened = list[int]()
-        try:
-            for name in names:
-                try:
-                    opened.append(os.open(name, _FLAGS, dir_fd=folder))
-                except _MISSING:
-                    opened.append(-1)
-            if HINTS.are_wanted and len(names) > 1:
-                for fd in opened:
-                    if fd >= 0:
-                        HINTS.give(fd, [(0, TO_THE_END)])
-            for fd, name in zip(opened, names, strict=True):
-                if fd < 0:
-                    yield -1, -1
-                    continue
+                yield -1, -1
+                continue
+            try:
                 status = os.fstat(fd)
                 if stat.S_ISDIR(status.st_mode):
-                    raise IsADirectoryError(
-                        errno.EISDIR, os.strerror(errno.EISDIR), f"{self._folder}/{name}"
-                    )
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
                 if status.st_mtime_ns > self._latest or not status.st_nlink:
-                    raise self._changed(f"{self._folder}/{name}")
-                total += status.st_size
+                    raise self._changed(path)
                 yield fd, status.st_size
-            HINTS.note(began, _CALLS * len(names), total)
-        finally:
-            for fd in opened:
-                if fd >= 0:
-                    os.close(fd)
+                HINTS.note(began, _OPENING, status.st_size)
+            finally:
+                os.close(fd)
+
+
+def _tell_of_wholes(paths: Iterable[str]) -> None:
+    """Tells the system which files are read next, if its disk is slow."""
+    if HINTS.are_wanted:
+        for path in paths:
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                HINTS.give(file.fileno(), [(0, TO_THE_END)])

@@ -285,7 +285,7 @@ class ZarrFolder(Store):
     def read_files(
         self, folder: str, names: Sequence[str], buffers: Sequence[memoryview] | None = None
     ) -> list[Any]:
-        reader = FolderReader(self.files.descriptors, self.path_of(folder), self._opened, replaced)
+        reader = FolderReader(self.path_of(folder), self._opened, replaced)
         found: list[Any]
         try:
             found = reader.read(names) if buffers is None else reader.read_into(names, buffers)
@@ -297,10 +297,9 @@ class ZarrFolder(Store):
         return found
 
     def check_open(self, paths: Sequence[str]) -> None:
-        with contextlib.closing(self.files.descriptors.reading_each(paths)) as opened:
-            for start, fds in opened:
-                for path, fd in zip(paths[start:], fds, strict=False):
-                    self._check(os.fstat(fd), path)
+        for path in paths:
+            with self.files.descriptors.reading(path) as fd:
+                self._check(os.fstat(fd), path)
 
     def _check(self, status: os.stat_result, path: str) -> None:
         if status.st_mtime_ns > self._opened or not status.st_nlink:
