@@ -154,6 +154,8 @@ def joined_rows(
         field = long_doubles_in(of_name)
         if field or (field == "" and cast_to is None):
             where = repr(name) if name else "it"
+            if field:
+                where += f", field {field!r},"
             raise FormatError(
                 f"{first.path}: {where} holds long doubles ({of_name}), which torch does not have: "
                 'pass dtype="float64" (or "complex128"), which keeps 15 digits; or convert fields'
