@@ -75,6 +75,9 @@ class Stats(dict[str, Any]):
         return "\n".join(rows) or "{}"
 
 
+_UNITS = {"_time": " s", "_seconds": " s", "_wait": " s", "_per_second": " /s", "_usage": " %"}
+
+
 def _with_unit(name: str, value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value):,} listed"
@@ -82,19 +85,9 @@ def _with_unit(name: str, value: Any) -> str:
         return str(value)
     if name.endswith("_bytes") or name.startswith("bytes_"):
         return format_size(value)
-    if name.endswith("_usage"):
-        return f"{value:.1f} %"
-    if "_fraction" in name:
-        return f"{100 * value:.1f} %"
-    if name.endswith("_per_second"):
-        return f"{value:,.1f} /s"
-    if not name.endswith(("_time", "_seconds", "_wait")):
-        if isinstance(value, int):
-            return f"{value:,}"
-        return f"{value:,.3g}"
-    if 0 < value < 1:
-        return f"{1000 * value:,.2f} ms"
-    return f"{value:,.2f} s"
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return text + unit
 
 
 class LoadingStats:
