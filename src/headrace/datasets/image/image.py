@@ -97,7 +97,7 @@ def open_images(
     masks = None
     try:
         _check_readable(files.listing)
-        if not names_masks(wanted.targets):
+        if wanted.are_folders or not names_masks(wanted.targets):
             return files, labels_of(wanted, files.listing, reach)
         wanted.refuse_options("masks", "unused_targets")
         warn_of_splits(files.listing)
@@ -379,9 +379,9 @@ class ImageDataset(BaseDataset):
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
-        self.class_to_idx: dict[str, int] = labels.class_to_idx or {
-            name: number for number, name in enumerate(self.classes)
-        }
+        self.class_to_idx: dict[str, int] = labels.class_to_idx or dict(
+            zip(self.classes, range(len(self.classes)), strict=True)
+        )
         self.normalize: bool | Literal["host"] = normalize
         self.color = color
         self.transform_input = transform_input

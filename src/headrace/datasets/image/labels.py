@@ -267,7 +267,7 @@ def names_masks(targets: Any) -> bool:
     """True if targets name images, such as masks: a folder, a glob, images by their endings, or
     a URL that names no file of labels.
     """
-    if not isinstance(targets, (str, os.PathLike)) or targets == FOLDERS:
+    if not isinstance(targets, (str, os.PathLike)):
         return False
     path = os.path.expanduser(os.fsdecode(targets))
     name = named_part(path).lower()

@@ -238,19 +238,18 @@ def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ..
     dead_links = list[bytes]()
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
-            listings = [pool.submit(_listed, root, folder, endings, stores) for folder in level]
+            count = len(level)
+            listings = pool.map(_listed, [root] * count, level, [endings] * count, [stores] * count)
             level = []
-            for listing in listings:
-                files, below, dead = listing.result()
+            for files, below, dead in listings:
                 names += files
                 level += below
                 dead_links += dead
             if not folders:
-                folders = {folder.name[:-1] for folder in level}
+                folders.update(folder.name[:-1] for folder in level)
     names.sort()
-    packed = PackedNames(names)
-    data, offsets = packed.arrays
-    data = np.where(data, data, np.uint8(ord("/")))
+    offsets = np.cumsum([0, *map(len, names)])
+    data = np.frombuffer(b"".join(names).replace(b"\0", b"/"), np.uint8)
     return Listing(PackedNames.from_arrays(data, offsets), folders, dead_links)
 
 

@@ -513,29 +513,24 @@ def are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def is_pack(folder: str) -> bool:
-    """True if a local folder holds files named as those that `headrace.pack` writes, whatever is
-    in them.
-    """
-    plan = os.path.join(folder, PLAN)
-    if not (os.path.exists(plan) or os.path.exists(os.path.join(folder, MANIFEST))):
-        return False
-    try:
-        with os.scandir(folder) as listing:
-            return any(_BESIDE.fullmatch(entry.name) for entry in listing)
-    except OSError:
-        return False
-
-
 def _names_pack(entry: Any) -> bool:
-    """True if a path is that of a pack's folder or manifest; of a URL its name decides."""
+    """True if a path is that of a pack's folder, which holds files named as those that
+    `headrace.pack` writes, or manifest; of a URL its name decides.
+    """
     path = os.path.expanduser(os.fsdecode(entry))
     is_manifest = posixpath.basename(named_part(path)) == MANIFEST
     if is_url(path):
         return is_manifest
+    folder = path
     if is_manifest:
-        path = os.path.dirname(path) or "."
-    return is_pack(path)
+        folder = os.path.dirname(path) or "."
+    plan = os.path.join(folder, PLAN)
+    if not (os.path.exists(plan) or os.path.exists(os.path.join(folder, MANIFEST))):
+        return False
+    try:
+        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
+    except OSError:
+        return False
 
 
 def parts_among(
