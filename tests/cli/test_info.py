@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,6 @@ def test_a_page_says_what_there_is(badly_laid_out: str, capsys: pytest.CaptureFi
         "decodes 16.4 MB (1 x chunk [4000, 64, 64]), 4,000 times its bytes",
         "30 classes",
         "... and 18 more: --json",
-        f"headrace pack {badly_laid_out} a-packed.h5 --dataset-name deep/images",
-        'create_dataloader(dataset, shuffle="block")',
     ):
         assert wanted in " ".join(shown.split()), wanted
     assert "\x1b" not in shown and "names\\x1b[2J" in shown
@@ -89,7 +86,7 @@ def test_all_formats_are_told(photos: Path, tmp_path: Path, told: Any) -> None:
             assert shown["fingerprint"] == dataset.fingerprint
             assert shown["opens_as"] == repr(dataset).partition("  #")[0]
             assert shown["held"] == dataset.held_nbytes()
-        assert shown["stored"] > 0 and shown["columns"] and shown["advice"] is None, name
+        assert shown["stored"] > 0 and shown["columns"], name
     assert told(tmp_path / "a.jsonl")["facts"]["fields"] == "text"
     assert told(photos)["classes"] == told(tmp_path / "pack.h5")["classes"]
     assert sum(told(photos)["classes"].values()) == 24
@@ -127,27 +124,7 @@ def test_costs_are_those_of_reading(tmp_path: Path, name: str) -> None:
         source.close()
 
 
-def test_volumes_are_advised_to_be_cut(tmp_path: Path, told: Any) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(96, 128, 128), chunks=(32, 32, 32), dtype="u2")
-    (_, patches) = told(tmp_path / "a.zarr")["advice"]["remedies"]
-    assert patches.startswith("ZarrDataset(path, patch_shape=(32, 32, 32))")
-
-
-def test_arrays_without_a_name_are_packed_without_one(tmp_path: Path, told: Any) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(4000, 64, 64), chunks=(2000, 64, 64), dtype="u1")
-    (_, command) = told(tmp_path / "a.zarr")["advice"]["remedies"]
-    assert command == f"headrace pack {tmp_path / 'a.zarr'} a-packed.h5"
-
-
-def test_well_laid_out_files_get_no_advice(tmp_path: Path, told: Any) -> None:
-    packed = {"chunks": (1, 256), "compression": "gzip"}
-    for number, options in enumerate(({}, {"chunks": (64, 256)}, packed)):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file.create_dataset("data", (40_000, 256), "u1", **options)
-        assert told(tmp_path / f"{number}.h5")["advice"] is None, options
-
-
-def test_large_photographs_are_advised_to_be_made_smaller(tmp_path: Path, told: Any) -> None:
+def test_some_photographs_are_looked_at(tmp_path: Path, told: Any) -> None:
     (tmp_path / "photos/a").mkdir(parents=True)
     for number in range(3):
         Image.new("RGB", (3000, 2000)).save(tmp_path / f"photos/a/{number}.jpg")
@@ -155,23 +132,6 @@ def test_large_photographs_are_advised_to_be_made_smaller(tmp_path: Path, told: 
     shown = told(tmp_path / "photos")
     assert shown["facts"]["looked at"] == "3 of 4 images; the median has 3000 x 2000 pixels"
     assert "x.jpg" in shown["facts"]["unreadable"]
-    (command,) = shown["advice"]["remedies"]
-    assert command.endswith(" photos-packed.h5 --store jpeg --max-size 512")
-
-
-@pytest.mark.slow
-def test_the_command_runs_as_it_is_printed(
-    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with h5py.File(tmp_path / "bad one.h5", "w") as file:
-        data = np.zeros((3000, 64, 64), np.uint8)
-        file.create_dataset("deep/x", data=data, chunks=(500, 64, 64), compression="gzip")
-        file["labels"] = np.arange(3000) % 5
-    command = told(tmp_path / "bad one.h5")["advice"]["remedies"][-1]
-    monkeypatch.chdir(tmp_path)
-    assert main([*shlex.split(command)[1:], "-q"]) == 0
-    packed = told("bad one-packed.h5")
-    assert packed["samples"] == 3000 and packed["advice"] is None
 
 
 def test_arrays_that_cannot_be_read_say_why(tmp_path: Path, told: Any) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import posixpath
-import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.cli.flags import PATH, Verb, data_options, open_data
 from headrace.cli.output import Output, fields_of, shortened, visible
 from headrace.errors import FormatError, MissingNameError, warn
-from headrace.io.paths import is_url, named_part, redact
+from headrace.io.paths import is_url, redact
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
@@ -21,10 +19,8 @@ if TYPE_CHECKING:
 
 _BAR = 16  # columns
 _CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json
-_TIMES, _DECODED = 4, 1 << 16  # bytes decoded for each byte of a sample, and in all: too many
 _COUNTED = 100_000  # files of a folder whose sizes are looked at
 _FETCHED = 64 << 20  # bytes of remote texts that are read to count their records
-_SIDE = 512  # of images that most train on, at most
 _MAGIC = (
     (0, b"\x89HDF", "HDF5 file"),
     (0, b"CDF", "netCDF-3 file, of which `nccopy -k nc4` makes HDF5"),
@@ -47,8 +43,7 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
     """Shows what a file, a folder or a URL holds, and what a random sample costs.
 
     Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; how
-    headrace reads it, what a random sample costs, and what would make that less. Only the headers
-    of some images are read.
+    headrace reads it, and what a random sample costs. Only the headers of some images are read.
 
     examples:
       %(prog)s train.h5                 any HDF5 file, Zarr store, tar, text, image, folder of these
@@ -64,7 +59,6 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
         with dataset:
             found = dataset.describe()
             found.stored = found.stored or _stored(given.path)
-            advice = _advice(given.path, dataset, found, arrays)
     except FormatError as error:
         content = sniffed(given.path)
         if content is None:
@@ -72,8 +66,8 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
         raise FormatError(f"{error} (its first bytes are those of a {content})") from error
     path = redact(given.path)
     value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
-    value |= {"arrays": arrays, "advice": advice}
-    output.show(value, _Page(output).lines(path, found, arrays, advice))
+    value["arrays"] = arrays
+    output.show(value, _Page(output).lines(path, found, arrays))
     return int(not found.samples)
 
 
@@ -152,35 +146,6 @@ def sniffed(path: str) -> str | None:
     return None
 
 
-def _advice(
-    path: str, dataset: BaseDataset, found: Description, arrays: Sequence[Column]
-) -> dict[str, Any] | None:
-    """What would make random samples cheaper, if one decodes much more than its bytes: why, and
-    commands or Python.
-    """
-    from headrace import HDF5Dataset, ImageDataset, TableDataset, ZarrDataset
-
-    worst = max(found.columns, key=lambda column: column.amplification, default=None)
-    if worst is None or worst.amplification < _TIMES or worst.decoded < _DECODED:
-        return None
-    name = posixpath.basename(named_part(path).rstrip("/").replace(os.sep, "/")).partition(".")[0]
-    pack = shlex.join(["headrace", "pack", redact(path), f"{name or 'data'}-packed.h5"])
-    if isinstance(dataset, ImageDataset):
-        why = "images are decoded that are much larger than samples"
-        return {"why": why, "remedies": [f"{pack} --store jpeg --max-size {_SIDE}"]}
-    why = f"each random sample decodes {worst.amplification:,.0f} times its bytes"
-    remedies = ['create_dataloader(dataset, shuffle="block")  # decodes each chunk once an epoch']
-    if isinstance(dataset, ZarrDataset) and len(worst.chunk) > 2 and worst.chunks > 1:
-        remedies.append(f"ZarrDataset(path, patch_shape={worst.chunk})  # patches like the chunks")
-    elif isinstance(dataset, TableDataset):
-        remedies.append("row_group_size=N  # where the table is written: smaller ones")
-    elif isinstance(dataset, HDF5Dataset | ZarrDataset):
-        if any(array.name == worst.name for array in arrays):  # and it is not that of the root
-            pack = f"{pack} --dataset-name {shlex.quote(worst.name)}"
-        remedies.append(pack)
-    return {"why": why, "remedies": remedies}
-
-
 class _Page:
     """What is printed for people."""
 
@@ -190,9 +155,7 @@ class _Page:
         self._output = output
         self._size = format_size
 
-    def lines(
-        self, path: str, found: Description, arrays: Sequence[Column], advice: dict[str, Any] | None
-    ) -> Iterator[str]:
+    def lines(self, path: str, found: Description, arrays: Sequence[Column]) -> Iterator[str]:
         paint = self._output.paint
         size = ""
         if found.stored:
@@ -214,9 +177,6 @@ class _Page:
             yield from ["", paint("a random sample", "bold")]
         for column in found.columns:
             yield from self._wrapped(column.name, self._cost(column))
-        if advice is not None:
-            yield from ["", paint("faster", "bold"), *self._wrapped("because", advice["why"])]
-            yield from (f"  {paint(visible(remedy), 'green')}" for remedy in advice["remedies"])
 
     def _wrapped(self, name: str, text: str) -> Iterator[str]:
         """A name and what there is to say of it, on as many lines as the terminal needs."""

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from headrace.errors import FileChangedError, FormatError, SampleError
 
-_STYLES = {"bold": "1", "dim": "2", "green": "32", "cyan": "36", "error": "31;1", "warning": "33;1"}
+_STYLES = {"bold": "1", "dim": "2", "cyan": "36", "error": "31;1", "warning": "33;1"}
 _WIDE = 100  # columns where there is no terminal
 
 

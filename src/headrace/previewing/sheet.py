@@ -29,8 +29,8 @@ _PAPER = (250, 250, 250)
 _FRAME = (212, 212, 216)
 _BOX = (250, 60, 180)
 _FONTS = (
-    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "Arial.ttf", "arial.ttf"),
     *("NotoSansCJK-Regular.ttc", "PingFang.ttc", "msyh.ttc", "msgothic.ttc"),
+    *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "Arial.ttf", "arial.ttf"),
 )
 
 
@@ -94,29 +94,16 @@ def _paper(width: int, height: int, lines: list[str]) -> tuple[Image.Image, Any,
 
 
 def _write(draw: Any, at: tuple[float, float], text: str, ink: tuple[int, int, int]) -> None:
-    """Draws text in the font that has the most of its letters."""
-    font = max(_fonts(), key=lambda font: sum(_has(font, letter) for letter in text))
-    draw.text(at, text, ink, font)
+    draw.text(at, text, ink, _font())
 
 
 @functools.cache
-def _fonts() -> list[Any]:
-    """The system's fonts for letters of many languages, and Pillow's own."""
-    fonts = list[Any]()
+def _font() -> Any:
+    """The system's font that has letters of most languages, or Pillow's own."""
     for name in _FONTS:
         with contextlib.suppress(OSError):
-            fonts.append(ImageFont.truetype(name, 12))
-    return [*fonts, ImageFont.load_default(12)]
-
-
-@functools.lru_cache(maxsize=4096)
-def _has(font: Any, letter: str) -> bool:
-    """True if a font has a letter: for those that it lacks it draws one and the same box."""
-    if letter <= "~":  # a line break alone can't be drawn
-        return True
-    drawn = font.getmask(letter)
-    box = font.getmask("\U0010ffff")
-    return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
+            return ImageFont.truetype(name, 12)
+    return ImageFont.load_default(12)
 
 
 def _paste(
