@@ -279,15 +279,15 @@ def _as_array(columns: Any) -> npt.NDArray[Any] | None:
     """Names as objects, numbers as int64, a mask as bool."""
     if columns is None:
         return None
-    if not isinstance(columns, (str, bytes)) and hasattr(columns, "__len__"):
-        array = np.asarray(columns)
-        if array.ndim == 1 and not len(array):
+    array = np.asarray(columns)
+    if array.ndim == 1:
+        if not len(array):
             raise ConfigError("columns is empty: name at least one, or leave it out")
-        if array.ndim == 1 and array.dtype.kind == "b":
+        if array.dtype.kind == "b":
             return array
-        if array.ndim == 1 and array.dtype.kind in "iu":
+        if array.dtype.kind in "iu":
             return array.astype(np.int64)
-        if array.ndim == 1 and all(isinstance(name, str) for name in array.tolist()):
+        if all(isinstance(name, str) for name in array.tolist()):
             return array.astype(object)
     raise ConfigError(
         f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
