@@ -70,7 +70,7 @@ INSIDE = {
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
     "formats": """
-        resolve describe source concat files arrays tree
+        resolve source concat files arrays tree
         hdf5 zarr
         trees sparse episodes dialects table tar text tokens read_rows registry
     """,

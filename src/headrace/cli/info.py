@@ -15,7 +15,7 @@ from headrace.io.paths import is_url, redact
 
 if TYPE_CHECKING:
     from headrace.core.dataset import BaseDataset
-    from headrace.formats.describe import Column, Description
+    from headrace.formats.source import Column, Description
 
 _BAR = 16  # columns
 _CLASSES, _ARRAYS = 12, 60  # that are shown; all of them by --json

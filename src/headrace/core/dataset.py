@@ -58,8 +58,7 @@ from headrace.errors import (
     SampleError,
     warn,
 )
-from headrace.formats.describe import Description
-from headrace.formats.source import Source
+from headrace.formats.source import Description, Source
 from headrace.io.paths import cache_folder, listed_names
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
 from headrace.memory.budget import MemoryBudget

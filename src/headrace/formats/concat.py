@@ -12,8 +12,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
-from headrace.formats.describe import Description, joined
-from headrace.formats.source import ArraySource, Map, Rows, fingerprint_of_files, row_at
+from headrace.formats.source import (
+    ArraySource,
+    Description,
+    Map,
+    Rows,
+    fingerprint_of_files,
+    joined,
+    row_at,
+)
 from headrace.io.handles import HINTS
 from headrace.io.ranges import ByteRanges
 

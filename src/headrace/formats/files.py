@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, warn
-from headrace.formats.describe import Column, Description
 from headrace.formats.resolve.file_set import FileSet, Format, is_hidden_part
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.source import Source
+from headrace.formats.source import Column, Description, Source
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import PackedNames

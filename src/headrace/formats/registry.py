@@ -12,11 +12,10 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from headrace.errors import ConfigError, FormatError, MissingNameError
-from headrace.formats.describe import Description
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
-from headrace.formats.source import Source
+from headrace.formats.source import Description, Source
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar import TARS
 from headrace.formats.zarr.stores import ZARR

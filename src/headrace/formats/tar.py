@@ -26,11 +26,10 @@ import numpy.typing as npt
 from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
-from headrace.formats.describe import Column, Description
 from headrace.formats.files import fingerprint_names
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.source import Locatable
+from headrace.formats.source import Column, Description, Locatable
 from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed

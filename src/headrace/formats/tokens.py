@@ -34,9 +34,8 @@ from headrace.formats.arrays.packed import (
     are_offsets,
     crc_of,
 )
-from headrace.formats.describe import Column, Description
 from headrace.formats.hdf5.files import HDF5Files, leads_out, packed_info
-from headrace.formats.source import Locatable, PackPart, fingerprint_of_files
+from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
 from headrace.formats.text.index import first_from
 from headrace.io.array_file import FileArrays
 from headrace.io.files import Files

@@ -17,7 +17,7 @@ from headrace.dtypes import AnyArray
 from headrace.errors import FormatError, HeadraceError, MissingNameError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
-from headrace.formats.describe import Column
+from headrace.formats.source import Column
 from headrace.io.paths import listed_names, redact
 
 NodeKind = Literal["group", "array"]

@@ -47,7 +47,6 @@ from headrace.datasets.image.pixels import BY_PLUGIN, image_shape, is_readable, 
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.concat import ConcatSource
-from headrace.formats.describe import Description
 from headrace.formats.files import (
     FilesSource,
     PairedSource,
@@ -57,6 +56,7 @@ from headrace.formats.files import (
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format, end_in
 from headrace.formats.resolve.resolver import DataPath, look_for
+from headrace.formats.source import Description
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions

@@ -40,13 +40,13 @@ from headrace.datasets.text.decoders import (
 from headrace.datasets.text.passes import read_targets, targets_of, tokens_of, way_fingerprint
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.describe import Description
 from headrace.formats.files import folder_targets, warn_of_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.tree import open_files
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
+from headrace.formats.source import Description
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource

@@ -26,8 +26,7 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
-from headrace.formats.describe import Column
-from headrace.formats.source import Map, Rows, one_after_the_other, row_at
+from headrace.formats.source import Column, Map, Rows, one_after_the_other, row_at
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.local_files import bytes_of

@@ -17,8 +17,7 @@ from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.describe import Column, Description
-from headrace.formats.source import ArraySource, Map, Rows
+from headrace.formats.source import ArraySource, Column, Description, Map, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest

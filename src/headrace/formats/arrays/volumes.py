@@ -18,8 +18,7 @@ from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
-from headrace.formats.describe import Description
-from headrace.formats.source import Rows
+from headrace.formats.source import Description, Rows
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 

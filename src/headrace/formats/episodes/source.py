@@ -28,8 +28,7 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource
-from headrace.formats.describe import Column, Description
-from headrace.formats.source import one_after_the_other
+from headrace.formats.source import Column, Description, one_after_the_other
 from headrace.io.local_files import bytes_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact

@@ -32,9 +32,8 @@ from headrace.formats.arrays.packed import (
     target_named,
 )
 from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.describe import Description
 from headrace.formats.hdf5.tree import HDF5Tree, OpenHDF5
-from headrace.formats.source import Map, PackPart, Rows
+from headrace.formats.source import Description, Map, PackPart, Rows
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line
 from headrace.io.ranges import ByteRanges

@@ -16,7 +16,7 @@ from headrace.formats import source
 from headrace.formats.arrays.reader import OpenArrays, read_joined
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.concat import ConcatSource
-from headrace.formats.describe import Description
+from headrace.formats.source import Description
 from headrace.formats.sparse.matrix import Matrix
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray

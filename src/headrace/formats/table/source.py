@@ -32,9 +32,8 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.reader import ChunkCache, visit
-from headrace.formats.describe import Column, Description
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.source import Locatable, Rows, RowSource
+from headrace.formats.source import Column, Description, Locatable, Rows, RowSource
 from headrace.formats.table.arrow import INDEX, ArrowTable
 from headrace.formats.table.columns import Numbers, is_categorical, pyarrow
 from headrace.formats.table.files import (

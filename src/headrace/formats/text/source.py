@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.formats.describe import Column, Description
 from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.source import Locatable, block_length
+from headrace.formats.source import Column, Description, Locatable, block_length
 from headrace.formats.text import records
 from headrace.formats.text.index import (
     Places,
