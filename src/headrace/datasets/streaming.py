@@ -162,18 +162,14 @@ def _open(
     files = resolve(urls, _SHARDS, reach, name="urls")
     warn_of_splits(files)
     kind = _kind_of(files)
-    of_arrays = kind in ("h5", "zarr")
-    for name, is_needless in (
-        ("decode", decode is not True and kind != "tar"),
-        ("dataset_name", dataset_name is not None and not of_arrays),
-        ("target_name", target_name is not None and not of_arrays),
-    ):
-        if is_needless:
-            raise ConfigError(
-                f"{name} is for {'.tar' if name == 'decode' else '.h5 and .zarr'} shards, and "
-                f"these are .{kind}: leave it out"
-            )
     is_named = dataset_name is not None or target_name is not None
+    if decode is not True and kind != "tar":
+        raise ConfigError(f"decode is for .tar shards, and these are .{kind}: leave it out")
+    if is_named and kind not in ("h5", "zarr"):
+        raise ConfigError(
+            "dataset_name and target_name are for .h5 and .zarr shards, and these are "
+            f".{kind}: leave them out"
+        )
     cache_dir = passed.get("cache_dir")
     progress = passed.get("progress")
     usage = passed.get("max_memory_usage", 0.8)
@@ -182,7 +178,7 @@ def _open(
         members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
         of_members = TarDecoder(decode, budget.left)
         return kind, BaseDataset(members, sample_decoder=of_members, **passed)
-    if not of_arrays:
+    if kind in ("jsonl", "txt"):
         unit = "record" if kind == "jsonl" else "line"
         lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
         return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
@@ -208,21 +204,17 @@ def _kind_of(files: FileSet) -> str:
         FormatError: a name does not say.
     """
     first: dict[str, str] = {}
-    for number, name in enumerate(map(os.fsdecode, files.names)):
+    for path, name in zip(files.urls(), map(os.fsdecode, files.names), strict=True):
         kinds = [kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)]
-        kind = "zarr"
-        if kinds:
-            kind = kinds[0]
+        if not kinds and not files.is_remote and is_zarr(path):
+            kinds = ["zarr"]
         if not kinds:
-            path = files.url(number)
-            if files.is_remote or not is_zarr(path):
-                known = ", ".join(endings[0] for endings in _ENDINGS.values())
-                raise FormatError(
-                    f"{redact(path)}: its name does not say which kind of shard it is; known are "
-                    f"{known}"
-                )
-        if kind not in first:
-            first[kind] = files.url(number)
+            known = ", ".join(endings[0] for endings in _ENDINGS.values())
+            raise FormatError(
+                f"{redact(path)}: its name does not say which kind of shard it is; known are "
+                f"{known}"
+            )
+        first.setdefault(kinds[0], path)
     if len(first) > 1:
         listed = ", ".join(map(redact, first.values()))
         raise ConfigError(

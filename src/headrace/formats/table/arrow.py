@@ -412,12 +412,16 @@ class _StoredRows:
         counts = lengths + filled
         data = self._joined(next(self._buffers), begins * width, (begins + counts) * width)
         offsets = np.frombuffer(data, dtype).astype(np.int64)
-        last = np.cumsum(counts)[filled] - 1  # of each span that is not empty
-        firsts = np.zeros_like(begins)
-        ends = np.zeros_like(begins)
-        firsts[filled] = offsets[last - lengths[filled]]
-        ends[filled] = offsets[last]
-        sizes = np.delete(np.diff(offsets), last[:-1])
+        if (lengths == 1).all():  # rows of the column itself
+            firsts, ends = offsets.reshape(-1, 2).T
+            sizes = ends - firsts
+        else:
+            last = np.cumsum(counts)[filled] - 1  # of each span that is not empty
+            firsts = np.zeros_like(begins)
+            ends = np.zeros_like(begins)
+            firsts[filled] = offsets[last - lengths[filled]]
+            ends[filled] = offsets[last]
+            sizes = np.delete(np.diff(offsets), last[:-1])
         if firsts.min(initial=0) < 0 or sizes.min(initial=0) < 0:
             raise FormatError("a value would end before it begins: the file is damaged")
         made = np.zeros(len(sizes) + 1, dtype)
