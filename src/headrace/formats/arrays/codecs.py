@@ -21,11 +21,6 @@ from isal import isal_zlib
 
 from headrace.errors import FormatError
 
-
-class TooLongError(FormatError):
-    """More comes of data than should: what nobody should decode."""
-
-
 Bytes = Any
 """bytes, a memoryview of them, or a uint8 array."""
 
@@ -138,7 +133,7 @@ class Inflate(Codec):
         stream = isal_zlib.decompressobj(self.wbits)
         out = stream.decompress(data, size + 1)
         if len(out) > size:
-            raise TooLongError(f"more than {size:,} bytes come of it")
+            raise FormatError(f"more than {size:,} bytes come of it")
         if len(out) < size or not stream.eof:
             raise FormatError("a deflate stream that is cut short")
         if self.wbits == GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
@@ -222,9 +217,7 @@ class Zstd(Codec):
         content_size, decompress = getattr(_local, "zstd", None) or _zstd_of_thread()
         said = content_size(data)
         if said != size and said != -1:
-            raise (TooLongError if said > size else FormatError)(
-                f"{said:,} bytes would come of it, not {size:,}"
-            )
+            raise FormatError(f"{said:,} bytes would come of it, not {size:,}")
         if said:
             return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
         return b""
@@ -255,8 +248,7 @@ class Blosc(Codec):
         head = bytes(data[:16])
         said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
         if len(head) < 16 or said != size or packed != len(data):
-            kind = TooLongError if said > size else FormatError
-            raise kind(
+            raise FormatError(
                 f"blosc's header says {packed:,} bytes that become {said:,}, and there are "
                 f"{len(data):,} for {size:,}"
             )

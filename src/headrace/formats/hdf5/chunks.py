@@ -1,15 +1,12 @@
 """The chunks of an HDF5 dataset, read directly or through h5py.
 
 Straight from the file, by a table of offsets and with our own codecs, where that is known to give
-what HDF5 would, which is compared for a chunk or two; else through h5py. Which one a dataset takes,
-and why, stands in `Chunks.how`.
+what HDF5 would; else through h5py. Which one a dataset takes, and why, stands in `Chunks.how`.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 import math
 import operator
 import os
@@ -21,13 +18,8 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import (
-    AccessError,
     ConfigError,
-    DataNotFoundError,
-    FileChangedError,
     FormatError,
-    HeadraceError,
-    RemoteError,
 )
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
@@ -43,7 +35,6 @@ from headrace.formats.arrays.codecs import (
     Fletcher32,
     Inflate,
     Pipeline,
-    TooLongError,
     Unshuffle,
     Zstd,
     codec_versions,
@@ -61,12 +52,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 
-_log = logging.getLogger(__name__)
-
 _CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
-# decoded bytes of a chunk up to which it is read in both ways when the file is opened
-_PROBE = 16 << 20
-_OF_THE_WAY = (RemoteError, FileChangedError, DataNotFoundError, AccessError)
 
 
 class HDF5Array:
@@ -231,8 +217,9 @@ def _direct_chunks(
     fill = _fill_value(dataset, dtype)
     if fill is None and not is_whole:
         return "what was not written is no zeros, and each element an array"
+    whole = Grid(shape, (*grid.chunks, *elements))
     chunks = DirectChunks(
-        Grid(shape, (*grid.chunks, *elements)),
+        whole,
         dtype,
         ChunkTable(path, hdf5.files, places, None if is_whole else written),
         Pipeline(_codecs_of(dataset)),
@@ -241,7 +228,30 @@ def _direct_chunks(
         name=name,
         fill=fill,
     )
-    return hdf5.doubt(path, name, functools.partial(_doubt_of, dataset, chunks, written)) or chunks
+    if chunks.pipeline and _lacks_filters(chunks, grid, written, places):
+        return "chunks at its edge may lie there without their filters"
+    return chunks
+
+
+def _lacks_filters(chunks: DirectChunks, grid: Grid, written: IntArray, places: IntArray) -> bool:
+    """True if chunks at the edge may lie in the file as they are, of which HDF5 says nothing: one
+    is as long as in memory, and is not what its filters make of one.
+    """
+    is_edge = np.zeros(len(written), bool)
+    along = zip(np.unravel_index(written, grid.counts), *grid, grid.counts, strict=True)
+    for at, extent, chunk, count in along:
+        is_edge |= (at == count - 1) & bool(extent % chunk)
+    doubtful = written[is_edge & (places[1] == chunks.nbytes) & (places[2] == 0)]
+    if not len(doubtful):
+        return False
+    if all(codec.adds == 0 for codec in chunks.pipeline.codecs):
+        return True
+    number = int(doubtful[0])
+    try:
+        chunks.decode(number, chunks.read([number])[0])
+    except FormatError:
+        return True
+    return False
 
 
 def _obstacle_of(dataset: h5py.Dataset) -> str | None:
@@ -265,8 +275,8 @@ def _obstacle_of(dataset: h5py.Dataset) -> str | None:
         return "it has no elements"
     if dataset.chunks is None:
         return None
-    if not hasattr(dataset.id, "chunk_iter"):
-        return "this HDF5 has no chunk_iter"
+    if dataset.file.userblock_size and h5py.version.hdf5_version_tuple < (2, 0, 0):
+        return "this HDF5 may list its chunks without the file's user block"
     grows = [axis for axis, extent in enumerate(dataset.maxshape) if extent is None]
     # HDF5 2.0 gives wrong places for them, where they are kept in an extensible array
     if len(grows) == 1 and grows != [0]:
@@ -361,76 +371,6 @@ def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[IntArray, I
     if odd.any() or not in_order:
         return None
     return np.ravel_multi_index(tuple(places[inside].T), grid.counts), table[:, inside]
-
-
-# -- comparison with h5py
-
-
-def _doubt_of(dataset: h5py.Dataset, chunks: DirectChunks, written: IntArray) -> str | None:
-    """What speaks against the direct path when one chunk, and one at an edge, are read in both
-    ways.
-
-    HDF5 says nowhere whether chunks at the edge are filtered, and filters may have options that we
-    don't know. What h5py can't read either is damaged, and leaves no doubt.
-    """
-    grid = chunks.grid
-    if not len(written):
-        return None
-    # earlier versions of HDF5 counted offsets from the end of a user block
-    if not chunks.pipeline and not dataset.file.userblock_size:
-        return None
-    probed = {int(written[0])}
-    for axis, (extent, chunk, count) in enumerate(zip(*grid, grid.counts, strict=True)):
-        if extent % chunk:
-            at_edge = written // math.prod(grid.counts[axis + 1 :]) % count == count - 1
-            probed.update(written[np.flatnonzero(at_edge)[:1]].tolist())
-    # which takes long: of these only such as may not have been filtered, by their sizes
-    if chunks.nbytes > _PROBE:
-        numbers = np.array(list(probed), np.int64)
-        probed = set(numbers[chunks.byte_ranges(numbers).nbytes == chunks.nbytes].tolist())
-    for number in sorted(probed):
-        part = grid.part(number)
-        problem: Exception | None = None
-        whole: AnyArray | None = None
-        try:
-            whole = chunks.decode(number, chunks.read([number])[0])
-        except TooLongError:  # nor should h5py try that: it makes room for all that comes
-            continue
-        except _OF_THE_WAY:
-            raise
-        except (HeadraceError, OSError) as error:
-            problem = error
-        try:
-            with asking("h5py", chunks.where(number)):
-                expected = np.ascontiguousarray(dataset[part[: len(dataset.shape)]])
-        except _OF_THE_WAY:
-            raise
-        # h5py lacks the filter, say; damaged chunks are found when they are read
-        except Exception as error:
-            _log.info("%s: chunk %s can't be compared: %s", dataset.name, grid.place(number), error)
-            continue
-        if whole is not None:
-            ours = whole[tuple(slice(0, cut.stop - cut.start) for cut in part)]
-            if ours.tobytes() != expected.tobytes():
-                return f"chunk {grid.place(number)} is another one when it is read directly"
-        elif _is_sound(chunks, number, expected):
-            return f"chunk {grid.place(number)} can't be read directly ({problem})"
-    return None
-
-
-def _is_sound(chunks: DirectChunks, number: int, expected: AnyArray) -> bool:
-    """True if what h5py gives of a chunk that can't be decoded here is more than what lay in
-    memory, which it gives of damaged ones too.
-
-    So it is where h5py checks a checksum, or where the chunk lies in the file as it is.
-    """
-    if any(isinstance(codec, Fletcher32) for codec in chunks.pipeline.codecs):
-        return True
-    stored = chunks.read([number])[0][0]
-    if len(stored) != chunks.nbytes:
-        return False
-    whole = np.frombuffer(stored, chunks.dtype).reshape(chunks.grid.chunks)
-    return whole[tuple(map(slice, expected.shape))].tobytes() == expected.tobytes()
 
 
 # -- filters

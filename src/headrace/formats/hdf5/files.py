@@ -182,12 +182,6 @@ class HDF5Files:
         """
         return [function(path) for path in paths]
 
-    def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
-        """What speaks against decoding a dataset here: as `find` finds out, or as a remote
-        file's index says.
-        """
-        return find()
-
 
 def not_whole(path: str, error: OSError) -> FormatError:
     """The error of what h5py can't open."""

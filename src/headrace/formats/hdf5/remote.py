@@ -8,8 +8,6 @@ NOTE [ h5py and remote files ]
 * While a dataset is opened, the pages that h5py reads are recorded and become the file's index:
   superblock, groups, headers, lists of chunks, the columns of packed files. Later openings find it
   there. If they need more (another name), it is fetched, and the index is cached again with both.
-  Chunks that are read to compare our decoding with h5py's are not part of it; the result of the
-  comparison is.
 * h5py calls the file object while it holds its global lock. Destroying an h5py object needs the
   same lock. The garbage collector may do so in any thread, including those of the connections,
   which would then deadlock with the thread that waits for them. Therefore garbage collection is off
@@ -21,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -74,25 +71,20 @@ class _Known:
         self.is_new = arrays is None
         self.is_recording = False
         self.file: h5py.File | None = None
-        self.doubts: dict[str, str | None] = {}
         self._indexed: dict[int, bytes | memoryview] = {}
         self._fetched: OrderedDict[int, memoryview] = OrderedDict()
         if arrays is not None:
-            numbers, data, doubts = arrays
+            numbers, data = arrays
             view = memoryview(data)  # type: ignore[arg-type]
             for at, number in enumerate(numbers.tolist()):
                 self._indexed[number] = view[at * PAGE : (at + 1) * PAGE]
-            self.doubts = json.loads(doubts.tobytes())
 
     def arrays(self) -> Arrays:
-        """The index: the numbers of pages, sorted, their bytes, of which only the last page of a
-        file may be shorter, and what speaks against decoding, as JSON.
-        """
+        """The index: the numbers of pages, sorted, and their bytes."""
         numbers = sorted(self._indexed)
         return [
             np.array(numbers, np.int64),
             np.frombuffer(b"".join([self._indexed[number] for number in numbers]), np.uint8),
-            np.frombuffer(json.dumps(self.doubts).encode(), np.uint8),
         ]
 
     def hold(self, start: int, data: memoryview | None) -> None:
@@ -288,19 +280,6 @@ class RemoteHDF5(HDF5Files):
         known.file = known.file or self.open(path)
         with asking("h5py", redact(path)):
             yield known.file
-
-    def doubt(self, path: str, name: str, find: Callable[[], str | None]) -> str | None:
-        known = self._opening(path)
-        if known is None:
-            return find()
-        if name not in known.doubts:
-            known.is_recording = False
-            try:
-                known.doubts[name] = find()
-            finally:
-                known.is_recording = True
-            known.is_new = True
-        return known.doubts[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteHDF5, (self.files, self._kind)

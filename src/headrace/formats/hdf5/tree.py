@@ -246,8 +246,6 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
                     are_values = last in ("data", "indices") and f"{group}/indptr" in tree.file
                     is_column = is_column or not are_values
                 if is_column:
-                    # first: chunks that are compared with h5py's are not recorded, and h5py reads
-                    # them once
                     np.asarray(dataset)
                 if shape:
                     tree.reader(name)
@@ -264,7 +262,5 @@ def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
             item.attrs.get(key)
 
 
-INDEX = IndexKind("hdf5", 2, ("<i8", "u1", "u1"), _make_index)
-"""The numbers of the pages that h5py reads of a file to open datasets; these pages; and as JSON, by
-dataset, what speaks against decoding it here.
-"""
+INDEX = IndexKind("hdf5", 2, ("<i8", "u1"), _make_index)
+"""The numbers of the pages that h5py reads of a file to open datasets, and these pages."""
