@@ -43,10 +43,9 @@ INSIDE = {
     "monitor": "stats memory",
     "collate": "stack vision sequences registry",
     "loader": """
-        config state plan budget worker device build ranks epoch
+        config state plan budget signals served start fetch processes device build ranks epoch
         loader multi module
     """,
-    "loader/worker": "signals served start fetch processes",
     "datasets": """
         cells image columns arrays episodes sparse table text
         streaming indexing unnormalized open memory_efficient

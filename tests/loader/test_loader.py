@@ -813,7 +813,7 @@ def test_an_epoch_that_could_not_begin_begins_again(
         raise OSError("Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.loader.worker.processes.WorkerPool.start", fail)
+        patch.setattr("headrace.loader.processes.WorkerPool.start", fail)
         try:
             iter(loader)
         except OSError as error:

@@ -18,7 +18,7 @@ from headrace.core.reader import SHARE
 from headrace.display import is_default
 from headrace.errors import ConfigError, warn
 from headrace.loader.config import NO_WORKERS, DataLoaderConfig, Reasons, Shuffle, check_device
-from headrace.loader.worker.start import choose_context
+from headrace.loader.start import choose_context
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import cores
 from headrace.memory.processes import check_may_start, is_daemonic

@@ -45,7 +45,7 @@ from typing import Any
 import torch
 
 from headrace.collate.vision import Normalization
-from headrace.loader.worker.processes import WorkerIterator
+from headrace.loader.processes import WorkerIterator
 from headrace.memory.ring import Delivered
 from headrace.memory.tree import map_tensors
 

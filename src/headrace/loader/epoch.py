@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.device import Transfer, transfer_to
+from headrace.loader.fetch import failure_of
 from headrace.loader.plan import StreamPlan
+from headrace.loader.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
 from headrace.loader.state import Position, States
-from headrace.loader.worker.fetch import failure_of
-from headrace.loader.worker.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
 from headrace.memory.ring import Delivered
 
 if TYPE_CHECKING:

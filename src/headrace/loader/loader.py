@@ -35,8 +35,11 @@ from headrace.loader.config import (
     length_of,
 )
 from headrace.loader.epoch import EpochIterator
+from headrace.loader.fetch import Fetch, FetchIterable
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
+from headrace.loader.processes import WorkerPool, is_of_workers
 from headrace.loader.ranks import Agreement, EpochSampler, check_world, counts_as_prepared
+from headrace.loader.start import check_picklable
 from headrace.loader.state import (
     VERSION,
     LoaderState,
@@ -45,9 +48,6 @@ from headrace.loader.state import (
     check_state,
     is_stateful,
 )
-from headrace.loader.worker.fetch import Fetch, FetchIterable
-from headrace.loader.worker.processes import WorkerPool, is_of_workers
-from headrace.loader.worker.start import check_picklable
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
 from headrace.monitor.stats import Hooks, LoadingStats, OnBatch, OnSlow, Stats

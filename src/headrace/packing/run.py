@@ -46,7 +46,7 @@ from headrace.formats.source import PackPart
 from headrace.formats.tokens import KIND
 from headrace.io.checksums import replaced
 from headrace.io.paths import redact
-from headrace.loader.worker.start import choose_context, forkserver_context
+from headrace.loader.start import choose_context, forkserver_context
 from headrace.memory.budget import format_size
 from headrace.memory.processes import end_with_parent, write_full
 from headrace.packing.contents import Contents, are_files, packed_info_of

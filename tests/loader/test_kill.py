@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 JOB = Path(__file__).parent / "job.py"
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)]),
+    "PYTHONPATH": os.pathsep.join([str(JOB.parents[2]), *filter(None, sys.path)]),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_killed_job_leaves_nothing_and_goes_on(photos: Path, tmp_path: Path, m
 @pytest.mark.timeout(600)
 def test_some_rounds_of_kills_and_stops() -> None:
     """Many of them: see kill_rounds.py."""
-    script = str(JOB.parents[1] / "kill_rounds.py")
+    script = str(JOB.parent / "kill_rounds.py")
     options = ["--rounds", "10", "--seed", "3", "--load", "2", "--json"]
     command = [sys.executable, script, *options]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=580)

@@ -12,12 +12,12 @@ import pytest
 from torch.utils.data import Dataset
 
 from headrace import create_dataloader
-from tests.loader.worker.signal_job import BATCHES, MORE
+from tests.loader.signal_job import BATCHES, MORE
 
 JOB = Path(__file__).parent / "signal_job.py"
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(JOB.parents[3]), *filter(None, sys.path)]),
+    "PYTHONPATH": os.pathsep.join([str(JOB.parents[2]), *filter(None, sys.path)]),
 }
 
 

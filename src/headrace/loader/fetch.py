@@ -28,8 +28,8 @@ from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader.config import inner_datasets, length_of
+from headrace.loader.signals import leave_to_parent
 from headrace.loader.state import asked, is_stateful, iterator_of, load_state
-from headrace.loader.worker.signals import leave_to_parent
 from headrace.memory.anonymous import Flags
 from headrace.memory.processes import end_with_parent
 from headrace.memory.ring import Arena, Delivered, Delivery, Ring, outside_slot

@@ -36,7 +36,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.loader.config import inner_datasets
-from headrace.loader.worker.signals import OF_THE_JOB
+from headrace.loader.signals import OF_THE_JOB
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
 _OURS = (
@@ -53,7 +53,7 @@ _SHOWN = 60  # characters of the names of threads
 # of a pickle that each worker is sent
 _MOST_SECONDS = 0.1
 _MOST_BYTES = 16 << 20
-_SERVED = "headrace.loader.worker.served"  # imported by nothing but the fork server
+_SERVED = "headrace.loader.served"  # imported by nothing but the fork server
 _PRELOADED = ["headrace.datasets.open", "headrace.loader.loader"]
 """What the fork server imports once, for all workers that are forked from it."""
 # bytes; the address, with "/pymp-12345678/listener-12345678", may have 103 on macOS, 107 on Linux

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from headrace import ConfigError, HeadraceWarning, WorkerError, create_dataloader, pack
-from headrace.loader.worker import processes as workers
+from headrace.loader import processes as workers
 from headrace.memory.anonymous import Flags
 from tests.loader.datasets import Numbers
 from tests.testing.test_contract import SquareDataset

@@ -54,9 +54,9 @@ from torch.utils.data import DataLoader, dataloader
 
 from headrace.errors import WorkerError, warn
 from headrace.loader.config import DataLoaderConfig
-from headrace.loader.worker.fetch import Fetch, WorkerInit, as_delivered
-from headrace.loader.worker.signals import OF_THE_JOB
-from headrace.loader.worker.start import choose_context
+from headrace.loader.fetch import Fetch, WorkerInit, as_delivered
+from headrace.loader.signals import OF_THE_JOB
+from headrace.loader.start import choose_context
 from headrace.memory.anonymous import Flags
 from headrace.memory.ring import Delivered, Ring
 from headrace.order import BatchRequest

@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from headrace.loader.worker import start
-from headrace.loader.worker.start import choose_context, other_threads
+from headrace.loader import start
+from headrace.loader.start import choose_context, other_threads
 from headrace.testing.contract import unusual_defaults
 from tests.testing.test_contract import SquareDataset
 
@@ -166,7 +166,7 @@ def test_forkserver_socket_fits_beside_a_long_tmpdir(
 
 SERVED = """
 import os, signal, time
-from headrace.loader.worker.start import choose_context
+from headrace.loader.start import choose_context
 
 if __name__ == "__main__":
     process = choose_context("forkserver", [], [])[0].Process(target=time.sleep, args=(100,))

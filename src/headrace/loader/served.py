@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 
-from headrace.loader.worker.signals import OF_THE_JOB
+from headrace.loader.signals import OF_THE_JOB
 
 _COMMAND = r"from multiprocessing\.forkserver import main; main\((\d+), "
 
