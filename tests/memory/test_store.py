@@ -141,7 +141,8 @@ class StoreMachine(RuleBasedStateMachine):
         max_items=st.none() | st.integers(1, 5),
     )
     def make(self, policy: str, capacity: int, max_items: int | None) -> None:
-        self.store = SampleStore(12, capacity, policy, max_items, rows=False)
+        self.store = SampleStore(12, capacity, policy, max_items)
+        self.store._kind = 2  # entries of any kind
         self.max_items = max_items
         self.last: dict[int, Any] = {}
         self.versions = itertools.count()

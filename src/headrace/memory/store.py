@@ -212,7 +212,6 @@ class SampleStore:
         max_items: maximum number of samples.
         memory: memory of the store, whose size `sizes` returns: zeros, or a store of the same
             length and capacity. None: anonymous memory.
-        rows: False: samples are known not to be arrays of one shape and dtype.
     """
 
     _head = _Number(0)
@@ -236,7 +235,6 @@ class SampleStore:
         policy: str = "keep",
         max_items: int | None = None,
         memory: AnonymousMemory | None = None,
-        rows: bool = True,
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
@@ -249,8 +247,6 @@ class SampleStore:
         self._open()
         if policy == "lru":
             self.use_lru()
-        if not rows and self._kind == _UNDECIDED:
-            self._kind = _MIXED
 
     @staticmethod
     def sizes(length: int, capacity: int) -> tuple[int, int]:
