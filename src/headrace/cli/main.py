@@ -30,14 +30,7 @@ from headrace.errors import (
 )
 from headrace.io.paths import is_url, redact
 
-_OF_ALL = {**info.VERBS, **measure.VERBS, **packs.VERBS, **machine.VERBS}
-VERBS = {
-    name: _OF_ALL[name]
-    for name in (
-        *("info", "preview", "bench", "profile", "pack", "verify", "status", "join", "index"),
-        *("cache", "env"),
-    )
-}
+VERBS = {**info.VERBS, **measure.VERBS, **packs.VERBS, **machine.VERBS}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
