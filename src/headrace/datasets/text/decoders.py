@@ -242,6 +242,11 @@ class TextDecoder(Decoder):
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
         return None
 
+    def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
+        if collating.join is None or dataset.targets is not None or self.splits_targets:
+            return None
+        return JoinedIds(dataset, collating, self.is_marked)
+
     @abstractmethod
     def text_of(self, index: int, reader: SampleReader) -> str:
         """The text of a sample before it is tokenised, by its number in the source.
@@ -463,12 +468,19 @@ class Texts(TextDecoder):
         return lengths
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if self.splits_targets:
-            return None
-        options = self.options
-        return reader_of_ids(
-            dataset, collating, options.tokenizer, options.max_length, self.is_marked
-        )
+        reader = super().own_reader(dataset, collating)
+        source = dataset.sample_source
+        tokenizer = self.options.tokenizer
+        if (
+            reader is not None
+            and isinstance(source, LinesSource)
+            and not source.has_records
+            and type(tokenizer) is CharTokenizer
+            and dataset.value_source.is_direct
+            and not source.files.is_remote
+        ):
+            return JoinedLines(dataset, collating, source, tokenizer, self.options.max_length)
+        return reader
 
 
 def _text_or_ids(value: Any, column: str) -> Any:
@@ -573,9 +585,28 @@ class TokensDecoder(TextDecoder):
         return length * (8 + 8 * self.is_marked + 4)
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if self._are_blocks:
-            return reader_of_blocks(dataset, collating, self.is_marked)
-        return reader_of_ids(dataset, collating, None, None, self.is_marked)
+        if not self._are_blocks:
+            return super().own_reader(dataset, collating)
+        source = dataset.sample_source
+        if not collating.stacks or not dataset.value_source.is_direct:
+            return None
+        if not isinstance(source, BlocksSource):
+            return None
+        long = ArraySpec((source.length,), np.dtype(np.int64))
+        columns = {"input_ids": long}
+        if self.is_marked:
+            columns["labels"] = long
+        columns["document_ids"] = ArraySpec((source.length,), np.dtype(np.int32))
+
+        def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+            numbers = indices.tolist()
+            source.read_into(numbers, outs["input_ids"])
+            source.documents_into(numbers, outs["document_ids"])
+            if self.is_marked:
+                unmark(outs["input_ids"], outs["labels"])
+            return int(outs["input_ids"].size) * source.dtype.itemsize
+
+        return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)
 
 
 # -- batches
@@ -672,61 +703,3 @@ class JoinedLines(JoinedIds):
         if batch is None:  # the collator must see the samples
             return super().read(request)
         return MadeBatch(batch, len(request))
-
-
-def reader_of_ids(
-    dataset: BaseDataset,
-    collating: Collating,
-    tokenizer: Any,
-    max_length: int | None,
-    is_marked: bool,
-) -> BatchReader | None:
-    """What makes padded batches, where samples are ids and nothing else. None: samples are made one
-    by one.
-
-    Args:
-        dataset: whose values are ids.
-        collating: the collate function.
-        tokenizer, max_length: how its texts become ids.
-        is_marked: True if the ids have marks.
-    """
-    if collating.join is None or dataset.targets is not None:
-        return None
-    source = dataset.sample_source
-    if (
-        isinstance(source, LinesSource)
-        and not source.has_records
-        and type(tokenizer) is CharTokenizer
-        and dataset.value_source.is_direct
-        and not source.files.is_remote
-    ):
-        return JoinedLines(dataset, collating, source, tokenizer, max_length)
-    return JoinedIds(dataset, collating, is_marked)
-
-
-def reader_of_blocks(
-    dataset: BaseDataset, collating: Collating, is_marked: bool
-) -> BatchReader | None:
-    """What makes batches of blocks, where they are stacked and not held. None: samples are made one
-    by one.
-    """
-    source = dataset.sample_source
-    if not collating.stacks or not dataset.value_source.is_direct:
-        return None
-    if not isinstance(source, BlocksSource):
-        return None
-    long = ArraySpec((source.length,), np.dtype(np.int64))
-    columns = {"input_ids": long}
-    if is_marked:
-        columns["labels"] = long
-    columns["document_ids"] = ArraySpec((source.length,), np.dtype(np.int32))
-
-    def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
-        numbers = indices.tolist()
-        source.read_into(numbers, outs["input_ids"])
-        source.documents_into(numbers, outs["document_ids"])
-        if is_marked:
-            unmark(outs["input_ids"], outs["labels"])
-        return int(outs["input_ids"].size) * source.dtype.itemsize
-
-    return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)
