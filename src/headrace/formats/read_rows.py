@@ -15,10 +15,10 @@ a scratch array, and copied from there; other rows are read directly into the re
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
 
@@ -117,45 +117,38 @@ def _of_dataset(dataset: Any, name: str | None) -> Source:
     return source
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) -> Iterator[Source]:
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
     kind, found = look_for(path, (HDF5, ZARR), remote)
-    sources: list[Any] = []
     if kind is ZARR:
         files = resolve(found or path, ZARR, remote)
         store = OpenZarr(files.server, direct=direct)
-        try:
-            sources += [ZarrSource(one, name, opened=store) for one in files.urls()]
-            yield _joined(sources)
-        finally:
-            store.close()
+        with contextlib.closing(store):
+            yield _joined([ZarrSource(one, name, opened=store) for one in files.urls()])
         return
-    shown = redact(entries_of(path)[0])
     if kind is None:
         raise FormatError(
-            f"{shown} is no HDF5 file and no Zarr store: read_rows reads arrays of these"
+            f"{redact(entries_of(path)[0])} is no HDF5 file and no Zarr store: read_rows reads "
+            "arrays of these"
         )
-    paths, opened = open_files(found or path, remote, direct)
+    paths, hdf5 = open_files(found or path, remote, direct)
     wanted = name
 
     def one(path: str) -> HDF5Source:
         nonlocal wanted
         if wanted is None:
-            with opened.hdf5.reading(path) as file:
+            with hdf5.hdf5.reading(path) as file:
                 wanted = only_dataset(file, path, DATA, None)
-        return HDF5Source(path, wanted, opened=opened)
+        return HDF5Source(path, wanted, opened=hdf5)
 
-    try:
-        sources += opened.hdf5.read_each(paths, one)
-        yield _joined(sources)
-    finally:
-        opened.close()
+    with contextlib.closing(hdf5):
+        yield _joined(hdf5.hdf5.read_each(paths, one))
 
 
-def _joined(sources: list[Any]) -> Source:
+def _joined(sources: Sequence[Any]) -> Source:
     first = sources[0]
     for other in sources[1:]:
         if other.rows_are != first.rows_are:
