@@ -143,7 +143,8 @@ class Loader(DataLoader[B]):
             job = (config.num_workers or 0, world.world_size, world.rank)
             self._states = States(*job, is_stream)
         self._pool: WorkerPool | None = None
-        super().__init__(dataset, **self._torch_arguments())  # type: ignore[arg-type]  # torch takes sequences too
+        arguments = self._torch_arguments()
+        super().__init__(dataset, **arguments)  # type: ignore[arg-type]  # it takes sequences too
         self._agreement: Agreement | None = None
         if self.given.rank is None and world.world_size > 1 and self._is_ordered:
             # what the batches of all ranks together depend on

@@ -230,7 +230,8 @@ class WorkerIterator(TorchIterator):
         """Torch's, which looks at the workers only after `timeout`, and believes `is_alive`."""
         until = time.monotonic() + timeout
         while (left := until - time.monotonic()) > 0:
-            succeeded, data = super()._try_get_data(min(left, _LOOK_EVERY))  # type: ignore[no-untyped-call]
+            seconds = min(left, _LOOK_EVERY)
+            succeeded, data = super()._try_get_data(seconds)  # type: ignore[no-untyped-call]
             if succeeded:
                 return True, data
             if any(map(has_ended, self._workers)):
