@@ -51,7 +51,6 @@ from headrace.memory.processes import (
     wait_for_lock,
     write_full,
 )
-from headrace.memory.store import holds_samples, is_unused
 
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"hr-blk-1"
@@ -410,6 +409,8 @@ def cache_entries(folder: str) -> list[CacheEntry]:
 
 def _entry(path: str, name: str) -> CacheEntry | None:
     """A file by its name; None: it is none of headrace's."""
+    from headrace.memory.store import holds_samples, is_unused  # needs torch
+
     base = name
     is_temporary = name.endswith(TEMPORARY)
     if is_temporary:
@@ -477,6 +478,8 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
 
 
 def _remove(path: str) -> bool:
+    from headrace.memory.store import holds_samples, is_unused
+
     if holds_samples(os.path.basename(path)):
         return is_unused(path, remove=True)
     try:
