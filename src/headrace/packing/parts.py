@@ -152,7 +152,9 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
         )
     wanted = np.arange(1, count) * (total / count)
     inner = np.searchsorted(ends, wanted, side="left") + 1
-    return distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])).tolist()  # type: ignore[no-any-return]
+    edges = np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])
+    numbers: list[int] = distinct(edges).tolist()
+    return numbers
 
 
 def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
