@@ -356,7 +356,9 @@ def _is_whole(content: bytes) -> bool:
     )
 
 
-_ARRAYS = re.compile(r"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{16,}\.bin$")
+# -- what lies in a cache_dir
+
+_ARRAYS = re.compile(rf"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{{16,}}\.bin(\.[^.]*\{TEMPORARY})?$")
 _BLOCKS = re.compile(r"blocks-(\d+)$")
 BLOCKS = "blocks of remote files"
 SAMPLES = "samples shared by the ranks of this machine"
@@ -391,73 +393,46 @@ def cache_entries(folder: str) -> list[CacheEntry]:
     Raises:
         AccessError: it may not be listed.
     """
+    from headrace.memory.store import holds_samples  # needs torch
+
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise AccessError(f"{redact(folder)} can't be listed: {error.strerror or error}") from error
-    found: list[CacheEntry] = []
+    found: list[CacheEntry | None] = []
     for name in names:
         path = os.path.join(folder, name)
         if _BLOCKS.match(name):
-            found += _blocks_in(path)
-        elif (entry := _entry(path, name)) is not None:
-            found.append(entry)
-    return found
+            for below, _, files in os.walk(path):
+                for file in files:
+                    if file.endswith((BLOCK_ENDING, TEMPORARY)):
+                        found.append(_entry(os.path.join(below, file), BLOCKS))
+        elif holds_samples(name):
+            found.append(_entry(path, SAMPLES))
+        elif (match := _ARRAYS.match(name)) is not None:
+            found.append(_entry(path, f"arrays: {match[1]}"))
+    return [entry for entry in found if entry is not None]
 
 
-def _entry(path: str, name: str) -> CacheEntry | None:
-    """A file by its name; None: it is none of headrace's."""
-    from headrace.memory.store import holds_samples, is_unused  # needs torch
+def _entry(path: str, what: str) -> CacheEntry | None:
+    """A file; None: it is gone, or none."""
+    from headrace.memory.store import is_unused
 
-    base = name
-    is_temporary = name.endswith(TEMPORARY)
-    if is_temporary:
-        base = name.removesuffix(TEMPORARY).rpartition(".")[0]
-    match = _ARRAYS.match(base)
-    if match is not None:
-        what = f"arrays: {match[1]}"
-    elif holds_samples(name):
-        what = SAMPLES
-    else:
-        return None
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         if stat.S_ISREG(status.st_mode):
-            is_abandoned = is_unused(path) if what == SAMPLES else is_temporary and _is_old(status)
-            return CacheEntry(
-                path,
-                REST if is_abandoned else what,
-                status.st_size,
-                _used(status),
-                status.st_uid,
-                is_abandoned,
-            )
+            if what == SAMPLES:
+                is_abandoned = is_unused(path)
+            else:
+                is_old = status.st_mtime < time.time() - ABANDONED_S
+                is_abandoned = path.endswith(TEMPORARY) and is_old
+            if is_abandoned:
+                what = REST
+            used = max(status.st_mtime, status.st_atime)
+            return CacheEntry(path, what, status.st_size, used, status.st_uid, is_abandoned)
     return None
-
-
-def _blocks_in(folder: str) -> Iterator[CacheEntry]:
-    for below, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(below, name)
-            if name.endswith((BLOCK_ENDING, TEMPORARY)):
-                with contextlib.suppress(OSError):
-                    status = os.lstat(path)
-                    is_abandoned = name.endswith(TEMPORARY) and _is_old(status)
-                    what = REST if is_abandoned else BLOCKS
-                    yield CacheEntry(
-                        path, what, status.st_size, _used(status), status.st_uid, is_abandoned
-                    )
-
-
-def _is_old(status: os.stat_result) -> bool:
-    """True if a temporary file has no writer any more."""
-    return status.st_mtime < time.time() - ABANDONED_S
-
-
-def _used(status: os.stat_result) -> float:
-    return max(status.st_mtime, status.st_atime)
 
 
 def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
@@ -466,24 +441,19 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
 
     What a job of this machine shares among its ranks stays, as long as the job runs.
     """
+    from headrace.memory.store import holds_samples, is_unused
+
     removed = []
     since = time.time() - older_than
     for entry in entries:
-        in_use = entry.what == SAMPLES and not entry.is_abandoned
-        if entry.user != user_id() or in_use or not (entry.is_abandoned or entry.used <= since):
+        is_wanted = entry.is_abandoned or (entry.what != SAMPLES and entry.used <= since)
+        if entry.user != user_id() or not is_wanted:
             continue
-        if _remove(entry.path):
+        if holds_samples(os.path.basename(entry.path)):
+            if is_unused(entry.path, remove=True):
+                removed.append(entry)
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or in a folder not to be written to
+            os.unlink(entry.path)
             removed.append(entry)
     return removed
-
-
-def _remove(path: str) -> bool:
-    from headrace.memory.store import holds_samples, is_unused
-
-    if holds_samples(os.path.basename(path)):
-        return is_unused(path, remove=True)
-    try:
-        os.unlink(path)
-    except OSError:  # gone meanwhile, or in a folder that may not be written to
-        return False
-    return True
