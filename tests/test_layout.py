@@ -37,7 +37,7 @@ INSIDE = {
         paths atomic library_errors packed_strings ranges files ordered handles local_files
         checksums array_file disk_cache remote remote_files index
     """,
-    "io/remote": "options requests client prefetch",
+    "io/remote": "options requests http client prefetch",
     "order": "permutation seeding world lanes epoch drawn ranks splits",
     "memory": "limits processes anonymous budget lru tree ring store",
     "monitor": "stats memory",

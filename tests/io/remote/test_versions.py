@@ -94,9 +94,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
     thread.join()
 
 
-@pytest.fixture
-def remote(answers: Any) -> Iterator[Any]:
-    remote = remote_of_url(f"{answers[1]}/a.bin", retries=2, deadline=20)
+@pytest.fixture(params=[None, {"client_kwargs": {"trust_env": False}}], ids=["plain", "fsspec"])
+def remote(answers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    remote = remote_of_url(f"{answers[1]}/a.bin", request.param, retries=2, deadline=20)
     yield remote
     remote.close()
 

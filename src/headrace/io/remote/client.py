@@ -44,6 +44,7 @@ from headrace.io.files import Version
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
 from headrace.io.remote import requests
+from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.requests import (
     Answer,
@@ -115,6 +116,9 @@ class Remote:
         self._counts: Counter[str] = Counter()
         self._given_up = 0  # pieces, since something came
         self._denied = 0  # the same, since this user may not have them
+        self._plain: HTTPRanges | None = None
+        self._is_plain: bool | None = None  # nobody has looked
+        self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -285,6 +289,12 @@ class Remote:
 
     def close(self) -> None:
         """Ends this process's connections; the next call opens new ones."""
+        with self._lock:
+            plain = self._plain
+            self._plain = None
+            self._is_plain = None
+        if plain is not None:
+            plain.close()
         self._filesystem.close()
 
     # -- one piece
@@ -311,8 +321,16 @@ class Remote:
         return Version(int(info["size"]), None if tag is None else str(tag))
 
     async def _whole(self, url: str) -> bytes:
-        def ask(attempt: Attempt) -> Awaitable[bytes]:
-            return requests.fetch_whole(self.filesystem, self._path(url), attempt)
+        async def ask(attempt: Attempt) -> bytes:
+            path = self._path(url)
+            if self._has_plain_wholes:
+                try:
+                    answer = await self._by_http(path, 0, None, None, attempt)
+                    if answer is not None:
+                        return bytes(answer.data)
+                except NotPlainError:
+                    self._has_plain_wholes = False
+            return await requests.fetch_whole(self.filesystem, path, attempt)
 
         data: bytes = await self._persist(ask, self.shown(url))
         self._count(bytes_fetched=len(data))
@@ -320,7 +338,7 @@ class Remote:
 
     async def _piece(
         self, url: str, start: int, stop: int, versions: Mapping[str, Version]
-    ) -> bytes:
+    ) -> bytes | bytearray:
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
         tag = ""
@@ -331,9 +349,14 @@ class Remote:
                 etag = tag
 
         async def ask(attempt: Attempt) -> Answer:
-            answer = await requests.fetch(
-                self.filesystem, self._path(url), start, stop, etag, attempt
-            )
+            path = self._path(url)
+            answer = None
+            try:
+                answer = await self._by_http(path, start, stop, etag, attempt)
+            except NotPlainError:
+                self._is_plain = False
+            if answer is None:
+                answer = await requests.fetch(self.filesystem, path, start, stop, etag, attempt)
             if len(answer.data) != stop - start:
                 raise WrongLengthError(f"the answer has {len(answer.data):,} bytes")
             return answer
@@ -352,6 +375,23 @@ class Remote:
             )
         self._count(bytes_fetched=len(answer.data))
         return answer.data
+
+    async def _by_http(
+        self, path: str, start: int, stop: int | None, etag: str | None, attempt: Attempt
+    ) -> Answer | None:
+        """By plain HTTP, past fsspec; None: that is not all that is needed."""
+        filesystem = self.filesystem
+        with self._lock:
+            if self._is_plain is None:
+                headers = plain_headers(filesystem)
+                self._is_plain = headers is not None
+                self._plain = None if headers is None else HTTPRanges(headers, MOST_URGENT)
+            plain = self._plain
+            if plain is None or not self._is_plain:
+                return None
+        url = str(filesystem.encode_url(path))
+        read = functools.partial(plain.read, url, start, stop, etag, attempt)
+        return await asyncio.get_running_loop().run_in_executor(plain.pool, read)
 
     async def _persist(self, ask: Ask, where: str, hurries: bool = True) -> Any:
         """Asks until an answer comes, or retries or deadline are through; of the deadline an
@@ -458,7 +498,7 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_urgent", "_ahead", "_questions", "_counts", "_lock")
+        own = ("_urgent", "_ahead", "_questions", "_counts", "_lock", "_plain", "_is_plain")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

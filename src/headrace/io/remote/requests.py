@@ -57,6 +57,17 @@ class Attempt:
         """So many bytes more."""
         self._nbytes += nbytes
 
+    def left(self) -> float:
+        """Seconds.
+
+        Raises:
+            TimeoutError: none are.
+        """
+        left = self._end + self._nbytes / SLOWEST - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(self.shortfall)
+        return left
+
     @property
     def shortfall(self) -> str:
         """What has come, when its time is over, in words."""
@@ -78,10 +89,7 @@ class Attempt:
         task = asyncio.ensure_future(answer)
         try:
             while not task.done():
-                left = self._end + self._nbytes / SLOWEST - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(self.shortfall)
-                await asyncio.wait({task}, timeout=left)
+                await asyncio.wait({task}, timeout=self.left())
             return task.result()
         except BaseException:
             task.cancel()
@@ -163,7 +171,8 @@ async def fetch(
             headers["If-Match"] = etag
         async with await _request(fs, "GET", path, **headers) as answer:
             answer.raise_for_status()
-            size = checked_size(answer, start, stop)
+            length = answer.content_length
+            size = checked_size(answer.status, answer.headers, length, start, stop)
             async for part in answer.content.iter_chunked(PART):
                 parts.append(part)
                 attempt.came(len(part))
@@ -355,25 +364,31 @@ class Answer(NamedTuple):
         size: bytes of the whole file.
     """
 
-    data: bytes
+    data: bytes | bytearray
     etag: str | None = None
     modified: str | None = None
     size: int | None = None
 
 
-def checked_size(answer: Any, start: int, stop: int) -> int | None:
-    """The size of the whole file, as the head of an answer of aiohttp says it; None: it does not.
+def checked_size(
+    status: int, headers: Any, length: int | None, start: int, stop: int
+) -> int | None:
+    """The size of the whole file, as the head of an answer says it; None: it does not.
+
+    Args:
+        status, headers: of the answer.
+        length: of its body; None: it does not say so.
+        start, stop: of the bytes that were asked for.
 
     Raises:
         UnsuitableError: the server compresses, knows no ranges, or does not say which bytes it
             sends.
         WrongLengthError: it sends other bytes.
     """
-    check_encoding(answer.headers)
-    length: int | None = answer.content_length
-    if answer.status != 206:
+    check_encoding(headers)
+    if status != 206:
         if start or length != stop:
-            if "bytes" not in answer.headers.get("Accept-Ranges", ""):
+            if "bytes" not in headers.get("Accept-Ranges", ""):
                 raise UnsuitableError(
                     f"the server sends whole files where a range is asked for. {_NO_RANGES}"
                 )
@@ -382,7 +397,7 @@ def checked_size(answer: Any, start: int, stop: int) -> int | None:
                 "where it must know of ranges)"
             )
         return length
-    size = checked_range(answer.headers.get("Content-Range"), start, stop)
+    size = checked_range(headers.get("Content-Range"), start, stop)
     if length not in (None, stop - start):
         raise WrongLengthError(f"the answer has {length:,} bytes")
     return size
