@@ -5,6 +5,8 @@ rows. Whole files come as they are.
 import contextlib
 import gzip
 import itertools
+import pickle
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headrace import TextDataset
+from headrace import HeadraceWarning, TextDataset
 from headrace.errors import FileChangedError, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote.options import RemoteOptions
@@ -140,18 +142,34 @@ def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote:
 
 
 @pytest.mark.parametrize("heeds_if_match", [True, False])
-def test_redirection_to_another_version_is_an_error(
-    answers: Any, remote: Any, heeds_if_match: bool
-) -> None:
+def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_match: bool) -> None:
     server, url = answers
-    server.heeds_if_match, server.mirrors = heeds_if_match, itertools.repeat("p")
-    for mirror in "pq":
+    draws = map(random.Random(1).choice, itertools.repeat("pq"))
+    server.heeds_if_match, server.mirrors = heeds_if_match, draws
+    for mirror in "pqr":
         server.files[f"{mirror}/a.bin"], server.tags[f"{mirror}/a.bin"] = CONTENT, f'"{mirror}"'
-    wanted = [Range(f"{url}/a.bin", 3, 1000, versions_of(remote, [f"{url}/a.bin"])[0])]
-    assert read(remote, wanted) == [CONTENT[3:1000]]
-    server.mirrors = itertools.repeat("q")
-    with pytest.raises(FileChangedError, match=r"a\.bin"):
+    version = versions_of(remote, [f"{url}/a.bin"])[0]
+    wanted = [Range(f"{url}/a.bin", at, at + 1000, version) for at in range(0, 500_000, 100_000)]
+    with pytest.warns(HeadraceWarning, match=r'\("[pq]" and "[pq]"\)') as caught:
+        for one in wanted * 4:
+            assert read(remote, [one]) == [CONTENT[one.start : one.stop]]
+    assert len(caught) == 1
+    server.mirrors, server.files["r/a.bin"] = itertools.repeat("r"), CONTENT[::-1]
+    with pytest.raises(FileChangedError, match=r'its version is "r", and was "[pq]"'):
         read(remote, wanted)
+
+
+def test_mirror_that_answers_without_redirection(answers: Any, remote: Any) -> None:
+    server, url = answers
+    server.mirrors, server.heeds_if_match = itertools.repeat("p"), False
+    server.files["p/a.bin"], server.tags["p/a.bin"] = CONTENT, '"p"'
+    wanted = [Range(f"{url}/a.bin", 3, 1000, versions_of(remote, [f"{url}/a.bin"])[0])]
+    server.mirrors = None
+    with (
+        contextlib.closing(pickle.loads(pickle.dumps(remote))) as in_worker,
+        pytest.warns(HeadraceWarning, match=r'\("p" and "1"\)'),
+    ):
+        assert read(in_worker, wanted) == [CONTENT[3:1000]]
 
 
 def _texts(path: Any) -> list[str]:

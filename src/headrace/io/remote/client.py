@@ -23,12 +23,20 @@ NOTE [ a fetch ]
   second on at WARNING.
 * After a piece has failed, each further piece is requested only once until one succeeds, so that
   reading many pieces from a dead server does not wait for a deadline each.
+
+NOTE [ mirrors ]
+
+* A redirection may lead to servers that give one object different tags. Of a file behind one a
+  range is read at opening. At another tag this range is read again from the server that gave it: if
+  the bytes and the size are the same, the tag counts as one of the file's, with a warning. Else the
+  file was replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import logging
 import random
@@ -39,7 +47,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from headrace.errors import AccessError, DataNotFoundError, RemoteError
+from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError, warn
 from headrace.io.files import Version
 from headrace.io.paths import is_url, redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
@@ -62,6 +70,7 @@ MOST_AHEAD = 16
 _MOST_QUESTIONS = 128  # whose answers are short
 _WAIT = 0.1
 _LONGEST_WAIT = 10.0
+_SAMPLE = 64 << 10  # bytes that are compared to know a mirror
 _LISTS = ("find", "glob", "ls")
 _SHORT = 10  # the part of the deadline that a piece gets while the server gives nothing
 _OPENING_RETRIES = 2  # of a server that has never answered, where nobody answers under its address
@@ -106,6 +115,8 @@ class Remote:
             requests.close_filesystem,
         )
         self._knows_ranges = False  # as far as the server has said
+        # of files behind a redirection: a range, and the hash of its bytes
+        self._samples: dict[str, tuple[int, int, bytes]] = {}
         self._has_answered = False  # travels to workers: what has answered once may be restarting
         self._reset()
 
@@ -118,6 +129,8 @@ class Remote:
         self._denied = 0  # the same, since this user may not have them
         self._plain: HTTPRanges | None = None
         self._is_plain: bool | None = None  # nobody has looked
+        # of URL and tag: those of its mirrors, and its own
+        self._tags: dict[tuple[str, str], set[str]] = {}
         self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -318,7 +331,16 @@ class Remote:
         info = await self._persist(ask, self.shown(url))
         self._knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next((info[name] for name in _TAGS if info.get(name)), None)
-        return Version(int(info["size"]), None if tag is None else str(tag))
+        version = Version(int(info["size"]), None if tag is None else str(tag))
+        if not info.get("is_redirected") or not version.size or tag is None:
+            return version
+        start = 0
+        if version.size > _SAMPLE:
+            start = version.size // 2
+        stop = min(version.size, start + _SAMPLE)
+        answer = await self._range(url, start, stop, self.shown(url))  # perhaps of another mirror
+        self._samples[url] = (start, stop, _digest(answer))
+        return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
     async def _whole(self, url: str) -> bytes:
         async def ask(attempt: Attempt) -> bytes:
@@ -341,12 +363,69 @@ class Remote:
     ) -> bytes | bytearray:
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
-        tag = ""
+        try:
+            if version is None or version.tag is None:
+                answer = await self._range(url, start, stop, where)
+            else:
+                answer = await self._of_version(url, start, stop, where, version)
+        except AccessError as error:
+            error.is_of_server = True  # of many samples
+            raise
+        if version is not None and answer.size not in (None, version.size):
+            raise was_replaced(
+                where, f" (it has {answer.size:,} bytes, where it had {version.size:,})"
+            )
+        self._count(bytes_fetched=len(answer.data))
+        return answer.data
+
+    async def _of_version(
+        self, url: str, start: int, stop: int, where: str, version: Version
+    ) -> Answer:
+        """A range, in a version, see NOTE [ mirrors ]."""
+        tag = str(version.tag).removeprefix("W/")
+        known = self._tags.get((url, tag), {tag})
         etag = None
-        if version is not None and version.tag is not None:
-            tag = str(version.tag)
-            if tag.startswith('"'):  # nothing else can be asked for
-                etag = tag
+        if str(version.tag).startswith('"'):  # nothing else can be asked for
+            etag = ", ".join(sorted(known))
+        try:
+            answer = await self._range(url, start, stop, where, etag)
+        except FileChangedError:
+            if url not in self._samples:
+                raise
+            answer = await self._range(url, start, stop, where)  # which tells what is there instead
+        other = answer.modified if tag.endswith(" GMT") else answer.etag
+        if other is None or other.removeprefix("W/") in known:
+            return answer
+        if not await self._is_mirror(url, answer, version):
+            raise was_replaced(where, f" (its version is {other}, and was {tag})")
+        known = self._tags.setdefault((url, tag), {tag})
+        if other.removeprefix("W/") not in known:  # else another piece has said so meanwhile
+            known.add(other.removeprefix("W/"))
+            warn(
+                f"{self.shown(url)} leads to servers that give it different versions ({tag} and "
+                f"{other}); a range of it is the same on both, so both are read. Use the URL of "
+                "one server if the others may have other data"
+            )
+        return answer
+
+    async def _is_mirror(self, url: str, answer: Answer, version: Version) -> bool:
+        """True if the server that gave an answer has the same file as that at opening, under
+        another tag.
+        """
+        if url not in self._samples or answer.size not in (None, version.size):
+            return False
+        start, stop, digest = self._samples[url]
+
+        def ask(attempt: Attempt) -> Awaitable[Answer]:
+            return requests.fetch(self.filesystem, answer.url, start, stop, None, attempt)
+
+        again: Answer = await self._persist(ask, self.shown(url))
+        return again.etag == answer.etag and _digest(again) == digest
+
+    async def _range(
+        self, url: str, start: int, stop: int, where: str, etag: str | None = None
+    ) -> Answer:
+        """A range, of a version with one of these ETags where servers look at them."""
 
         async def ask(attempt: Attempt) -> Answer:
             path = self._path(url)
@@ -361,20 +440,8 @@ class Remote:
                 raise WrongLengthError(f"the answer has {len(answer.data):,} bytes")
             return answer
 
-        try:
-            answer: Answer = await self._persist(ask, where)
-        except AccessError as error:
-            error.is_of_server = True  # of many samples
-            raise
-        other = answer.modified if tag.endswith(" GMT") else answer.etag
-        if tag and other is not None and other.removeprefix("W/") != tag.removeprefix("W/"):
-            raise was_replaced(where, f" (its version is {other}, and was {tag})")
-        if version is not None and answer.size not in (None, version.size):
-            raise was_replaced(
-                where, f" (it has {answer.size:,} bytes, where it had {version.size:,})"
-            )
-        self._count(bytes_fetched=len(answer.data))
-        return answer.data
+        answer: Answer = await self._persist(ask, where)
+        return answer
 
     async def _by_http(
         self, path: str, start: int, stop: int | None, etag: str | None, attempt: Attempt
@@ -498,12 +565,17 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_urgent", "_ahead", "_questions", "_counts", "_lock", "_plain", "_is_plain")
+        made = ("_urgent", "_ahead", "_questions", "_counts", "_lock", "_plain", "_is_plain")
+        own = (*made, "_tags")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _digest(answer: Answer) -> bytes:
+    return hashlib.blake2b(answer.data, digest_size=16).digest()
 
 
 async def _or_none(function: Callable[[str], Awaitable[T]], url: str) -> T | None:

@@ -138,7 +138,7 @@ class HTTPRanges:
                             done += nbytes
                             attempt.came(nbytes)
                     said = answer.headers
-                    return Answer(body, said.get("ETag"), said.get("Last-Modified"), size)
+                    return Answer(body, said.get("ETag"), said.get("Last-Modified"), size, url)
 
     @contextlib.contextmanager
     def _in_use(

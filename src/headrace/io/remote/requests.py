@@ -137,6 +137,7 @@ async def info_of(fs: Any, path: str) -> Any:
                         "ETag": said.get("ETag"),
                         "Last-Modified": said.get("Last-Modified"),
                         "accepts_ranges": "bytes" in said.get("Accept-Ranges", ""),
+                        "is_redirected": bool(answer.history),
                     }
         except Exception as error:
             # which aiohttp says of servers that answer HEAD with a body
@@ -177,7 +178,8 @@ async def fetch(
                 parts.append(part)
                 attempt.came(len(part))
             said = answer.headers
-            return Answer(b"".join(parts), said.get("ETag"), said.get("Last-Modified"), size)
+            about = said.get("ETag"), said.get("Last-Modified"), size, answer.url
+            return Answer(b"".join(parts), *about)
     if etag is not None and "s3" in fs.protocol:
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
@@ -362,12 +364,14 @@ class Answer(NamedTuple):
         etag: the version.
         modified: when it was last changed.
         size: bytes of the whole file.
+        url: of the server that gave it, behind redirections.
     """
 
     data: bytes | bytearray
     etag: str | None = None
     modified: str | None = None
     size: int | None = None
+    url: Any = None
 
 
 def checked_size(
