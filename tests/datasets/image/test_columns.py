@@ -1,13 +1,15 @@
-"""Images in columns of tables and in tars are those of the same folder."""
+"""Images in columns of tables, tars and arrays are those of the same folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 
 from headrace import (
     ConfigError,
@@ -19,6 +21,7 @@ from headrace import (
     SampleError,
     create_dataloader,
 )
+from headrace.datasets.image.pixels import decode_image
 from headrace.testing.contract import same
 from tests.data.make import image_bytes, make_tar
 
@@ -50,6 +53,32 @@ def write_parquet(path: Path, as_struct: bool = False) -> Path:
     names = [f"c{label}" for label in labels]
     table = pa.table({"image": images, "label": labels, "name": names})
     pq.write_table(table, path, row_group_size=5)
+    return path
+
+
+def write_arrays(path: Path) -> Path:
+    """An HDF5 file or a Zarr store with the images as bytes and as pixels."""
+    images = [encoded(number) for number in range(N)]
+    fixed = np.array(images)
+    arrays: dict[str, Any] = {
+        "rows": fixed.view(np.uint8).reshape(N, -1),
+        "pixels": np.stack([decode_image(image) for image in images]),
+        "label": np.arange(N) % 3,
+        "opaque": fixed.view(f"V{fixed.itemsize}"),
+    }
+    if path.suffix == ".zarr":
+        group = zarr.open_group(path, mode="w", zarr_format=2)
+        for name, values in arrays.items():
+            group.create_array(name, data=values, chunks=(5, *values.shape[1:]))
+        return path
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+        file["name"] = [f"c{number % 3}" for number in range(N)]
+        file["any"] = np.zeros((N, 8), np.float32)
+        vlen = file.create_dataset("vlen", N, h5py.vlen_dtype(np.uint8))
+        for number, image in enumerate(images):
+            vlen[number] = np.frombuffer(image, np.uint8)
     return path
 
 
@@ -126,6 +155,52 @@ def test_batches_are_made_row_by_row(tmp_path: Path) -> None:
     assert ImageDataset(str(tmp_path / "tars/*.tar"), targets=None)[0][1] is None
     train, val = names.split(0.5, stratify=True)
     assert len(train) == len(val)
+
+
+@pytest.mark.parametrize(
+    ("ending", "column", "options"),
+    [
+        ("h5", "vlen", {"normalize": False, "image_size": None}),
+        ("h5", "opaque", {"image_size": 8}),
+        ("h5", "rows", {"transform": RandomResizedCrop(8)}),
+        ("h5", "pixels", {"image_size": 8, "transform": np.asarray}),
+        ("zarr", "opaque", {"image_size": None, "transform": np.asarray, "hold": "encoded"}),
+        ("zarr", "rows", {"image_size": 8}),
+        ("zarr", "pixels", {"normalize": False}),
+    ],
+)
+def test_images_of_arrays_in_all_modes(
+    ending: str, column: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write_arrays(tmp_path / f"a.{ending}")
+    table = write_parquet(tmp_path / "a.parquet")
+    named: dict[str, Any] = {"targets": "label", **options}
+    if column == "pixels":  # which keep their size
+        options = {"image_size": None, **options}
+    plain = ImageDataset(table, column="image", targets="label", **options)
+    epochs = []
+    for number, mode in enumerate(MODES):
+        named |= {"loading_mode": mode, "progress": False}
+        with ImageDataset(path, column=column, **named) as dataset:
+            assert len(dataset) == N
+            if mode != "streaming":
+                assert all(same(dataset[row], plain[row]) for row in (0, 13, 23, 13))
+            epochs.append(by_image(loader_of(dataset, num_workers=2 * (number % 2))))
+    assert all(same(epoch, epochs[0]) for epoch in epochs[1:])
+    assert sorted(int(target) for _, target in epochs[0]) == sorted([0, 1, 2] * (N // 3))
+
+
+def test_arrays_that_hold_no_images(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "a.h5")
+    assert ImageDataset(path, column="vlen", targets="name").classes == ["c0", "c1", "c2"]
+    assert ImageDataset(path, column="pixels")[0][0].shape == (3, 14, 20)
+    for column in ("any", "name", "label"):
+        with pytest.raises(FormatError, match=rf"{column}.*open them with HDF5Dataset"):
+            ImageDataset(path, column=column)
+    with pytest.raises(ConfigError, match="pixels of color='RGB'"):
+        ImageDataset(path, column="pixels", color="L")
+    with pytest.raises(FormatError, match="name its images by column="):
+        ImageDataset(path)
 
 
 @pytest.mark.falls_back

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from PIL import Image
 from pyarrow import parquet
@@ -200,6 +201,38 @@ class TestGiven:
                 given_targets(dict.fromkeys(NAMES, 1), files, **option)
         with pytest.raises(ConfigError, match=f"{1 << 63}"):
             given_targets(dict.fromkeys(NAMES, 1 << 63), files)
+
+    def test_one_value_for_each_file(self, tmp_path: Path) -> None:
+        pandas = pytest.importorskip("pandas")
+        paths = [str(tmp_path / name) for name in ("b/1.png", "a/1.png", "a/{0,1}.png")]
+        for path in paths:
+            save(Path(path))
+        for values in (
+            [7, 5, 3],
+            np.array([7, 5, 3]),
+            torch.tensor([7, 5, 3], dtype=torch.uint8),
+            pandas.Series([7, 5, 3], [4, 0, 1]),
+        ):
+            dataset = ImageDataset(paths, targets=values)
+            found = {path: int(target) for path, target in dataset.samples}
+            assert found == dict(zip(paths, [7, 5, 3], strict=True)), type(values)
+        dataset = ImageDataset([Path(path) for path in paths], targets=["x", "y", "x"])
+        assert dataset.class_to_idx == {"x": 0, "y": 1}
+        assert sorted(int(target) for _, target in dataset.samples) == [0, 0, 1]
+        dataset = ImageDataset(paths, targets=np.eye(3))
+        assert dict(dataset.samples)[paths[0]].tolist() == [1, 0, 0]
+        save(tmp_path / "b" / "2.png")
+        for data_path, values in (
+            (paths, [1, 2]),
+            (paths, [1, 2, 3, 4]),
+            (paths[:2] * 2, [1, 2, 3, 4]),
+            ([tmp_path / "b", *paths[1:]], [1, 2, 3]),
+            ([str(tmp_path / "b" / "*.png")], [1]),
+            (tmp_path, [1, 2, 3, 4]),
+            (["memory://x/1.png"], [1]),
+        ):
+            with pytest.raises(ConfigError, match=r"dict\(zip\(names, values\)\)"):
+                ImageDataset(data_path, targets=values)
 
     def test_of_files_that_are_not_there(self, files: FileSet, tmp_path: Path) -> None:
         table = csv(tmp_path, ROWS + "no.jpg,1\nnor.jpg,2\n")

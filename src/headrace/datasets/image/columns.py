@@ -1,4 +1,4 @@
-"""Images in columns of tables, in tars, and in the formats of other packages."""
+"""Images in columns of tables and tars, in arrays, and in the formats of other packages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from headrace.datasets.image.decoder import pixels_are
 from headrace.datasets.image.labels import Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
+from headrace.formats.arrays.rows import ArraysSource
+from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
@@ -16,6 +21,7 @@ from headrace.formats.table.columns import holds_images
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource, open_tables
 from headrace.formats.tar import TARS, TarSource
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
@@ -87,13 +93,48 @@ class TarImages(TarSource):
         return record[image], record[self.target]
 
 
+def _are_encoded(source: Any) -> bool:
+    """True if the rows of an array are bytes: uint8 [n] of any or of one length, or opaque."""
+    if len(source.shape) == 1:
+        of_any_length = (source.dtype.metadata or {}).get("vlen")
+        is_opaque = source.dtype.kind in "SV" and source.dtype.names is None
+        return is_opaque or of_any_length == np.uint8
+    return source.dtype == np.uint8 and len(source.shape) == 2
+
+
+def _open_arrays(dataset: Any, column: str) -> tuple[Source, Labels]:
+    """The images in the rows of arrays, and their targets.
+
+    Args:
+        dataset: of the arrays.
+        column: their name.
+
+    Raises:
+        FormatError: they are no images.
+    """
+    source = dataset.sample_source
+    if source.block_nbytes:
+        dataset.block_memory.hold_chunks(0)  # the dataset of images reserves memory for them
+    first: ArraysSource = getattr(source, "sources", [source])[0]
+    if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
+        raise FormatError(
+            f"{first.path}: column={column!r}: the rows are {first.rows_are}, and no images, as "
+            f"bytes or as uint8 [height, width, 3]: open them with {type(dataset).__name__}"
+        )
+    targets = dataset.targets
+    classes = list(dataset.classes or [])
+    if isinstance(targets, list):
+        targets, classes = encoded(targets)
+    return source, Labels(targets, classes)
+
+
 def open_column(
     data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
 ) -> tuple[Source, Labels]:
     """The images of a column, and their targets.
 
     Args:
-        data_path: of tables, tars, or files of a format of another package.
+        data_path: of tables, tars, HDF5 files, Zarr stores, or files of another package's format.
         column: its name; of tars the extension of the images, or None.
         wanted: the name of the column of the targets.
         reach: how URLs are read.
@@ -130,6 +171,13 @@ def open_column(
         if not classes and isinstance(targets, list):
             targets, classes = encoded(targets)
         return source, Labels(targets, classes)
+    if format_ in (HDF5, ZARR):
+        from headrace.datasets.arrays import HDF5Dataset, ZarrDataset  # which import h5py
+
+        opens = HDF5Dataset if format_ is HDF5 else ZarrDataset
+        target_name = str(name) if wanted.is_outright and name is not None else None
+        arrays = opens(data_path, column, target_name=target_name, **vars(reach))
+        return _open_arrays(arrays, column)
     if format_.open is None:
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
     if wanted.is_outright and name is not None:

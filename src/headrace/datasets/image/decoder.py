@@ -178,6 +178,16 @@ def image_dtype(
     return named
 
 
+def pixels_are(source: Any) -> str | None:
+    """The colour of decoded images that are rows of an array, uint8 [H, W, 3] or [H, W, 1]; None:
+    records are others.
+    """
+    shape = getattr(source, "shape", None)
+    if shape is None or len(shape) != 4 or source.dtype != np.uint8:
+        return None
+    return {3: "RGB", 1: "L"}.get(shape[3])
+
+
 @dataclass(kw_only=True, eq=False)
 class ImageDecoder(Decoder):
     """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of
@@ -271,6 +281,8 @@ class ImageDecoder(Decoder):
         )
 
     def decode(self, record: Any) -> Any:
+        if isinstance(record, np.ndarray) and record.dtype.kind in "SV":  # opaque bytes
+            record = record.tobytes()
         if self.is_encoded:
             # no array: those are taken for pixels
             if isinstance(record, np.ndarray):

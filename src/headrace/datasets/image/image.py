@@ -30,6 +30,7 @@ from headrace.datasets.image.decoder import (
     MaskDecoder,
     check_image_options,
     image_dtype,
+    pixels_are,
 )
 from headrace.datasets.image.labels import (
     FOLDERS,
@@ -181,7 +182,7 @@ def _open_packed(
         if source is None or source.info is None or source.info.kind != "image":
             raise FormatError(
                 f"{redact(path)} holds no images that headrace packed: open it with "
-                "HDF5Dataset(path, dataset_name)"
+                "HDF5Dataset(path, dataset_name), or name its images by column="
             )
         if wanted.targets is None or not source.has_column(TARGETS):
             return source, None
@@ -254,15 +255,17 @@ class ImageDataset(BaseDataset):
             URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5),
             given in any of these ways except a folder. Or the folder of a pack of several parts, or
             its manifest.json. Or .tar shards in the WebDataset convention; or, with `column`,
-            tables (Parquet, Arrow).
+            tables (Parquet, Arrow), HDF5 files and Zarr stores.
         column: of a table: name of the column with the encoded images, as bytes or structs
-            {"bytes", "path"}. Of tars: extension of the images; None: the first of a sample.
-            `targets` then names the column, or the extension of the class numbers; default: none,
-            or "cls" if the first sample has it. Texts become class numbers.
+            {"bytes", "path"}. Of HDF5 and Zarr: name of the array of encoded images (uint8 of any
+            or one length, or opaque) or of pixels (uint8 [N, H, W, 3]). Of tars: extension of the
+            images; None: the first of a sample. `targets` then names the column, or the extension
+            of the class numbers; default: none, or "cls" if the first sample has it. Texts become
+            class numbers.
         image_size: (height, width), or one int for both. Images are resized bilinearly with
             antialiasing, before the transform; the aspect ratio is not kept. None: images keep
-            their size. Default: (224, 224) without transforms, else None; for a packed file of
-            decoded images their stored size.
+            their size. Default: (224, 224) without transforms, else None; for decoded images, of a
+            packed file or an array, their stored size.
         transform: a callable, which receives what `transform_input` names and returns the sample's
             image, or a list of callables. A `RandomResizedCrop`, a `RandomHorizontalFlip`, or the
             first followed by the second, at the head of the list, work on the encoded image; if
@@ -282,6 +285,7 @@ class ImageDataset(BaseDataset):
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable that takes the
               path;
+            * one value for each file, where `data_path` is a list of files;
             * None: every target is None.
 
             Texts become class numbers. Lists of texts become float32 [classes], with 1 for each
@@ -366,7 +370,7 @@ class ImageDataset(BaseDataset):
             self.data_path = data_path.given
         is_outright = targets is not UNSET
         wanted = Wanted(
-            checked_targets(targets if is_outright else FOLDERS),
+            checked_targets(targets if is_outright else FOLDERS, self.data_path),
             target_name,
             label_separator,
             delimiter,
@@ -401,6 +405,14 @@ class ImageDataset(BaseDataset):
                 f"color={color!r}: the file was packed with color={info.image.get('color')!r}; "
                 "pack it again"
             )
+        pixels = None
+        if column is not None:
+            pixels = pixels_are(packed)
+        if pixels not in (None, color):
+            raise ConfigError(
+                f"color={color!r}: column={column!r} holds pixels of color={pixels!r}: pass that"
+            )
+        is_stored_decoded = is_stored_decoded or pixels is not None
         size: tuple[int, int] | None = None
         if image_size is not UNSET:
             if image_size is not None:
@@ -504,8 +516,9 @@ class ImageDataset(BaseDataset):
             parts = [source]
             if isinstance(source, ConcatSource):
                 parts = source.sources
-            if not all(hasattr(part, "sizes") for part in parts):
-                return None
+            for part in parts:
+                if not hasattr(part, "sizes") or getattr(part, "holds_objects", False):
+                    return None
             return sum(int(part.sizes().sum()) for part in parts)
         # of masks the dtype is not known
         if self.image_size is None or isinstance(self._decoder, MaskDecoder):

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from headrace.arguments import described
 from headrace.core.views import ColumnTargets, TargetSequence
@@ -33,6 +34,7 @@ from headrace.errors import (
     warn,
 )
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
+from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.table.columns import pyarrow
 from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
 from headrace.io.paths import check_regular, composed, in_ascii, is_url, named_part, redact
@@ -109,16 +111,21 @@ class Labels(NamedTuple):
     class_to_idx: dict[str, int] | None = None
 
 
-def checked_targets(targets: Any) -> Any:
+def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
     """What was given as `targets`, before any file is looked for: a path, a mapping, a callable, a
     `Table`, or None.
 
     A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`.
+    mapping, a DataFrame a `Table`, and one value a file, beside a list of files, a callable.
 
     Raises:
         ConfigError: it is something else.
     """
+    refusal = ConfigError(
+        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
+        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
+        "mapping, dict(zip(names, values))"
+    )
     if isinstance(targets, type):
         pass
     elif hasattr(targets, "columns"):
@@ -129,11 +136,30 @@ def checked_targets(targets: Any) -> Any:
         isinstance(key, str) for key in getattr(targets, "index", [None])
     ):
         return dict(targets.to_dict())
-    raise ConfigError(
-        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
-        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
-        "mapping, dict(zip(names, values))"
-    )
+    elif isinstance(targets, (list, tuple)) or np.ndim(targets):
+        return _by_path(targets, data_path, refusal)
+    raise refusal
+
+
+def _by_path(values: Any, data_path: DataPath, refusal: ConfigError) -> Callable[[str], Any]:
+    """One value for each path of a list of files, by the path: files are sorted."""
+    if isinstance(values, torch.Tensor):
+        values = values.numpy(force=True)
+    elif not isinstance(values, (list, tuple)):
+        values = np.asarray(values)
+    paths = []
+    if not isinstance(data_path, (str, bytes, os.PathLike)):
+        paths = [os.path.expanduser(os.fsdecode(path)) for path in entries_of(data_path)]
+    value_of = dict(zip(map(os.path.normpath, paths), values, strict=False))
+    if not len(values) == len(paths) == len(value_of) or any(map(is_url, paths)):
+        raise refusal
+
+    def target_of(path: str) -> Any:
+        if os.path.normpath(path) not in value_of:  # it lies in a folder that was given
+            raise refusal
+        return value_of[os.path.normpath(path)]
+
+    return target_of
 
 
 def given_targets(wanted: Wanted, files: FileSet) -> Labels:
