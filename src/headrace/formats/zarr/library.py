@@ -21,7 +21,7 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from zarr.storage import MemoryStore, StorePath
 
 from headrace.errors import FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
@@ -87,8 +87,14 @@ def _check(is_known: bool, what: str) -> None:
         raise UnknownLayout(what)
 
 
+def _parsed(metadata: dict[str, Any]) -> Any:
+    """Metadata as zarr-python parses them, by its public names."""
+    nowhere = StorePath(MemoryStore())
+    return zarr.Array.from_dict(nowhere, metadata).metadata
+
+
 def _layout_3(metadata: dict[str, Any]) -> Layout:
-    array: Any = ArrayV3Metadata.from_dict(metadata)
+    array = _parsed(metadata)
     grid = metadata["chunk_grid"]
     _check(grid["name"] == "regular", f"chunk grid {grid['name']!r}")
     files = tuple(grid["configuration"]["chunk_shape"])
@@ -101,7 +107,7 @@ def _layout_3(metadata: dict[str, Any]) -> Layout:
         shards = codecs[0]
         codecs = list(shards.codecs)
         chunks = shards.chunk_shape
-        index_at = shards.index_location.value
+        index_at = shards.to_dict()["configuration"]["index_location"]
         _check(
             shards.index_codecs == (BytesCodec(endian="little"), Crc32cCodec()),
             "a shard index with other codecs than [bytes, crc32c]",
@@ -118,8 +124,9 @@ def _layout_3(metadata: dict[str, Any]) -> Layout:
     dtype = array.data_type.to_native_dtype()
     serializer = codecs.pop(0)
     _check(isinstance(serializer, BytesCodec), f"codec {type(serializer).__name__}")
-    if serializer.endian is not None:
-        dtype = dtype.newbyteorder({"little": "<", "big": ">"}[serializer.endian.value])
+    endian = serializer.to_dict().get("configuration", {}).get("endian")
+    if endian is not None:
+        dtype = dtype.newbyteorder({"little": "<", "big": ">"}[endian])
     return Layout(
         array.shape,
         files,
@@ -135,7 +142,7 @@ def _layout_3(metadata: dict[str, Any]) -> Layout:
 
 
 def _layout_2(metadata: dict[str, Any]) -> Layout:
-    array: Any = ArrayV2Metadata.from_dict(metadata)
+    array = _parsed(metadata)
     dtype = array.dtype.to_native_dtype()
     steps: list[Codec] = []
     for codec in array.filters or ():
