@@ -23,7 +23,7 @@ from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import open_files
-from headrace.formats.resolve.resolver import DataPath, resolve
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.tree import Tree
 from headrace.formats.zarr.ome import (
@@ -34,8 +34,7 @@ from headrace.formats.zarr.ome import (
     check_row_targets,
     patch_source,
 )
-from headrace.formats.zarr.rows import OpenZarr, ZarrSource
-from headrace.formats.zarr.stores import ZARR
+from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
 
 
 def as_input(value: Any) -> Any:
@@ -367,7 +366,9 @@ class ZarrDataset(ArrayDataset):
     Args:
         data_path: a Zarr store of version 2 or 3, as a folder, a zip file, or a URL (of a zip file:
             ending in .zip); or several, as a folder with stores in it (.zarr, .zarr.zip), a glob, a
-            pattern with braces or a list. Rows or patches of several stores are concatenated.
+            pattern with braces or a list. Rows or patches of several stores are concatenated. Or a
+            `zarr.abc.store.Store`, or a list of such: zarr-python reads it, and it must be
+            picklable if there are workers. A `LocalStore` is read as its folder.
         dataset_name: path of the array in the store, or (for rows) a list of paths. None: the only
             array. Or path of an image of OME-NGFF 0.4 or 0.5; None: the store itself.
         target_name: path of the targets: for rows an array with one row per sample, for patches an
@@ -420,7 +421,7 @@ class ZarrDataset(ArrayDataset):
 
     def __init__(
         self,
-        data_path: DataPath,
+        data_path: DataPath | Any,
         dataset_name: str | Sequence[str] | None = None,
         *,
         target_name: str | None = None,
@@ -437,7 +438,8 @@ class ZarrDataset(ArrayDataset):
         direct: bool = True,
         **options: Unpack[PathOptions],
     ) -> None:
-        check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
+        named = [*objects_in(data_path)] or data_path
+        check_arguments(self, named, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
         if missing not in ("fill", "error"):
             raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
@@ -460,14 +462,13 @@ class ZarrDataset(ArrayDataset):
                 "give one dataset_name"
             )
         reach, common = split_options(options)
-        files = resolve(data_path, ZARR, reach)
-        paths = files.urls()
+        opened, paths = open_stores(data_path, reach, direct=direct, missing=missing)
+        self.fork_safe: bool = not opened.has_objects
         if boxes is not None and len(paths) > 1:
             raise ConfigError(
                 f"boxes are parts of one volume, and data_path names {len(paths)} stores: make "
                 "one dataset of each"
             )
-        opened = OpenZarr(files.server, direct=direct, missing=missing)
         nodes = [*([name] if is_one else name), target_name]
         arrays: list[ZarrArray] = []
         if is_one:

@@ -34,9 +34,10 @@ from headrace.formats.hdf5.files import only_dataset
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import open_files
-from headrace.formats.resolve.resolver import entries_of, look_for, resolve
+from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.resolver import entries_of, look_for
 from headrace.formats.source import Source, map_in
-from headrace.formats.zarr.rows import OpenZarr, ZarrSource
+from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
@@ -62,9 +63,9 @@ def read_rows(
     `HDF5Dataset` or a `ZarrDataset`, which stays open and caches decoded chunks.
 
     Args:
-        path: an HDF5 file or a Zarr store, or its URL; several of them (a folder, a glob, a list),
-            whose rows are concatenated; or an open dataset whose samples are rows, with its own
-            `direct` and `options`.
+        path: an HDF5 file or a Zarr store, its URL, or a `zarr.abc.store.Store`; several of them (a
+            folder, a glob, a list), whose rows are concatenated; or an open dataset whose samples
+            are rows, with its own `direct` and `options`.
         name: name of the array. None: the only one, or "data"; for a dataset the one that it reads.
         indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any
             shape). Negative ones count from the end, and duplicates are allowed.
@@ -122,12 +123,14 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    kind, found = look_for(path, (HDF5, ZARR), remote)
+    kind: Format | None = ZARR
+    found = None
+    if not objects_in(path):
+        kind, found = look_for(path, (HDF5, ZARR), remote)
     if kind is ZARR:
-        files = resolve(found or path, ZARR, remote)
-        store = OpenZarr(files.server, direct=direct)
-        with contextlib.closing(store):
-            yield _joined([ZarrSource(one, name, opened=store) for one in files.urls()])
+        opened, paths = open_stores(found or path, remote, direct=direct)
+        with contextlib.closing(opened):
+            yield _joined([ZarrSource(one, name, opened=opened) for one in paths])
         return
     if kind is None:
         raise FormatError(

@@ -289,10 +289,18 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
         try:
             trial.dump(part)
         except Exception as error:
-            raise ConfigError(
-                f"the {name} can't be pickled, and workers started by {start} need that: {error}. "
+            remedy = (
                 f"Use functions and classes of a module instead of lambdas and local ones, or "
                 f"{_INSTEAD}"
+            )
+            if not getattr(part, "fork_safe", True):
+                remedy = (
+                    "Nor may it be forked (fork_safe = False): give it a path instead of an open "
+                    "object, or pass num_workers=0"
+                )
+            raise ConfigError(
+                f"the {name} can't be pickled, and workers started by {start} need that: {error}. "
+                f"{remedy}"
             ) from error
         if trial.of_main and is_interactive:
             raise ConfigError(

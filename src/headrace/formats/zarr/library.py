@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
-from zarr.storage import MemoryStore, StorePath
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from headrace.errors import FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
@@ -37,7 +37,10 @@ from headrace.formats.arrays.codecs import (
     Zstd,
 )
 from headrace.formats.zarr.shards import Layout
-from headrace.formats.zarr.stores import Store
+from headrace.formats.zarr.stores import OBJECT, Store
+from headrace.io.files import Files
+from headrace.io.library_errors import asking
+from headrace.io.ranges import ByteRanges
 
 _CODECS: dict[str, Codec] = {
     "zlib": Inflate(ZLIB),
@@ -104,7 +107,7 @@ def _layout_3(metadata: dict[str, Any]) -> Layout:
     chunks = files
     index_at = None
     if isinstance(codecs[0], ShardingCodec) and len(codecs) == 1:
-        shards = codecs[0]
+        shards: Any = codecs[0]
         codecs = list(shards.codecs)
         chunks = shards.chunk_shape
         index_at = shards.to_dict()["configuration"]["index_location"]
@@ -124,7 +127,8 @@ def _layout_3(metadata: dict[str, Any]) -> Layout:
     dtype = array.data_type.to_native_dtype()
     serializer = codecs.pop(0)
     _check(isinstance(serializer, BytesCodec), f"codec {type(serializer).__name__}")
-    endian = serializer.to_dict().get("configuration", {}).get("endian")
+    settings: Any = serializer.to_dict().get("configuration", {})
+    endian = settings.get("endian")
     if endian is not None:
         dtype = dtype.newbyteorder({"little": "<", "big": ">"}[endian])
     return Layout(
@@ -188,7 +192,12 @@ def open_array(path: str, name: str, store: Store | None) -> Any:
         HeadraceError: what reading a remote store raises.
     """
     try:
-        return zarr.open_array(path if store is None else _Requests(store), path=name, mode="r")
+        where: Any = path
+        if isinstance(store, ObjectStore):
+            where = store.object
+        elif store is not None:
+            where = _Requests(store)
+        return zarr.open_array(where, path=name, mode="r")
     except HeadraceError:
         raise
     except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
@@ -243,3 +252,65 @@ class _Requests(LibraryStore):
         raise NotImplementedError
 
     set = delete = list = list_prefix = list_dir = _refuse  # type: ignore[assignment]
+
+
+def root_of(store: LibraryStore) -> str | None:
+    """The folder of a store object that is one; None: it is something else."""
+    if isinstance(store, LocalStore):
+        return str(store.root)
+    return None
+
+
+class ObjectStore(Store):
+    """A store that is an object of zarr-python, which reads it.
+
+    Args:
+        path, files: see `Store`; no files are read.
+        store: the object. It is never closed here.
+    """
+
+    only_library = OBJECT
+
+    def __init__(self, path: str, files: Files, store: LibraryStore) -> None:
+        super().__init__(path, files)
+        self.object = store
+        self._metadata: dict[str, dict[str, Any] | None] = {}
+
+    def read(self, key: str) -> bytes | None:
+        raise NotImplementedError
+
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
+        return ByteRanges.of([None] * len(keys))  # versions of its files are not known
+
+    def metadata(self, name: str) -> dict[str, Any] | None:
+        if name not in self._metadata:
+            node = self._open(name)
+            found = None
+            if node is not None:
+                kind = "array" if isinstance(node, zarr.Array) else "group"
+                found = {**node.metadata.to_dict(), "node_type": kind}
+            self._metadata[name] = found
+        return self._metadata[name]
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        return (self.metadata(name) or {}).get("attributes") or {}
+
+    def nodes(self) -> Iterator[str]:
+        root = self._open("")
+        if root is None:
+            return
+        yield ""
+        if isinstance(root, zarr.Group):
+            with asking("zarr-python", self.path):
+                names = [name for name, _ in root.members(max_depth=None)]
+            yield from sorted(names)
+
+    def _open(self, name: str) -> Any:
+        """An array or a group; None: there is none."""
+        with asking("zarr-python", shown_array(self.path, name)):
+            try:
+                return zarr.open(self.object, path=name, mode="r")
+            except FileNotFoundError as error:
+                if error.errno is not None:  # of a file that it lies in
+                    raise
+                return None

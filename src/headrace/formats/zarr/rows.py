@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -41,11 +42,14 @@ from headrace.formats.arrays.chunks import (
 from headrace.formats.arrays.codecs import Pipeline
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource, LibraryRows
+from headrace.formats.resolve.resolver import resolve
 from headrace.formats.source import one_after_the_other
 from headrace.formats.tree import NodeKind, Tree
 from headrace.formats.zarr.shards import ArrayFiles, Shards
 from headrace.formats.zarr.stores import (
     NODE_FILES,
+    OBJECT,
+    ZARR,
     Store,
     ZarrFolder,
     ZarrUrl,
@@ -58,6 +62,7 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import chain_of, redact
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 # -- through zarr-python
@@ -81,8 +86,8 @@ class _Opener:
         return open_array(path, name, self.stores.get(path))
 
 
-def _close_array(array: Any) -> None:
-    array.store.close()
+def _leave(array: Any) -> None:
+    """Arrays are not closed: that would close the store, which may be an object of the caller's."""
 
 
 class LibraryArray:
@@ -234,7 +239,27 @@ class OpenZarr(OpenArrays[Any]):
         self.direct = direct
         self.missing = missing
         self._opener = _Opener()
-        super().__init__(files or LocalFiles(), self._opener, _close_array)
+        super().__init__(files or LocalFiles(), self._opener, _leave)
+
+    @property
+    def has_objects(self) -> bool:
+        """True if stores are objects, which need not survive a fork."""
+        return any(store.only_library == OBJECT for store in self._opener.stores.values())
+
+    def take(self, path: str, store: Any) -> str:
+        """The path by which `tree` opens a store object; a local one is read as its folder.
+
+        Args:
+            path: what stands for it in messages.
+            store: a `zarr.abc.store.Store`.
+        """
+        from headrace.formats.zarr.library import ObjectStore, root_of
+
+        root = root_of(store)
+        if root is not None:
+            return root
+        self._opener.stores[path] = ObjectStore(path, self.files, store)
+        return path
 
     def tree(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> ZarrTree:
         """The store at a path or URL. A URL that ends in .zip is a zip file's, any other one that
@@ -283,6 +308,33 @@ class OpenZarr(OpenArrays[Any]):
                 )
         self._opener.stores[place] = store
         return ZarrTree(store, self)
+
+
+def objects_in(data_path: Any) -> dict[str, Any]:
+    """The store objects of zarr-python that are given in place of paths, by what stands for them in
+    messages; {}: it is a path.
+    """
+    library = sys.modules.get("zarr.abc.store")
+    given = data_path if isinstance(data_path, (list, tuple)) else [data_path]
+    if library is None or not all(isinstance(one, library.Store) for one in given):
+        return {}
+    return {str(one): one for one in given}
+
+
+def open_stores(data_path: Any, reach: RemoteOptions, **options: Any) -> tuple[OpenZarr, list[str]]:
+    """What is open of stores, and their paths.
+
+    Args:
+        data_path: what `resolve` takes, or what `objects_in` finds.
+        reach: how URLs are reached.
+        **options: of `OpenZarr`.
+    """
+    objects = objects_in(data_path)
+    if objects:
+        opened = OpenZarr(**options)
+        return opened, [opened.take(path, store) for path, store in objects.items()]
+    files = resolve(data_path, ZARR, reach)
+    return OpenZarr(files.server, **options), files.urls()
 
 
 class ZarrTree(Tree):
@@ -375,14 +427,14 @@ class ZarrTree(Tree):
 
         store = self.store
         files = store.files
+        if store.only_library:
+            return store.only_library
         if not files.is_remote and not hasattr(os, "preadv"):
             return "this system has no preadv"
         try:
             layout = layout_of(metadata)
         except UnknownLayout as reason:
             return str(reason)
-        if not store.is_stored:
-            return "a zip file that is compressed itself"
         if not layout.shape or 0 in layout.shape:
             return "it has no elements"
         grid = Grid(layout.shape, layout.chunks)

@@ -40,6 +40,7 @@ from headrace.io.remote_files import RemoteFiles, below
 
 V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V3_NODE = ".zarray", ".zgroup", ".zattrs", "zarr.json"
 V2_ALL = ".zmetadata"
+OBJECT = "a store object"
 NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
 _OF_A_NODE = (*NODE_FILES, V2_ATTRIBUTES)
 
@@ -52,8 +53,8 @@ class Store(ABC):
         files: by which it is read.
     """
 
-    is_stored = True
-    """True if files lie as they are, and can be read by ranges."""
+    only_library = ""
+    """Why zarr-python alone can read the arrays; "": their files can be read by ranges."""
     reads_whole = False
     """True if a chunk is read as a whole file, whose size would have to be asked for, and which
     may be missing.

@@ -59,7 +59,8 @@ class ZarrZip(Store):
         checksums = [info.CRC for info in infos]
         self._checksum_at = dict(zip(self._begins.tolist(), checksums, strict=True))
         self._is_deflated = [info.compress_type != zipfile.ZIP_STORED for info in infos]
-        self.is_stored: bool = not any(self._is_deflated)
+        if any(self._is_deflated):
+            self.only_library = "a zip file that is compressed itself"
         try:
             self._root = root_among(self._numbers)
         except FormatError as error:
