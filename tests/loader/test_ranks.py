@@ -175,9 +175,10 @@ def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> 
         if rank == 1:
             barrier()
         iterator = iter(built)
+        count = len([next(iterator), next(iterator)])
         if rank == 0:
             barrier()
-        return len(list(iterator))
+        return count + len(list(iterator))
 
     first, text = ranks(2, body)
     assert first == 6 and said in text
@@ -194,6 +195,15 @@ def test_look_at_one_batch_by_one_rank_is_no_epoch() -> None:
             counts.append(len(list(built)))
             barrier()
         return counts
+
+    assert ranks(2, body) == [[6] * 3] * 2
+
+
+def test_look_at_one_batch_by_all_ranks_is_no_epoch() -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> list[int]:
+        built = loader()
+        next(iter(built))
+        return [len(list(built)) for _ in range(3)]
 
     assert ranks(2, body) == [[6] * 3] * 2
 

@@ -186,7 +186,7 @@ class EpochIterator:
             loader._stats.transfer_time += self._transfer.seconds()
         loader._state.end = self.at
         if loader._agreement is not None:
-            loader._agreement.batches = max(2, loader._agreement.batches)
+            loader._agreement.ended()
         if loader.config.log_loading_stats and self.received:
             seconds = max(self._clock - self._began, 1e-9)
             logger.info(

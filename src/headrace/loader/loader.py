@@ -317,7 +317,7 @@ class Loader(DataLoader[B]):
     def _received(self, iterator: EpochIterator, pid: int) -> None:
         """The user gets a batch, made by a process: the position moves on."""
         if self._agreement is not None:
-            self._agreement.batches += 1
+            self._agreement.received()
         state = self._state
         state.at = iterator.at
         if state.loaded is None:  # else another state was loaded since
@@ -626,8 +626,7 @@ def create_dataloader(
         **overrides: fields of `DataLoaderConfig`, which replace those of `config`; see there.
 
     Raises:
-        ConfigError: an option is invalid, and the message names it; or other ranks create a
-            different loader (`loader/ranks.py`).
+        ConfigError: an option is invalid, and the message names it.
         BudgetError: not even one batch fits the memory budget.
     """
     opened: Any = dataset

@@ -9,13 +9,14 @@ rank alone resumes, or names another epoch. Nothing else would say so.
 * Only where torch.distributed is up and says what rank and world size are: with `rank=` and
   `world_size=` given, the ranks may be those of a group, or of data that is shared out already.
   Only for headrace's own orders: a sampler of the user's is his.
-* No collective: it would hang where one rank alone builds a loader (to validate on rank 0). When an
-  epoch begins, the first rank leaves what it depends on in the store of the process group, and each
-  other one compares its own with that: one round trip, and none waits for a rank. It is done in a
-  thread, which is left behind if the store does not answer: its own calls have no time limit.
+* No collective: it would hang where one rank alone builds a loader (to validate on rank 0). With
+  the second batch of an epoch, or its end, the first rank leaves what the epoch depends on in the
+  store of the process group, and each other one compares its own with that: one round trip, and
+  none waits for a rank. It is done in a thread, which is left behind if the store does not answer:
+  its own calls have no time limit.
 * "The same" loader of another rank is the one built at the same place of the program, by its whole
   call stack, and as often there. Epochs are compared by their number on each rank. An epoch that a
-  rank left after its first batch (to look at one) does not count: its next one is compared instead.
+  rank left after its first batch (to look at one) does not count.
 """
 
 from __future__ import annotations
@@ -48,13 +49,9 @@ _silent: list[object] = []  # stores that did not answer, or failed: they are no
 class Agreement:
     """What the batches of all ranks together depend on, compared with the same loader of the other
     ranks; see NOTE [ agreement of ranks ].
-
-    Attributes:
-        batches: those of the current epoch that the user has received; at its end 2 at least.
     """
 
     def __init__(self, facts: Mapping[str, Any], world: World) -> None:
-        self.batches: int = 0
         self._facts = facts
         self._world = world
         # where in the program it is built: the same on all machines, whatever folder that lies in
@@ -63,25 +60,49 @@ class Agreement:
         site = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
         self._key = f"headrace/{world.world_size}/{site}/{_built[site]}"
         _built[site] += 1
-        self._epochs = 0  # that count
+        self._epochs = 0  # that were compared
+        self._own: dict[str, str] = {}  # what the current epoch depends on
+        self._batches = 0  # of it, that the user has received
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Compares what an epoch that begins depends on.
+        """An epoch begins, which depends on these facts too."""
+        self._own = {name: repr(value) for name, value in {**self._facts, **facts}.items()}
+        self._batches = 0
+
+    def received(self) -> None:
+        """The user gets a batch.
+
+        Raises:
+            ConfigError: as `_compare`.
+        """
+        self._batches += 1
+        if self._batches == 2:
+            self._compare()
+
+    def ended(self) -> None:
+        """The epoch has come to its end.
+
+        Raises:
+            ConfigError: as `_compare`.
+        """
+        if self._batches < 2:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Compares what the epoch depends on.
 
         Raises:
             ConfigError: another rank has begun it otherwise; the message says in what.
         """
-        self._epochs += self.batches > 1
-        self.batches = 0
+        own = self._own
         rank = self._world.rank
+        key = f"{self._key}/{self._epochs}"
         store = _store(self._world)
         if store is None or any(store is other for other in _silent):
             return
-        own = {name: repr(value) for name, value in {**self._facts, **facts}.items()}
         answers: list[Any] = []
 
         def ask() -> None:
-            key = f"{self._key}/{self._epochs}"
             try:
                 answers.append(store.compare_set(key, "", json.dumps([rank, own])))
             except Exception as error:  # of torch, of a store of the user's
@@ -100,6 +121,7 @@ class Agreement:
                     "has not been checked"
                 )
             return
+        self._epochs += 1
         other, theirs = json.loads(answers[0])
         differing: list[str] = []
         for name in dict.fromkeys([*theirs, *own]):
