@@ -151,8 +151,8 @@ class LoaderMemory:
             warn(
                 f"batches of {format_size(batch)} take {format_size(needed)} on their way, and "
                 f"{format_size(left)} are left of the memory budget: in the next epoch there "
-                "will be fewer; use a smaller batch_size or prefetch_factor, or raise "
-                "max_memory_usage"
+                "will be fewer workers or prefetched batches; use a smaller batch_size or "
+                "prefetch_factor, or raise max_memory_usage"
             )
 
     def close(self) -> None:

@@ -213,7 +213,7 @@ class Profile:
             "the loop": f"{self.samples_per_second:,.1f} samples/s, "
             f"{self.wait_fraction:.0%} of it waiting for data",
             "the loader alone": f"{self.loading_per_second:,.1f} samples/s, "
-            f"{self.workers} workers on {self.cores} cores",
+            f"num_workers={self.workers} on {self.cores} cores",
         }
         if self.free_per_second is not None:
             facts["data from memory"] = (

@@ -509,8 +509,9 @@ class Table(NamedTuple):
             if not found.isdisjoint(values):
                 return name
         raise ConfigError(
-            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files, "
-            f"such as {redact(files.names[0])!r}: add one, and call it file"
+            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files "
+            f"relative to the data, such as {redact(files.names[0])!r}: write them so, in a column "
+            "called file"
         )
 
     def rows_for(self, key: str, files: FileSet, skips_unused: bool) -> list[int]:
@@ -564,8 +565,8 @@ class Table(NamedTuple):
         ]
         if gaps and is_target:
             raise ConfigError(
-                f"{where} has nothing in row {gaps[0] + self.first_row}: fill it in, remove row "
-                "and file, or leave the column out by target_name="
+                f"{where} has nothing in row {gaps[0] + self.first_row}: fill it in, leave out "
+                "the row and its file, or leave the column out by target_name="
             )
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
