@@ -104,6 +104,20 @@ def test_a_batch_of_many_files_is_asked_for_at_once(server: RangeServer, far_of:
     assert len(server.counts()["ranges"]) == 2
 
 
+@pytest.mark.parametrize("mode", ["lazy", "streaming"])
+@pytest.mark.parametrize("names", ["packed", ["packed", "tall"]])
+def test_an_epoch_over_many_files_asks_for_each_chunk_once(
+    server: RangeServer, far_of: Any, make_loader: Any, names: Any, mode: str
+) -> None:
+    far = far_of(["a.h5", "b.h5"], names, loading_mode=mode)
+    loader = make_loader(far, batch_size=8, shuffle="block", interleave=4, turns=2, num_workers=0)
+    server.counts()
+    assert sum(len(batch["tall"]) if names != "packed" else len(batch) for batch in loader) == 2 * N
+    asked = list(map(tuple, server.counts()["ranges"]))
+    assert len(set(asked)) == len(asked)
+    assert far.sample_source.files.bytes_prefetched == 0
+
+
 # -- what goes wrong
 
 

@@ -80,8 +80,10 @@ class ConcatSource(ArraySource, Generic[S]):
         if len(parts) < 2 or not (self.is_remote or HINTS.are_wanted):
             return
         with contextlib.suppress(OSError):  # raised again where they are read
-            each = [(part.source, np.asarray(part.indices, np.int64)) for part in parts]
-            self.files.prefetch([source.byte_ranges(indices) for source, indices in each], True)
+            each = [
+                part.source.missing_ranges(np.asarray(part.indices, np.int64)) for part in parts
+            ]
+            self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self.parts_of(indices)

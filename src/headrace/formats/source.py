@@ -311,6 +311,12 @@ class Locatable(Source):
             indices: [n] int64, indices of the samples.
         """
 
+    def missing_ranges(self, indices: IntArray) -> list[ByteRanges]:
+        """`byte_ranges` without the chunks that this process has decoded, in parts that are read
+        one after the other.
+        """
+        return [self.byte_ranges(indices)]
+
     @property
     @abstractmethod
     def stored_nbytes(self) -> int:

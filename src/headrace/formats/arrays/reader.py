@@ -266,9 +266,13 @@ class ArrayReader:
             return None
         return int(ranges.start[0]) if ranges.size else 0
 
-    def byte_ranges(self, rows: IntArray) -> ByteRanges:
+    def byte_ranges(self, rows: IntArray, missing: bool = False) -> ByteRanges:
         """Where the stored bytes of rows lie, with all of their chunks; none where only another
         library can read them.
+
+        Args:
+            rows: their numbers.
+            missing: leaves out the chunks that are cached.
         """
         if not len(rows):
             return ByteRanges.of([])
@@ -277,32 +281,33 @@ class ArrayReader:
             return ranges
         inner = self.chunks.grid.inner
         bands = distinct(rows // self.height)
-        return self.chunks.byte_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1))
+        numbers = (bands[:, None] * inner + np.arange(inner)).reshape(-1)
+        return self._chunk_ranges(numbers, missing)
 
-    def span_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
+    def _chunk_ranges(self, numbers: IntArray, missing: bool) -> ByteRanges:
+        if missing and len(self.cache):
+            is_cached = [(self.key, number) in self.cache for number in numbers.tolist()]
+            numbers = numbers[~np.array(is_cached, bool)]
+        return self.chunks.byte_ranges(numbers)
+
+    def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
         """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with
-        all chunks that are decoded as a whole.
+        all chunks that are decoded as a whole; `missing`: as for `byte_ranges`.
         """
         cuts = Cuts.of_spans(firsts, ends, self.height)
         if self.raw is None:
-            return self.byte_ranges(distinct(cuts.chunks) * self.height)
+            return self.byte_ranges(distinct(cuts.chunks) * self.height, missing)
         ranges = cuts.ranges(self.raw)
         return ranges.take(ranges.is_written)
 
-    def missing_ranges(self, firsts: IntArray, ends: IntArray) -> ByteRanges:
-        """As `span_ranges`, of a 1-D array, without the chunks that are cached."""
-        if self.raw is not None:
-            return self.span_ranges(firsts, ends)
-        numbers = distinct(Cuts.of_spans(firsts, ends, self.height).chunks)
-        is_cached = [(self.key, number) in self.cache for number in numbers.tolist()]
-        return self.byte_ranges(numbers[~np.array(is_cached, bool)] * self.height)
-
-    def box_ranges(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ByteRanges:
+    def box_ranges(
+        self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]], missing: bool = False
+    ) -> ByteRanges:
         """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
-        extents.
+        extents; `missing`: as for `byte_ranges`.
         """
         pieces = pieces_of(self.chunks.grid, *zip(*boxes, strict=True)) if boxes else {}
-        return self.chunks.byte_ranges(np.array(list(pieces), np.int64))
+        return self._chunk_ranges(np.array(list(pieces), np.int64), missing)
 
     # -- reading
 

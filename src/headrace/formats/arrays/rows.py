@@ -69,15 +69,21 @@ class ReadersSource(ArraySource):
         self._readers = readers
 
     @abstractmethod
-    def _located(self, indices: IntArray) -> list[ByteRanges]:
-        """As `byte_ranges`, by array."""
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
+        """As `byte_ranges` or, if `missing`, `missing_ranges`, by array."""
 
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
         try:
-            return ByteRanges.joined(self._located(indices))
+            return ByteRanges.joined(self._located(indices, False))
         # to know it something had to be read, which failed: reading the samples will say so
         except HeadraceError:
             return ByteRanges.of([])
+
+    def missing_ranges(self, indices: IntArray) -> list[ByteRanges]:
+        try:
+            return self._located(indices, True)
+        except HeadraceError:  # as above
+            return []
 
     @property
     def is_direct(self) -> bool:
@@ -260,8 +266,8 @@ class ArraysSource(ReadersSource):
         field.read_rows(indices, rows, self.run)
         return rows
 
-    def _located(self, indices: IntArray) -> list[ByteRanges]:
-        return [reader.byte_ranges(indices) for reader in self._readers]
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
+        return [reader.byte_ranges(indices, missing) for reader in self._readers]
 
     # -- blocks
 

@@ -299,7 +299,7 @@ class PatchSource(ReadersSource):
 
     # -- byte ranges
 
-    def _located(self, indices: IntArray) -> list[ByteRanges]:
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
         located: list[ByteRanges] = []
         for volume in self.volumes:
@@ -312,7 +312,7 @@ class PatchSource(ReadersSource):
                 box = _box_of(axes)
                 if box is not None:
                     boxes.append(box)
-            located.append(volume.reader.box_ranges(boxes))
+            located.append(volume.reader.box_ranges(boxes, missing))
         return located
 
     @property

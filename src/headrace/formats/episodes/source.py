@@ -460,7 +460,7 @@ class EpisodeSource(ReadersSource):
 
     # -- where bytes lie
 
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         episodes, starts = self.windows.places(distinct(indices))
         parts = [ByteRanges.of([])]
         for key in self.keys:
@@ -471,7 +471,7 @@ class EpisodeSource(ReadersSource):
             for number in distinct(numbers[~is_there]).tolist():
                 own = numbers == number
                 spans = (firsts + rows)[own], (ends + rows)[own]
-                parts.append(key.readers[number].span_ranges(*spans))
+                parts.append(key.readers[number].span_ranges(*spans, missing))
         return parts
 
     @property

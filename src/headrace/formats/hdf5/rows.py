@@ -338,11 +338,11 @@ class HDF5Source(ArraysSource):
             return [image for image, _ in pairs]
         return pairs
 
-    def _located(self, indices: IntArray) -> list[ByteRanges]:
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         spans = self._spans(indices)
         if spans is None:
-            return super()._located(indices)
-        return [self._readers[0].span_ranges(*spans)]
+            return super()._located(indices, missing)
+        return [self._readers[0].span_ranges(*spans, missing)]
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:

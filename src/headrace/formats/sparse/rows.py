@@ -208,7 +208,7 @@ class SparseSource(ReadersSource):
         """
         firsts, ends = self._spans(indices)
         if self.files.is_remote:  # both at once
-            self.files.prefetch([one.missing_ranges(firsts, ends) for one in self._readers], True)
+            self.files.prefetch(self.missing_ranges(indices), True)
         columns, values = read_joined(self._readers, firsts, ends, self.run)
         rows = CSRRows.of(ends - firsts, columns, values.astype(self.stored_dtype, copy=False))
         wrong = rows.outside(self._width)
@@ -232,9 +232,9 @@ class SparseSource(ReadersSource):
 
     # -- where it lies
 
-    def _located(self, indices: npt.NDArray[np.int64]) -> list[ByteRanges]:
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         firsts, ends = self._spans(indices)
-        return [reader.span_ranges(firsts, ends) for reader in self._readers]
+        return [reader.span_ranges(firsts, ends, missing) for reader in self._readers]
 
     def sizes(self) -> IntArray:
         """[rows] int64, stored values of each row, before columns are chosen."""
