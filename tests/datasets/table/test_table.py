@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import os
@@ -29,9 +30,12 @@ from headrace import (
     create_dataloader,
     open_dataset,
 )
+from headrace.formats.table import arrow
+from headrace.io.remote_files import RemoteFiles
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import image_bytes
 from tests.datasets.remote_contract import RemoteDatasetContract
+from tests.servers.ranges import RangeServer
 
 pa = pytest.importorskip("pyarrow")  # in the extra `test`
 pq = pytest.importorskip("pyarrow.parquet")
@@ -513,6 +517,37 @@ def test_forged_arrow_files_are_errors_of_ours(is_stream: bool, tmp_path: Path) 
     with TableDataset(path) as dataset:
         assert len(dataset) == 140_000_000_000
         assert dataset[10**10] == {"x": b""}
+
+
+def test_opening_a_remote_arrow_file_takes_a_few_round_trips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one for each record batch, of which its footer says where they lie."""
+    monkeypatch.setattr(arrow, "_REMOTE", 1 << 10)
+    table = some_table(640)
+    words = table["word"].combine_chunks().dictionary_encode()
+    table = table.set_column(table.schema.get_field_index("word"), "word", words)
+    path = write(tmp_path / "a.arrow", table, "arrow", rows=10)
+    read = RemoteFiles.read
+    asked = list[int]()
+
+    def counted(self: RemoteFiles, ranges: Any) -> Any:
+        asked.append(ranges.size)
+        return read(self, ranges)
+
+    monkeypatch.setattr(RemoteFiles, "read", counted)
+    with RangeServer(tmp_path) as server:
+        url = f"{server.url}/a.arrow"
+        with TableDataset(url, cache_dir=tmp_path / "cache", progress=False) as far:
+            assert len(asked) < 8 and max(asked) > 64, asked
+            with TableDataset(path) as near:
+                assert same(list(far), list(near))
+        data = path.read_bytes()
+        end = len(data) - 10 - int.from_bytes(data[-10:-6], "little")
+        for at in range(end, len(data), 131):  # whatever its footer says
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+            with contextlib.suppress(FormatError, SampleError):
+                assert len(TableDataset(url, cache_dir=tmp_path / "cache", progress=False)) <= 640
 
 
 def test_a_file_that_changes_is_not_read_on(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 the rows are read, others are read as a whole and decoded by pyarrow.
 
 A stream, as HuggingFace's `datasets` writes it, is a chain of messages, each of which says how long
-it is; an Arrow file is such a chain between a magic number and a footer. pyarrow reads the
-messages. The metadata of a record batch says where the buffers of each column lie. They stay in the
-file (https://arrow.apache.org/docs/format/Columnar.html), from which the bytes of rows are read by
-their positions, and become arrays of pyarrow's. Nothing is mapped: if somebody cuts the file short
-while it is read, that is an error, and no signal that ends the process (SIGBUS).
+it is; an Arrow file is such a chain between a magic number and a footer, which says where each
+begins: those of a remote file are read at once. pyarrow reads the messages. The metadata of a
+record batch says where the buffers of each column lie. They stay in the file
+(https://arrow.apache.org/docs/format/Columnar.html), from which the bytes of rows are read by their
+positions, and become arrays of pyarrow's. Nothing is mapped: if somebody cuts the file short while
+it is read, that is an error, and no signal that ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.table.columns import inner_types, opened, pyarrow, what_is, zeros
-from headrace.formats.table.files import CONTINUED, MAGIC, Block, TableFile
+from headrace.formats.table.files import CONTINUED, MAGIC, TAIL, Block, TableFile
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
@@ -37,6 +38,8 @@ _LOCAL = 4 << 10
 _REMOTE = 1 << 20
 _LONGEST = 256 << 20  # bytes of the metadata of a message
 _MOST_ROWS = 1 << 40  # of a record batch
+_BLOCK = np.dtype([("start", "<i8"), ("metadata", "<i4"), ("pad", "<i4"), ("body", "<i8")])
+"""Where a message lies, as the footer of a file has it."""
 
 
 # -- messages
@@ -63,7 +66,7 @@ def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
                 batches.append((start, stop, rows))
             else:
                 raise FormatError(f"there is no message that belongs there at byte {start:,}")
-    except (struct.error, pa.ArrowException, OSError, ValueError) as error:
+    except (struct.error, pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise FormatError(f"its messages can't be read ({error})") from error
     if not heads:
         raise FormatError("it is empty")
@@ -84,11 +87,15 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
     begin = start = 0
     data = read(0, window)
     if data.startswith(MAGIC):
-        tail = read(max(0, size - 10), size)
-        end = size - 10 - int.from_bytes(tail[:4], "little", signed=True)
+        tail = read(max(0, size - (TAIL if files.is_remote else 10)), size)
+        end = size - 10 - int.from_bytes(tail[-10:-6], "little", signed=True)
         if not tail.endswith(MAGIC) or not 8 < end < size - 10:
             raise FormatError("it does not end as Arrow files do: it is cut short")
         start = 8
+        if files.is_remote and end > len(data):
+            footer = tail[end - size : -10] if size - end <= len(tail) else read(end, size - 10)
+            yield from _named_messages(files, path, footer, data, end)
+            return
     while start < end:
         if not begin <= start <= start + 8 <= begin + len(data):
             data = read(start, start + window)
@@ -109,6 +116,45 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
         stop = start + head + message.body.size
         yield start, stop, message
         start = stop
+
+
+def _named_messages(
+    files: Files, path: str, footer: bytes, data: bytes, end: int
+) -> Iterator[tuple[int, int, Any]]:
+    """As `_messages`, of the first one and those that the footer of a file names, read at once.
+
+    Args:
+        files, path: of the file.
+        footer: see `_blocks`.
+        data: the first bytes of the file.
+        end: where the messages end.
+    """
+    blocks = np.concatenate([_blocks(footer, 2), _blocks(footer, 3)])  # dictionaries, batches
+    places = [(8, _message_head(data[8:16]))]
+    places += zip(blocks["start"].tolist(), blocks["metadata"].tolist(), strict=True)
+    for start, head in places:
+        if not 8 <= start <= start + head <= end or not 8 <= head <= _LONGEST:
+            raise FormatError(f"its footer names a message of {head:,} bytes at byte {start:,}")
+    ranges = ByteRanges.of([(path, start, start + head) for start, head in places])
+    for (start, head), metadata in zip(places, files.read_each(ranges), strict=True):
+        rest = opened([memoryview(metadata)], end - start - head, zeros)
+        message = pyarrow().ipc.read_message(rest)
+        yield start, start + head + message.body.size, message
+
+
+def _blocks(footer: bytes, field: int) -> npt.NDArray[Any]:
+    """A vector of the footer, which is a FlatBuffer (https://flatbuffers.dev/internals): pyarrow
+    does not say where messages lie.
+    """
+    root = struct.unpack_from("<I", footer)[0]
+    vtable = root - struct.unpack_from("<i", footer, root)[0]
+    if 4 + 2 * field >= struct.unpack_from("<H", footer, vtable)[0]:
+        return np.zeros(0, _BLOCK)
+    offset = struct.unpack_from("<H", footer, vtable + 4 + 2 * field)[0]
+    if not offset:
+        return np.zeros(0, _BLOCK)
+    at = root + offset + struct.unpack_from("<I", footer, root + offset)[0]
+    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, at)[0], at + 4)
 
 
 def _message_head(data: bytes) -> int:
