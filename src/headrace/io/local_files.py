@@ -118,11 +118,14 @@ class LocalFiles(Files):
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         self._tell(ranges)
         found: list[memoryview | None] = [None] * ranges.size
-        for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
+        unjoined = np.flatnonzero(ranges.start >= ranges.stop).tolist()
+        for number in unjoined:
             if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
                 found[number] = self._read_whole(ranges.paths[ranges.file[number]])
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
+        if len(unjoined) == ranges.size:  # as of a folder of images, one at a time
+            return found
         requests = coalesce(ranges, _GAP, _MOST)
         order = requests.order.tolist()
         edges = requests.edges.tolist()

@@ -105,22 +105,25 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     if not root and pattern.startswith("/"):
         root = "/"
     paths = _globbed(pattern)
-    dead = [path for path in paths if not os.path.exists(path)]
-    if dead:
-        _warn_of_dead_links(pattern, dead)
     endings = tuple(ending for kind in kinds for ending in kind.endings)
     stores = tuple(ending for kind in kinds for ending in kind.stores)
     matches = list[str]()
     fitting = list[str]()
+    dead = list[str]()
     for path in paths:
-        name = os.path.relpath(path, root or ".")
         is_file = os.path.isfile(path)
+        if not is_file and not os.path.exists(path):
+            dead.append(path)
+            continue
+        name = os.path.relpath(path, root or ".")
         # `glob` leaves out what begins with a dot
-        if "__MACOSX" in name.split("/") or not (is_file or (stores and os.path.exists(path))):
+        if "__MACOSX" in name.split("/") or not (is_file or stores):
             continue
         matches.append(name)
         if name.lower().endswith(stores) or (is_file and name.lower().endswith(endings)):
             fitting.append(name)
+    if dead:
+        _warn_of_dead_links(pattern, dead)
     if not fitting:
         fitting = [name for name in matches if recognized(os.path.join(root, name), kinds)]
     if not matches:
