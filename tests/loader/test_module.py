@@ -1,5 +1,6 @@
 """DataModule: a trainer's two loaders come from one description, and share no sample."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from headrace import (
     ConfigError,
@@ -259,6 +260,28 @@ def test_a_closed_module_can_be_used_again(photos: Path) -> None:
 # -- transforms of validation data
 
 RECIPE = [RandomResizedCrop(16), RandomHorizontalFlip()]
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+def test_validation_at_random_is_warned_of(module_of: Any, photos: Path) -> None:
+    generator = Compose(np.random.default_rng(0))
+    for transform in (RECIPE, Compose(Compose(*RECIPE)), generator, [random.random]):
+        dataset = SquareDataset(transform=transform)
+        with pytest.warns(HeadraceWarning, match=r"val_transform="):
+            dataset.split(0.75)
+        with pytest.warns(HeadraceWarning, match=r"val_transform="):
+            dataset.folds(3)
+        with pytest.warns(HeadraceWarning, match=r"val_transform="):
+            module_of(Subset(dataset, range(40)), val_split=0.25)
+    with pytest.warns(HeadraceWarning, match=r"RandomResizedCrop, RandomHorizontalFlip"):
+        module_of(photos, photos, transform=RECIPE)
 
 
 @pytest.mark.filterwarnings("error::headrace.HeadraceWarning")

@@ -47,6 +47,7 @@ from headrace.core.views import (
     chosen_indices,
     fingerprint_of_view,
     targets_of_view,
+    warn_if_random,
 )
 from headrace.display import Lines
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
@@ -561,11 +562,13 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             groups: one group per sample, such as a patient, or the name of a column of these.
                 Samples of a group stay together, so fractions are approximate.
             val_transform: transform of all views but the first; [] for none. None: the views keep
-                the dataset's transform.
+                the dataset's transform, with a warning if it is random.
 
         Raises:
             ConfigError: an argument is invalid, or a view would have no samples.
         """
+        if val_transform is None:
+            warn_if_random(self, "split: all views")
         if not isinstance(fraction, (Sequence, np.ndarray)):
             fraction = [fraction, 1 - fraction]
         parts = split_parts(
@@ -594,6 +597,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
         Each sample is in exactly one validation view. The other arguments are those of `split`.
         """
+        if val_transform is None:
+            warn_if_random(self, "folds: the validation views too")
         labels = self._labels("stratify", stratify)
         members = self._labels("groups", groups)
         pairs = []

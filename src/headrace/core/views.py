@@ -12,6 +12,8 @@ from torch.utils.data import Subset
 
 from headrace.core.decoder import plain_target
 from headrace.dtypes import AnyArray, IntArray
+from headrace.errors import warn
+from headrace.order.seeding import random_names
 
 
 class TargetSequence(Sequence[Any]):
@@ -124,3 +126,21 @@ def answers_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")
+
+
+def warn_if_random(dataset: Any, which: str) -> None:
+    """Warns where validation data, or data from which they are taken, draw random numbers."""
+    holders = list[Any]()
+    for part in parts_of(dataset):
+        for name in ("transforms", "transform", "target_transform"):
+            holders.append(getattr(part, name, None))
+        decoder = getattr(part, "sample_decoder", None)
+        if getattr(decoder, "draws", False):
+            holders.append(decoder)
+    names = random_names(*holders)
+    if names:
+        warn(
+            f"{which} are transformed at random ({', '.join(names[:3])}): pass val_transform=, the "
+            "transform of validation data ([] for none), or the same transform again if that is "
+            "meant"
+        )

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from headrace.arguments import check_integer, checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
+from headrace.core.views import warn_if_random
 from headrace.errors import ConfigError, StateError, warn
 from headrace.loader.config import (
     Data,
@@ -59,9 +60,10 @@ class DataModule:
         val_split: instead of `val`: fraction of `train` to use for validation. The split depends on
             seed and length only, so it is the same on every rank.
         val_transform: transform of the validation data, a callable or a list; [] for none. If it is
-            not given, validation data have the transform of `train`. Validation data must be a
-            headrace dataset or a path. What `train` caches in memory is shared. With [], images are
-            resized to `image_size`, or else to the size of the training crops.
+            not given, validation data have the transform of `train`, with a warning if that is
+            random. Validation data must be a headrace dataset or a path. What `train` caches in
+            memory is shared. With [], images are resized to `image_size`, or else to the size of
+            the training crops.
         config: the options of both loaders. Validation data are not shuffled, dropped or drawn by a
             sampler, and are padded only if there are fewer samples than ranks.
         **overrides: fields that replace those of `config`. For paths, other keywords are passed to
@@ -126,6 +128,7 @@ class DataModule:
                     "a dataset that has it, or val_split= of such a one"
                 )
             self.val = self.val.with_transform(val_transform)
+        warn_if_random(self.val, "the validation data")
         self._loaders: dict[str, Loader] = {}
 
     @property

@@ -38,6 +38,10 @@ _PLAIN = (int, float, complex, str, bytes, bytearray, range, os.PathLike, type(N
 # from these, everything that is loaded can be reached
 _OF_PROGRAM = (types.ModuleType, type, logging.Logger)
 _OPAQUE = (*_PLAIN, *_OF_PROGRAM, np.ndarray, np.generic, torch.Tensor)
+_RANDOM = {"AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianNoise"}
+_RANDOM |= {"MixUp", "ScaleJitter", "TrivialAugmentWide"}
+"""Random transforms of torchvision, and of albumentations, whose names don't begin with "Random".
+"""
 OF_SAMPLER = -1
 OF_STREAM = -2
 OF_COLLATE = -3
@@ -242,6 +246,20 @@ def _seed_worker(worker: int) -> None:
     seed = torch.initial_seed() & _32_BITS
     random.seed(seed)
     np.random.seed(seed)
+
+
+def random_names(*holders: object) -> list[str]:
+    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a
+    call: random generators, and classes and functions by their names.
+    """
+    names = dict[str, None]()
+    for item in _reachable(holders):
+        name = getattr(item, "__name__", type(item).__name__)
+        if isinstance(item, Generator):
+            names["a random generator"] = None
+        elif isinstance(name, str) and (name.lower().startswith("random") or name in _RANDOM):
+            names[name] = None
+    return list(names)
 
 
 def _reachable(holders: Iterable[object]) -> Iterator[object]:
