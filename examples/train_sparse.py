@@ -72,7 +72,8 @@ def train(given: argparse.Namespace) -> None:
         f"{path}: {dataset.shape[0]:,} cells x {dataset.shape[1]:,} genes, of the kinds "
         f"{', '.join(dataset.classes)}"
     )
-    seen, unseen = dataset.split(0.8, seed=7, stratify=True)
+    labelled = dataset.subset(dataset.targets >= 0)  # -1: no category
+    seen, unseen = labelled.split(0.8, seed=7, stratify=True)
     loader = create_dataloader(seen, batch_size=64, num_workers=given.workers, seed=7)
     measured = create_dataloader(unseen, batch_size=64, num_workers=given.workers, shuffle=False)
     model = nn.Linear(dataset.shape[1], len(dataset.classes))

@@ -553,8 +553,8 @@ class Loader(DataLoader[B]):
         return f"{type(self).__name__}(<{about}>, {options})"
 
     def explain(self) -> str:
-        """Describes each option and the reason for its value, the epoch, how often blocks are
-        decoded and how to reduce that, the dataset, and the memory budget.
+        """Describes each option and the reason for its value, the epoch, when a block is decoded
+        once only, the dataset, and the memory budget.
         """
         config = self.config
         plan = self._plan
@@ -577,7 +577,7 @@ class Loader(DataLoader[B]):
                     how = "and all stay decoded in each process"
                 elif order["interleave"]:
                     how = (
-                        f"by one process where num_workers divides turns={order['turns']}, and "
+                        f"once an epoch if num_workers divides turns={order['turns']} and "
                         f"world_size divides interleave={order['interleave']}"
                     )
                 elif order["shuffle"] is False:
