@@ -559,8 +559,8 @@ class BlocksSource(TokensSource):
         self._fingerprint = f"{fingerprint}:blocks of {length}:{len(self)}"
         if not len(self) and self.count:
             raise ConfigError(
-                f"max_length={length}: with packing=True a sample has so many tokens, and there "
-                f"are {self.count:,} in all"
+                f"max_length={length}: packing=True makes blocks of so many tokens, and there are "
+                f"{self.count:,} in all: use a smaller max_length"
             )
 
     def __len__(self) -> int:

@@ -91,7 +91,10 @@ def check_state(
             f"({length} samples)"
         )
         if strict or state.get("length") != length:
-            raise StateError(f"{message}. Were files added, removed or renamed?")
+            raise StateError(
+                f"{message}. Use the same files (none added, removed or renamed) and dataset "
+                "options, such as max_length"
+            )
         warn(f"{message}; strict=False: continuing anyway")
     differing = [
         f"{name} was {state.get(name)!r}, is {order.get(name)!r}"

@@ -290,6 +290,6 @@ def undecodable(error: UnicodeDecodeError, begin: int) -> FormatError:
     if offset == 0 and error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
         remedy = "it begins as UTF-16 does: pass encoding='utf-16'"
     return FormatError(
-        f"byte 0x{error.object[error.start]:02x} at offset {offset:,} is no {error.encoding} "
+        f"byte 0x{error.object[error.start]:02x} at offset {offset:,} is not {error.encoding} "
         f"({error.reason}); {remedy}"
     )

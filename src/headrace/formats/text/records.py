@@ -82,10 +82,9 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
         row = names[int(are_of_records.argmax())]
         other = names[int(are_of_records.argmin())]
         raise ConfigError(
-            f"there are {count:,} files of records, such as {redact(row)}, and "
-            f"{len(names) - count:,} other texts, such as "
-            f"{redact(other)}: pass unit='file' or unit='record', or name the files of one kind "
-            "by a glob, such as 'data/*.jsonl'"
+            f"the files are of two kinds: {count:,} with records, such as {redact(row)}, and "
+            f"{len(names) - count:,} without, such as {redact(other)}: pass unit='file' or "
+            "unit='record', or name the files of one kind by a glob, such as 'data/*.jsonl'"
         )
     return "record" if count else "file"
 

@@ -484,7 +484,7 @@ class LinesSource(Locatable):
         where = "in memory"
         if self._table.arrays.path:
             where = f"read from {redact(self._table.arrays.path)}"
-        way = f"{len(self):,} of {len(self._texts):,} files{copied}; the table of places is {where}"
+        way = f"{len(self):,} of {len(self._texts):,} files{copied}; the index is {where}"
         nbytes = sum(text.end for text in self._texts)
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
         facts = {"files": self.files.explain()} if self.files.is_remote else {}
