@@ -266,7 +266,7 @@ def keys_for(
         said = f"{named_few(missing)} of {len(names):,} files have no target by their name"
         if unused:
             said += f", and {surplus}"
-        raise lack(f"{where}: {said}: add the targets, or open only the files that have one")
+        raise lack(f"{where}: {said}: add the targets, or pass a list of the files that have one")
     if unused and not skips_unused:
         raise DataNotFoundError(
             f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
