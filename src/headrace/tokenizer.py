@@ -32,8 +32,8 @@ _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
 _COLUMNS = ("input_ids", "special_tokens_mask", "token_type_ids")
 _SIZES = ("__len__", "get_vocab_size", "vocab_size", "n_vocab")
 REMEDY = (
-    "it must be a callable from a text to a list of ids, a HuggingFace tokenizer, or an object "
-    "with encode_batch or encode"
+    "pass a callable from a text to a list of ids, a HuggingFace tokenizer "
+    "(AutoTokenizer.from_pretrained), or a tokenizers.Tokenizer (Tokenizer.from_file)"
 )
 
 

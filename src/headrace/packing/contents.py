@@ -845,8 +845,8 @@ def as_row(what: str, value: Any) -> Column:
         raise ConfigError(
             f"{what} can't be packed: it is {shown}. Samples are arrays, tensors, numbers, dicts "
             "of these, bytes, str, and (input, target) tuples; fields and targets are no bytes or "
-            "str: convert it in decode or __getitem__; of a table choose columns=, "
-            "ImageDataset(column=) or TextDataset(column=); of a tar give what is packed by "
+            "str: convert it in decode or __getitem__; of a table choose columns= "
+            "or column=; of a tar give what is packed by "
             "split_target (docs/packing.md)"
         )
     return made
