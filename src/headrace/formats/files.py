@@ -194,7 +194,6 @@ class PairedSource(Source):
         return self.files.sizes(indices) + self.others.sizes(self.numbers[indices])
 
 
-_PIECE = 1 << 16  # names that are looked at together: what is made of them is small
 _OF_TARGETS = re.compile(r"^(?!\.).*(mask|label|annot|target|truth|segm)", re.IGNORECASE)
 """Names of folders of masks or annotations."""
 _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
