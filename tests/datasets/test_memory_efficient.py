@@ -707,3 +707,16 @@ class TestLife:
                 assert is_open(rows)
             assert is_open(rows) is stays_open
             given.close()
+
+    def test_close_frees_a_large_view_that_went_to_workers(
+        self, rows: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("headrace.core.dataset.is_spawning", lambda: True)
+        monkeypatch.setattr("headrace.core.dataset.SHARED_FROM", 1)
+        with HDF5Dataset(rows, "x") as given:
+            dataset = MemoryEfficientDataset(given[3:], loading_mode="eager")
+            text = repr(dataset)
+            assert dataset.__getstate__()["_chosen"] is dataset.__getstate__()["_held_of"]
+            assert repr(dataset) == text
+            dataset.close()
+            assert dataset.held is None

@@ -1077,8 +1077,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         state = {name: value for name, value in vars(self).items() if name not in LEFT_BEHIND}
         if is_spawning():
             state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
-            for name in ("targets", "_chosen", "_held_of"):
+            is_view = self._chosen is not self._held_of
+            for name in ("targets", "_chosen", *(["_held_of"] if is_view else [])):
                 state[name] = self._mapped_by_workers(name)
+            if not is_view:  # a view is told by another array
+                self._held_of = self._chosen
+                state["_held_of"] = state["_chosen"]
         else:
             state["_value_source"] = None
         return state
