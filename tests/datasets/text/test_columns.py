@@ -186,6 +186,8 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
             TextDataset(path, column="text", **given)
     with pytest.raises(MissingNameError, match="'other'"):
         TextDataset(path, column="other")
+    with pytest.raises(ConfigError, match="column="):
+        TextDataset(path)  # its bytes are no text
     with TextDataset(path, column="label") as numbers, pytest.raises(SampleError, match="no text"):
         numbers[0]
     lines = write_lines(tmp_path / "a.jsonl")

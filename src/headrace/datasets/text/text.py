@@ -442,6 +442,9 @@ def _open_texts(
     """
     unit = options.unit
     entries = list(entries_of(data_path))
+    for entry in entries:
+        if any(container.fits(entry) for container in (TABLES, TARS, ZARR)):
+            raise ConfigError(f"{redact(entry)}: texts in columns are opened by name: pass column=")
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries
     ):
