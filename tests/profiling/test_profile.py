@@ -29,7 +29,7 @@ from headrace import (
 )
 from headrace.cli.main import main
 from headrace.profiling import Profile, profile as profiling
-from headrace.profiling.profile import Costs, Measured, advise, find_limit, more_workers
+from headrace.profiling.profile import Costs, Measured, _verdict, advise, find_limit, more_workers
 from headrace.profiling.result import Advice, Stage
 from headrace.profiling.running import Turn
 from tests.testing.test_contract import SquareDataset
@@ -347,8 +347,14 @@ def test_a_profile_as_text() -> None:
         assert wanted in text
     assert profile.config_to_paste() == "create_dataloader(dataset, num_workers=4)"
     assert json.loads(json.dumps(profile.as_dict()))["advice"][0]["spread"] == [1.8, 2.1]
-    profile.advice[0].measured = 1.01
-    assert profile.best is None and profile.config_to_paste() == ""
+    for measured, spread in ((1.01, (1.0, 1.02)), (1.3, (0.55, 1.4))):
+        profile.advice[0].measured = measured
+        profile.advice[0].spread = spread
+        assert profile.best is None and profile.config_to_paste() == ""
+    said = _verdict(measured_of("decode", 1.0), "decode", profile.advice)
+    assert said.endswith(
+        "num_workers=4: x1.30 (x0.55 to x1.40) is within the noise: profile longer."
+    )
 
 
 def test_everything_is_in_the_page() -> None:

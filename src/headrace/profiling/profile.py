@@ -590,4 +590,6 @@ def _verdict(measured: Measured, limit: str, advice: list[Advice]) -> str:
         return f"{held}: {change} is predicted to gain x{first.predicted:.2f}."
     if first.measured < WORTH:
         return f"{held}; {change}, which was tried, does not help."
+    if not first.is_confirmed:
+        return f"{held}; {change}: {first.result} is within the noise: profile longer."
     return f"{held}: {change} gains x{first.measured:.2f}, measured."

@@ -86,6 +86,13 @@ class Advice:
         least, most = self.spread
         return f"x{self.measured:.2f} (x{least:.2f} to x{most:.2f})"
 
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the measured gain is large enough, and each round gained."""
+        if self.measured is None or self.spread is None:
+            return False
+        return self.measured >= WORTH and self.spread[0] > 1
+
 
 @dataclass(slots=True)
 class Profile:
@@ -133,9 +140,9 @@ class Profile:
 
     @property
     def best(self) -> Advice | None:
-        """The measured advice, if its gain is large enough. None: no such advice."""
+        """The measured advice, if its gain is confirmed. None: no such advice."""
         for advice in self.advice:
-            if advice.measured is not None and advice.measured >= WORTH:
+            if advice.is_confirmed:
                 return advice
         return None
 
