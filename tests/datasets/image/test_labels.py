@@ -161,6 +161,25 @@ class TestGiven:
         with pytest.raises(ConfigError, match=r"dog/9\.jpg"):
             given_targets(dict.fromkeys(NAMES[:-1], 1), files)
 
+    def test_names_that_are_whole_paths(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        paths = ["b/1.png", "a/1.png"]
+        for path in paths:
+            save(Path(path))
+            memory.put(path, f"/{path}")
+        urls = [f"memory://{path}" for path in paths]
+        absolute = [os.path.abspath(path) for path in paths]
+        for data, names in ((paths, paths), (paths, absolute), (urls, urls)):
+            table = as_csv({"kind": ["x", "y"], "file": names}, tmp_path)
+            for targets in (dict(zip(names, "xy", strict=True)), table):
+                dataset = ImageDataset(data, targets=targets)
+                assert dataset.classes == ["x", "y"]
+                assert [int(target) for _, target in dataset.samples] == [0, 1]
+        with pytest.raises(ConfigError, match=r"c/1\.png.* belong to no file"):
+            ImageDataset(paths, targets={"c/1.png": 1, "a/1.png": 2})
+
     def test_a_name_that_fits_several_files(self, files: FileSet, tmp_path: Path) -> None:
         for targets in (dict.fromkeys(("1.jpg", "2.jpg"), 1), csv(tmp_path, "1.jpg,1\n2.jpg,2\n")):
             with pytest.raises(ConfigError, match=r"1\.jpg fits bird/1\.jpg and cat/1\.jpg"):
@@ -482,6 +501,30 @@ class TestTables:
             assert labels.targets[3] == {"species": 2, "age": 1, "weight": 1.25, "patient": 2}
         series = checked_targets(frame.set_index("file")["species"])
         assert given_targets(series, files).targets.tolist() == [1, 3, 2, 2, 0]
+
+    def test_gaps_of_frames_in_columns_that_are_no_targets(self, files: FileSet) -> None:
+        pandas = pytest.importorskip("pandas")
+        for gap in (float("nan"), pandas.NA, pandas.NaT, np.arange(3)):
+            by = pandas.Series([gap] * 5, dtype=object)
+            frame = pandas.DataFrame({**without("age", "weight"), "by": by})
+            for table in (frame, pandas.concat([frame, frame])):  # each row once, and twice
+                given = checked_targets(table)
+                labels = given_targets(given, files, target_name="species")
+                assert labels.targets.tolist() == [1, 3, 2, 2, 0]
+            if not isinstance(gap, np.ndarray):
+                with pytest.raises(ConfigError, match="'by' of the DataFrame has nothing in row 1"):
+                    given_targets(given, files)
+
+    def test_an_empty_cell_leaves_classes_numbers(self, files: FileSet, tmp_path: Path) -> None:
+        for form in FORMS:
+            empty = "" if form is as_csv else None
+            part = ["train", empty, "val", "train", "val"]
+            path = form({**without("age", "patient"), "part": part}, tmp_path)
+            labels = given_targets(path, files, target_name="species")
+            assert labels.columns["part"].tolist() == [1, 0, 2, 1, 2]
+            assert labels.column_classes["part"] == ["", "train", "val"]
+            with pytest.raises(ConfigError, match=r"'part' of .* has nothing in row"):
+                given_targets(path, files, target_name="part")
 
     def test_integers_beyond_64_bits_are_no_targets(self, files: FileSet, tmp_path: Path) -> None:
         studies = [1 << 63, 1 << 70, 1, 2, 3]

@@ -206,6 +206,14 @@ def spellings_of(name: str) -> list[str]:
     return [name, base, _stem(name), _stem(base)]
 
 
+def paths_of(files: FileSet, number: int) -> list[str]:
+    """The path of a file as it was given, and the absolute one; of a remote one its URL."""
+    paths = [files.url(number)]
+    if not files.is_remote:
+        paths.append(os.path.abspath(paths[0]))
+    return paths
+
+
 def keys_for(
     keys: Collection[str],
     files: FileSet,
@@ -214,8 +222,8 @@ def keys_for(
     spellings: Callable[[str], list[str]] = spellings_of,
     lack: type[HeadraceError] = ConfigError,
 ) -> list[str]:
-    """The key of each file, which is one of its `spellings`. Where none is the same to the byte,
-    one that looks the same counts (`composed`).
+    """The key of each file, which is one of its `spellings`, or else its path (`paths_of`). Where
+    none is the same to the byte, one that looks the same counts (`composed`).
 
     Args:
         keys: names that labels have.
@@ -236,8 +244,10 @@ def keys_for(
     owners = dict[str, str]()
     found = list[str]()
     missing = list[str]()
-    for name in names:
+    for number, name in enumerate(names):
         own = spellings(name)
+        if not any(one in keys for one in own):
+            own += paths_of(files, number)
         fitting = [one for one in own if one in keys][:1]
         if not fitting and alike:
             fitting = next((alike[one] for one in map(composed, own) if one in alike), [])
@@ -524,8 +534,9 @@ class Table(NamedTuple):
         rows = dict[str, int]()
         for number, name in enumerate(map(str, self.columns.get(key, ()))):
             other = rows.setdefault(name, number)
-            for values in self.columns.values():
-                if values[other] != values[number]:
+            for values in self.columns.values() if other != number else ():
+                both_miss = _is_missing(values[other]) and _is_missing(values[number])
+                if values[other] != values[number] and not both_miss:
                     raise ConfigError(
                         f"targets: rows {other + self.first_row} and {number + self.first_row} of "
                         f"{self.where} give {redact(name)} different targets "
@@ -558,11 +569,7 @@ class Table(NamedTuple):
                     "with str in place of float for classes"
                 )
             values = [column.values[row] for row in rows]
-        gaps = [
-            row
-            for row, value in zip(rows, values, strict=True)
-            if value is None or value != value or value == ""
-        ]
+        gaps = [row for row, value in zip(rows, values, strict=True) if _is_missing(value)]
         if gaps and is_target:
             raise ConfigError(
                 f"{where} has nothing in row {gaps[0] + self.first_row}: fill it in, leave out "
@@ -571,12 +578,20 @@ class Table(NamedTuple):
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
             return np.array(values, np.float64), []
-        if gaps:
+        filled = ["" if _is_missing(value) else value for value in values]
+        if str in kinds and set(map(type, filled)) == {str}:
+            values = filled
+        elif gaps:
             return values, []
         made, classes = encoded(values)
         if is_target:
             _check_integers(made, where)
         return made, classes
+
+
+def _is_missing(value: Any) -> bool:
+    """True for None, NaN and an empty text."""
+    return value is None or bool(value != value) or value == ""
 
 
 def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
@@ -766,7 +781,7 @@ def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
     if hasattr(frame, "column_names"):
         return Table(where, frame.to_pydict())
     columns: dict[str, Sequence[Any]] = {
-        str(name): frame[name].to_numpy().tolist() for name in frame.columns
+        str(name): list(map(_plain, frame[name].to_numpy().tolist())) for name in frame.columns
     }
     index = list(getattr(frame, "index", ()))
     if not index or not all(isinstance(name, str) for name in index):
@@ -774,12 +789,25 @@ def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
     return Table(where, {"": index, **columns}, key="")
 
 
+def _plain(value: Any) -> Any:
+    """A value of a DataFrame that compares as one: an array as a list, and pandas.NA as None."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if type(value).__name__ == "NAType":
+        return None
+    return value
+
+
 def _names_among(cells: Iterable[str], files: FileSet) -> set[str]:
     """Those of some cells that name files."""
     cell_of = {composed(cell.strip()): cell for cell in cells}
     found = set[str]()
-    for name in map(os.fsdecode, files.names):
-        for spelling in map(composed, spellings_of(name)):
+    may_be_paths = any(map(os.path.dirname, cell_of))
+    for number, name in enumerate(map(os.fsdecode, files.names)):
+        spellings = spellings_of(name)
+        if may_be_paths and cell_of.keys().isdisjoint(spellings[:2]):  # those with endings
+            spellings += paths_of(files, number)
+        for spelling in map(composed, spellings):
             if spelling in cell_of:
                 found.add(cell_of[spelling])
         if len(found) == len(cell_of):
