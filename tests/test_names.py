@@ -123,6 +123,7 @@ SAID: dict[Any, dict[str, str]] = {
     ImageDataset: {"resize": "image_size", "bs": "batch_size in create_dataloader"},
     TextDataset: {"block_size": "max_length, with packing=True"},
     MultiDataLoader: {"sampling_strategy": "strategy"},
+    DataModule: dict.fromkeys(("groups", "stratify"), "train, val = dataset.split("),
     BaseDataset: {"data_path": "source, a Source of the records"},
     MemoryMonitor().check_memory_constraint: {"required_memory": "nbytes"},
     pack: {"num_workers": "workers"},

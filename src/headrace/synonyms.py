@@ -116,6 +116,9 @@ BY_REMEDY = {
         "a loop: for epoch in range(epochs), and in it for batch in loader"
     ): "epochs num_epochs n_epochs max_epochs",
     "dataset.subset(indices), or dataset.split(fraction)": "subset fraction limit max_samples",
+    (
+        "train, val = dataset.split(fraction, groups=..., stratify=...), and DataModule(train, val)"
+    ): "groups stratify",
 }
 BY_NAME = {
     # datasets

@@ -95,6 +95,8 @@ def test_both_kinds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 open_path(path)
             for named in (files, "1 Zarr store", f"'{folder}/*.h5' or '{folder}/*.zarr'"):
                 assert named in str(refused.value)
+    with pytest.raises(ConfigError, match=r"2 paths given hold 1 HDF5 file \(a\.h5\) and 1 Zarr"):
+        SparseDataset([folder / "a.h5", folder / "b.zarr"])
     for opened in (open_dataset(f"{folder}/*.h5"), HDF5Dataset(f"{folder}/*.h5")):
         assert type(opened) is HDF5Dataset and len(opened) == 6
     for opened in (open_dataset(f"{folder}/*.zarr"), ZarrDataset(folder)):

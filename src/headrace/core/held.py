@@ -485,6 +485,12 @@ class BlockMemory:
         self._source.hold_chunks(self._held)
         self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
 
+    @property
+    def has_room_for_all(self) -> bool:
+        """True if each process may cache all blocks while it reads an epoch."""
+        sizes = self._source.blocks()
+        return sizes is not None and self._source.block_nbytes * len(sizes) <= self._held
+
     def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
         """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
         fetches what each batch takes.

@@ -24,6 +24,7 @@ from headrace.core.views import parts_of
 from headrace.errors import ConfigError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.memory.budget import MemoryBudget
+from headrace.synonyms import WITHOUT_ARGUMENT
 
 Shuffle = bool | Literal["block"]
 Reasons = dict[str, str]
@@ -309,7 +310,8 @@ def check_options(
     if not known.issuperset(options):
         from headrace.datasets.open import KNOWN_KEYWORDS  # which imports all formats
 
-        elsewhere = dict.fromkeys(KNOWN_KEYWORDS - known, "where the dataset is made")
+        others = KNOWN_KEYWORDS - known - WITHOUT_ARGUMENT.keys()
+        elsewhere = dict.fromkeys(others, "where the dataset is made")
         check_names(door, options, known, elsewhere)
 
 

@@ -573,8 +573,11 @@ class Loader(DataLoader[B]):
             nbytes = dataset.sample_source.block_nbytes
             if nbytes and self._is_ordered and dataset.loading_mode is not LoadingMode.EAGER:
                 how = "for nearly every sample; shuffle='block' reads each about once"
+                in_turn = order["shuffle"] in (False, "block")
                 if dataset.block_memory.stays_decoded:
                     how = "and all stay decoded in each process"
+                elif not in_turn and dataset.block_memory.has_room_for_all:
+                    how = "at most once an epoch in each process, whose cache has room for all"
                 elif order["interleave"]:
                     how = (
                         f"once an epoch if num_workers divides turns={order['turns']} and "

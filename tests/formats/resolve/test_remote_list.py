@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import fsspec
+import h5py
 import numpy as np
 import pytest
 import zarr
@@ -17,12 +18,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from headrace import (
     AccessError,
     DataNotFoundError,
+    FormatError,
+    HDF5Dataset,
     ImageDataset,
+    TextDataset,
     ZarrDataset,
 )
 from headrace.errors import RemoteError
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
+from tests.servers.plain import plain_server
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., Any]
@@ -171,3 +176,35 @@ def test_a_question_that_nobody_answers(flaky: Any, monkeypatch: pytest.MonkeyPa
     assert remote.ask("info", url)["size"] == 1
     assert remote.take_counts()["retries"] == 2
     remote.close()
+
+
+def test_links_that_lead_out_of_a_web_folder(tmp_path: Path) -> None:
+    """A website below the files: its pages link to themselves, and upwards."""
+    (tmp_path / "site" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "site/b.txt", "site/deep/c:1.txt", "site/deep/d e.txt"):
+        (tmp_path / name).write_text(name)
+    links = ["./", ".", "../", "../site/", "..", "#/", "?page=/", "./b.txt", "x/../deep/"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    (tmp_path / "site" / "index.html").write_text(page)
+    with plain_server(tmp_path) as url:
+        for root in (url, f"{url}/"):
+            with TextDataset(root) as dataset:
+                assert len(dataset) == 4
+        with TextDataset(f"{url}/site") as dataset:
+            assert len(dataset) == 3
+        with TextDataset(f"{url}/**/*.txt") as dataset:
+            assert len(dataset) == 4
+
+
+def test_a_servers_root_is_a_folder(tmp_path: Path) -> None:
+    """Where its name has a dot, as files have; and nothing is asked for beside it."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.zeros(2_000_000, np.uint8)
+    with plain_server(tmp_path) as url:
+        for root in (url, f"{url}/"):
+            with pytest.raises(RemoteError, match=r"a\.h5.*sends whole files"):
+                HDF5Dataset(root)
+        (tmp_path / "index.html").write_text("nothing")
+        for root in (url, f"{url}/"):
+            with pytest.raises(FormatError, match="is a web page in which no files are listed"):
+                HDF5Dataset(root)

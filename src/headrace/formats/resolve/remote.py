@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from headrace.errors import (
     AccessError,
@@ -149,6 +150,8 @@ def _listed(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
         raise is_a from None
     if not paths and isinstance(is_a, HeadraceError):
         raise is_a
+    if paths == [path] and isinstance(is_a, FormatError):  # the page itself
+        raise is_a
     if not paths and is_a != "directory":
         raise FileNotFoundError(path)
     root = _root(path, paths)
@@ -204,7 +207,8 @@ def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | Non
     # fsspec calls everything on the web a file, and so what a server shows of a folder
     place = path.partition("?")[0]
     is_page = "." not in place.rpartition("/")[2] and "html" in str(info.get("mimetype"))
-    if info["type"] == "file" and (place.endswith("/") or is_page):
+    is_root = not urlsplit(place).path  # http://host:port
+    if info["type"] == "file" and (place.endswith("/") or is_page or is_root):
         return FormatError(
             f"{redact(url)} is a web page in which no files are listed: name the files, or look at "
             "the URL"

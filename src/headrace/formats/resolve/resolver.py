@@ -165,7 +165,7 @@ def look_for(
     path_of = None
     if not urls:
         path_of = paths.__getitem__
-    kind, _ = _chosen(names, kinds, path_of, entries[0]) or (None, None)
+    kind, _ = _chosen(names, kinds, path_of, entries) or (None, None)
     return kind, None
 
 
@@ -212,7 +212,7 @@ def _gathered(
     )
     kind = kinds[0]
     if chooses:
-        chosen = _chosen(files.names, kinds, files.__getitem__, entries[0])
+        chosen = _chosen(files.names, kinds, files.__getitem__, entries)
         if chosen is None:
             return None
         kind, fits = chosen
@@ -265,14 +265,17 @@ def _taken(files: FileSet, order: IntArray) -> FileSet:
 
 
 def _chosen(
-    names: PackedNames, kinds: Sequence[Format], path_of: Callable[[int], str] | None, given: Any
+    names: PackedNames,
+    kinds: Sequence[Format],
+    path_of: Callable[[int], str] | None,
+    entries: Sequence[Any],
 ) -> tuple[Format, npt.NDArray[np.bool_]] | None:
     """The first of some kinds that some files are of, and which these are; None: they are of none.
 
     Args:
         path_of: the paths of local files: where names say nothing, their content does, up to the
             first one that is of no kind.
-        given: the path that was given, for messages.
+        entries: the paths that were given, for messages.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
@@ -303,7 +306,7 @@ def _chosen(
     arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
     if not met[0][0].holds_arrays or len(arrays) < 2:
         return met[0]
-    shown = redact(given)
+    shown = redact(entries[0])
     folder = shown
     if not (is_url(shown) or os.path.isdir(os.path.expanduser(shown))):
         folder = os.path.dirname(shown)
@@ -316,6 +319,11 @@ def _chosen(
             what = what.removesuffix("s")
         counted.append(f"{which.sum():,} {what} ({redact(first)})")
         patterns.append(repr(os.path.join(folder, f"*{os.path.splitext(first)[1]}")))
+    if len(entries) > 1:
+        raise ConfigError(
+            f"the {len(entries):,} paths given hold {' and '.join(counted)}, and a dataset reads "
+            "one kind: pass those of one kind (ConcatDataset joins datasets)"
+        )
     raise ConfigError(
         f"{shown} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob such as "
         f"{' or '.join(patterns)}, or use HDF5Dataset or ZarrDataset, which ignore the other kind"

@@ -331,7 +331,7 @@ def joined_column(columns: list[Column], name: str) -> Column:
     if missing:
         warn(
             f"{missing:,} of {len(codes):,} rows have no category in {name!r}: their target is "
-            "-1, which no class has: leave them out by dataset.subset(...), or pass "
-            "ignore_index=-1 to the loss"
+            "-1, which no class has, and balanced=True draws as one: leave them out by "
+            "dataset.subset(...), or pass ignore_index=-1 to the loss"
         )
     return Column(codes, list(numbers))

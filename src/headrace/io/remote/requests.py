@@ -19,6 +19,8 @@ import socket
 import ssl
 import tarfile
 import time
+import urllib.parse
+import weakref
 import zipfile
 from collections.abc import Awaitable, Iterator
 from typing import Any, NamedTuple
@@ -116,6 +118,35 @@ async def call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 def is_http(fs: Any) -> bool:
     """True if a file system is fsspec's of the web."""
     return "http" in fs.protocol and hasattr(fs, "set_session")
+
+
+def _list_below(fs: Any) -> None:
+    """Lists of the web hold only what lies below the folder: fsspec takes a page's links to itself
+    and upwards for folders in it, and follows them without end.
+    """
+    own = weakref.ref(fs)  # which holds this function
+
+    async def ls(path: str, detail: bool = True, **options: Any) -> list[Any]:
+        folder = path.rstrip("/") + "/"
+        below = {}
+        filesystem: Any = own()
+        for one in await type(filesystem)._ls(filesystem, path, detail=True, **options):
+            name = one["name"]
+            if _DOTS.search(name):
+                name = urllib.parse.urljoin(folder, name.removeprefix(folder))
+                if not name.startswith(folder):
+                    continue
+            is_page = one["type"] == "directory" and ("?" in name or "#" in name)
+            if name != folder and not is_page:
+                below[name] = {**one, "name": name}
+        if detail:
+            return list(below.values())
+        return sorted(below)
+
+    fs._ls = ls
+
+
+_DOTS = re.compile(r"/\.\.?(/|$)")
 
 
 async def info_of(fs: Any, path: str) -> Any:
@@ -305,7 +336,7 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     try:
         # a key may hold colons, which fsspec takes for a chain
         links = [link.replace("::", ":") for link in chain_of(url)]
-        return fsspec.core.url_to_fs("::".join(links), skip_instance_cache=True, **options)[0]
+        fs = fsspec.core.url_to_fs("::".join(links), skip_instance_cache=True, **options)[0]
     except (ValueError, ImportError) as error:
         remedy = ""
         extra = _EXTRAS.get(chain_of(url)[-1].partition("://")[0])
@@ -324,6 +355,9 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
             raise error from None
         # it shows a URL with credentials or a query
         raise SampleError(f"{type(error).__name__}: {redact(text)}") from None
+    if is_http(fs):
+        _list_below(fs)
+    return fs
 
 
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
