@@ -438,7 +438,7 @@ class ZarrDataset(ArrayDataset):
         direct: bool = True,
         **options: Unpack[PathOptions],
     ) -> None:
-        named = [*objects_in(data_path)] or data_path
+        named = [str(store) for store in objects_in(data_path)] or data_path
         check_arguments(self, named, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
         if missing not in ("fill", "error"):

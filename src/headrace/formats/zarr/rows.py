@@ -246,18 +246,14 @@ class OpenZarr(OpenArrays[Any]):
         """True if stores are objects, which need not survive a fork."""
         return any(store.only_library == OBJECT for store in self._opener.stores.values())
 
-    def take(self, path: str, store: Any) -> str:
-        """The path by which `tree` opens a store object; a local one is read as its folder.
-
-        Args:
-            path: what stands for it in messages.
-            store: a `zarr.abc.store.Store`.
-        """
+    def take(self, store: Any) -> str:
+        """The path by which `tree` opens a store object; a local one is read as its folder."""
         from headrace.formats.zarr.library import ObjectStore, root_of
 
         root = root_of(store)
         if root is not None:
             return root
+        path = str(store)
         self._opener.stores[path] = ObjectStore(path, self.files, store)
         return path
 
@@ -310,15 +306,13 @@ class OpenZarr(OpenArrays[Any]):
         return ZarrTree(store, self)
 
 
-def objects_in(data_path: Any) -> dict[str, Any]:
-    """The store objects of zarr-python that are given in place of paths, by what stands for them in
-    messages; {}: it is a path.
-    """
+def objects_in(data_path: Any) -> list[Any]:
+    """The store objects of zarr-python that are given in place of paths; []: it is a path."""
     library = sys.modules.get("zarr.abc.store")
-    given = data_path if isinstance(data_path, (list, tuple)) else [data_path]
+    given = [*data_path] if isinstance(data_path, (list, tuple)) else [data_path]
     if library is None or not all(isinstance(one, library.Store) for one in given):
-        return {}
-    return {str(one): one for one in given}
+        return []
+    return given
 
 
 def open_stores(data_path: Any, reach: RemoteOptions, **options: Any) -> tuple[OpenZarr, list[str]]:
@@ -332,7 +326,7 @@ def open_stores(data_path: Any, reach: RemoteOptions, **options: Any) -> tuple[O
     objects = objects_in(data_path)
     if objects:
         opened = OpenZarr(**options)
-        return opened, [opened.take(path, store) for path, store in objects.items()]
+        return opened, [opened.take(store) for store in objects]
     files = resolve(data_path, ZARR, reach)
     return OpenZarr(files.server, **options), files.urls()
 
