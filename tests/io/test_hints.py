@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from headrace import HDF5Dataset
 from headrace.io import handles as hints
 from headrace.io.handles import HINTS
+from headrace.io.local_files import LocalFiles
+from headrace.io.ranges import ByteRanges
 from tests.data.gallery import gallery_at, write_gallery
 
 pytestmark = [
@@ -112,3 +115,26 @@ def test_of_nothing(tmp_path: Path, told: Any) -> None:
     with open(tmp_path / "a", "rb") as file:
         HINTS.give(file.fileno(), [(1, 0), (2, 3)])
     assert told == [(str(tmp_path / "a"), 2, 3)]
+
+
+def test_opening_many_files_is_no_slow_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(64)]
+    for path in paths:
+        Path(path).write_bytes(bytes(100))
+    numbers = np.arange(64)
+    ranges = ByteRanges(paths, numbers, numbers * 0, numbers * 0 + 100)
+    files = LocalFiles()
+    noted: list[float] = []
+    monkeypatch.setattr(HINTS, "note", lambda began, *_: noted.append(time.perf_counter() - began))
+    opens = os.open
+
+    def slow(*given: Any, **named: Any) -> int:
+        time.sleep(0.005)
+        return opens(*given, **named)
+
+    monkeypatch.setattr(os, "open", slow)
+    files.read_into(ranges, [memoryview(bytearray(100)) for _ in paths])
+    assert len(noted) == 1
+    assert noted[0] < 0.16

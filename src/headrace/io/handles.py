@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from headrace.memory.processes import PerProcess, keep_inherited, renew_after_fork
@@ -82,9 +83,8 @@ class WorkerFiles(Generic[T]):
             self._close_idle(0)
 
     def _close_idle(self, left: int) -> None:
-        for path, (handle, readers) in list(self._open.items()):
-            if len(self._open) <= left:
-                break
+        # of the oldest; those that are read are closed when they are left
+        for path, (handle, readers) in [*islice(self._open.items(), len(self._open) - left)]:
             if not readers:
                 del self._open[path]
                 self._closer(handle)

@@ -363,7 +363,7 @@ def patch_source(
 def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
     if not given or set(given) - set(names):
         has = ", ".join(filter(None, names)) or "no names"
-        raise ConfigError(f"{what}={dict(given)}: the axes have {has}")
+        raise ConfigError(f"{what}={dict(given)} must name some of the axes, which have {has}")
 
 
 def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> list[int]:
