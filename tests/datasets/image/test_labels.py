@@ -254,6 +254,8 @@ class TestGiven:
                 ImageDataset(data_path, targets=values)
 
     def test_of_files_that_are_not_there(self, files: FileSet, tmp_path: Path) -> None:
+        with pytest.raises(DataNotFoundError, match=r"^targets: .*masks does not exist"):
+            ImageDataset(tmp_path, targets=tmp_path / "masks")
         table = csv(tmp_path, ROWS + "no.jpg,1\nnor.jpg,2\n")
         for targets, message in (
             (table, r"targets\.txt: 2 \(no\.jpg, nor\.jpg\) of 7"),

@@ -45,7 +45,7 @@ from headrace.datasets.image.labels import (
     read_labels,
 )
 from headrace.datasets.image.pixels import BY_PLUGIN, image_shape, is_readable, remedy
-from headrace.errors import ConfigError, FormatError, MissingNameError, warn
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.concat import ConcatSource
 from headrace.formats.files import (
@@ -102,7 +102,10 @@ def open_images(
             return files, labels_of(wanted, files.listing, reach)
         wanted.refuse_options("masks", "unused_targets")
         warn_of_splits(files.listing)
-        masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+        try:
+            masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+        except DataNotFoundError as error:
+            raise DataNotFoundError(f"targets: {error}") from error
         mask_of = mask_numbers(files.listing, masks.listing, wanted.skips_unused)
         return PairedSource(files, masks, mask_of), Labels(None, [])
     except BaseException:
