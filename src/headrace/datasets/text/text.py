@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
@@ -443,7 +444,7 @@ def _open_texts(
     unit = options.unit
     entries = list(entries_of(data_path))
     for entry in entries:
-        if any(container.fits(entry) for container in (TABLES, TARS, ZARR)):
+        if any(container.fits(os.fsdecode(entry)) for container in (TABLES, TARS, ZARR)):
             raise ConfigError(f"{redact(entry)}: texts in columns are opened by name: pass column=")
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries
