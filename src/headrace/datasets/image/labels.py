@@ -29,7 +29,6 @@ from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
-    HeadraceError,
     MissingNameError,
     warn,
 )
@@ -220,7 +219,7 @@ def keys_for(
     where: str = "targets",
     skips_unused: bool = False,
     spellings: Callable[[str], list[str]] = spellings_of,
-    lack: type[HeadraceError] = ConfigError,
+    are_files: bool = False,
 ) -> list[str]:
     """The key of each file, which is one of its `spellings`, or else its path (`paths_of`). Where
     none is the same to the byte, one that looks the same counts (`composed`).
@@ -230,7 +229,7 @@ def keys_for(
         files: of the data.
         where: the labels are from, for messages.
         skips_unused: leave out keys that no file has, with a warning.
-        lack: the error for a file without a key.
+        are_files: keys are of files too, so that one that is missing is a DataNotFoundError.
 
     Raises:
         ConfigError: a file has no key; or a key fits several files, or several fit one.
@@ -276,7 +275,10 @@ def keys_for(
         said = f"{named_few(missing)} of {len(names):,} files have no target by their name"
         if unused:
             said += f", and {surplus}"
-        raise lack(f"{where}: {said}: add the targets, or pass a list of the files that have one")
+        message = f"{where}: {said}: add the targets, or pass a list of the files that have one"
+        if are_files:
+            raise DataNotFoundError(message)
+        raise ConfigError(message)
     if unused and not skips_unused:
         raise DataNotFoundError(
             f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
@@ -363,7 +365,7 @@ def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) ->
         where,
         skips_unused,
         lambda name: [_stem(name).removesuffix(end)],
-        DataNotFoundError,
+        are_files=True,
     )
     return np.array([numbers[key] for key in keys], np.int64)
 
