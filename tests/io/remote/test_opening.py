@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace import HDF5Dataset, StreamingDataset, TextDataset, ZarrDataset, open_dataset
-from headrace.errors import RemoteError
+from headrace.errors import ConfigError, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote.requests import judged
 from tests.io.remote.reading import Range, read, remote_of_url
@@ -42,6 +42,12 @@ def test_refused_s3_is_given_up_soon(nobody: str) -> None:
     options = {"endpoint_url": nobody, "key": "a", "secret": "b"}
     with pytest.raises(RemoteError, match=r"s3://bucket/x\.h5: 3 attempts "):
         HDF5Dataset("s3://bucket/x.h5", storage_options=options)
+
+
+def test_credentials_of_a_bucket_s_url_are_refused_unseen() -> None:
+    with pytest.raises(ConfigError, match=r"^s3://bucket/a\.h5: .*storage_options=") as caught:
+        open_dataset("s3://key:hunter2@bucket/a.h5")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

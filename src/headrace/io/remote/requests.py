@@ -315,6 +315,7 @@ def server_of(url: str, filesystem: Any) -> dict[str, Any]:
     return found
 
 
+_BUCKETS = ("s3://", "s3a://")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
 """What is to be installed, by protocol."""
 
@@ -323,14 +324,19 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     """A fresh fsspec file system for a URL (never one that was inherited by fork).
 
     Raises:
-        ConfigError: the protocol is unknown, or its package is missing.
+        ConfigError: the protocol is unknown, its package is missing, or the URL of a bucket has
+            credentials.
         DataNotFoundError, FormatError: the archive that it lies in is missing, or damaged.
     """
     import fsspec
 
     options = dict(storage_options or {})
-    # botocore's own retries would multiply with `Remote`'s, unseen
-    if url.startswith(("s3://", "s3a://")):
+    if url.startswith(_BUCKETS):
+        if "@" in url.split("/")[2]:  # the library would show them in its errors
+            raise ConfigError(
+                f"{redact(url)}: credentials can't be part of a bucket's URL: pass storage_options="
+            )
+        # botocore's own retries would multiply with `Remote`'s, unseen
         retries = {"retries": {"total_max_attempts": 1}}
         options["config_kwargs"] = {**retries, **options.get("config_kwargs", {})}
     try:
