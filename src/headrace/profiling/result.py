@@ -23,12 +23,12 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #9aa5b4; --back: #14181f;
   --line: #2c343f; --bar: #6b9be0; --limit: #ef7a66; } }
 body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem; color: var(--ink);
-  background: var(--back); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  background: var(--back); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.35rem; } h2 { font-size: 1rem; margin-top: 2rem; } p { color: var(--dim); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; vertical-align: top;
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-.track { width: 50%; } .track i { display: block; height: 1.1rem; background: var(--bar); }
+.track { width: 45%; } .track i { display: block; height: 1.1rem; background: var(--bar); }
 .limit { color: var(--limit); } .limit .track i { background: var(--limit); }
 """
 
