@@ -76,25 +76,16 @@ def main() -> None:
         "pid": 1,
         "began": 0.0,
         "counts": counts,
-        "slowest": {"decode": (1e-5, 3)},
     }
-    hooks, stats = Hooks(lambda index: None), LoadingStats()
+    hooks, stats = Hooks(), LoadingStats()
     hooks.on_batch(lambda times: None)
     hooks.on_slow(1.0, lambda slow: None)
 
-    def same(number: int) -> int:
-        return number
-
     def count() -> None:
         for _ in range(batches):
-            seconds, clock = [0.0] * BATCH, time.perf_counter  # of the transform
-            start = clock()
-            for number in range(BATCH):
-                now = clock()
-                seconds[number], start = now - start, now
-            reader.count_each("transform", seconds)
-            reader.timed("decode", same, BATCH)
-            reader.reset_report()
+            for name in ("read_seconds", "decode_seconds", "transform_seconds"):
+                reader.count_seconds(name, time.perf_counter())
+            reader.take_report()
             time.process_time()
             time.process_time()
             stats.add_report(counts)
