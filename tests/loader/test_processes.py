@@ -252,7 +252,7 @@ def test_which_newborn_hangs(
 @pytest.mark.parametrize(("start", "ranks"), [("fork", 1), ("auto", 2)])
 def test_some_loaders_beside_busy_threads(start: str, ranks: int) -> None:
     """Many of them: see many_loaders.py."""
-    script = str(Path(__file__).parents[1] / "many_loaders.py")
+    script = str(Path(__file__).parent / "many_loaders.py")
     command = [sys.executable, script, "--loaders", "15", "--start", start, "--ranks", str(ranks)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=380)
