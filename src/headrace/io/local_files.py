@@ -190,8 +190,8 @@ class LocalFiles(Files):
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
             path = ranges.paths[ranges.file[0]]
             start = int(ranges.start[0])
-            began = time.perf_counter()
             with self.opened(path) as fd:
+                began = time.perf_counter()
                 if os.preadv(fd, buffers, start) != len(buffers[0]):
                     fill(fd, [buffers[0]], start, path)
             HINTS.note(began, 1, len(buffers[0]))
@@ -243,12 +243,7 @@ class LocalFiles(Files):
 
     def _read_span(self, path: str, first: int, stop: int, ranges: ByteRanges) -> bytes:
         """Ranges that lie close together, by one call."""
-        began = time.perf_counter()
-        with self.opened(path) as fd:
-            span = os.pread(fd, stop - first, first)
-            if len(span) < stop - first:
-                span = _whole(fd, stop - first, first, path)
-        HINTS.note(began, 1, stop - first)
+        span = self._read_at(path, [first], [stop - first], 1)[0]
         if (ranges.start[1:] == ranges.stop[:-1]).all():
             return span
         starts = (ranges.start - first).tolist()
