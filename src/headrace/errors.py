@@ -113,6 +113,11 @@ class HeadraceWarning(UserWarning):
     """Warning category of headrace: something works, but possibly not as intended."""
 
 
+def one_line(message: object) -> str:
+    """A message, or that of an error, without line breaks."""
+    return " ".join(str(message).split())
+
+
 def warn(message: str) -> None:
     """Warns at the user's line: the nearest calling line outside of headrace."""
     level = 1

@@ -20,13 +20,14 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.cli import info, machine, measure, packs
 from headrace.cli.flags import Verb, add_options, as_flags
-from headrace.cli.output import Output, exit_code_of, one_line
+from headrace.cli.output import Output, exit_code_of
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
     HeadraceError,
     MissingNameError,
+    one_line,
 )
 from headrace.io.paths import is_url, redact
 

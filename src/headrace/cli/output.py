@@ -114,11 +114,6 @@ def exit_code_of(error: BaseException) -> int:
     return 1 if isinstance(error, FormatError | SampleError | FileChangedError) else 2
 
 
-def one_line(message: object) -> str:
-    """A message without line breaks."""
-    return " ".join(str(message).split())
-
-
 def visible(text: object) -> str:
     """A name out of a file, without what would move the cursor or colour the terminal."""
     return "".join(

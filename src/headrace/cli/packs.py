@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.flags import Verb, count, data_options, open_data, text_options
-from headrace.cli.output import Output, exit_code_of, one_line, visible
-from headrace.errors import ConfigError, HeadraceError
+from headrace.cli.output import Output, exit_code_of, visible
+from headrace.errors import ConfigError, HeadraceError, one_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

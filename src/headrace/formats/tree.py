@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headrace.dtypes import AnyArray
-from headrace.errors import FormatError, HeadraceError, MissingNameError
+from headrace.errors import FormatError, HeadraceError, MissingNameError, one_line
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.source import Column
@@ -160,7 +160,7 @@ class Tree(ABC):
             if self.shape(name) and not self.opened.files.is_remote:
                 column = replace(self.reader(name).describe(name), sample=column.sample)
         except (HeadraceError, OSError, TypeError, ValueError) as error:
-            column.read_by = f"can't be read: {' '.join(str(error).split())}"
+            column.read_by = f"can't be read: {one_line(error)}"
         return column
 
     def check_has(self, group: str, *names: str) -> None:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from headrace.errors import AccessError, BudgetError, FormatError, HeadraceError
+from headrace.errors import AccessError, BudgetError, FormatError, HeadraceError, one_line
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Numbers of errors of a disk that can't be written to."""
@@ -112,7 +112,7 @@ def asking(library: str, what: str) -> Iterator[None]:
         failure = unreadable(what, error) if isinstance(error, OSError) else None
         if failure is not None:
             raise failure from error
-        cause = " ".join(str(error).split()) or "no reason given"
+        cause = one_line(error) or "no reason given"
         raise FormatError(
             f"{what} is damaged, or holds what {library} can't read ({type(error).__name__}: "
             f"{cause})"

@@ -14,7 +14,7 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.streaming import StreamingDataset
-from headrace.errors import CollateError, ConfigError
+from headrace.errors import CollateError, ConfigError, one_line
 from headrace.loader.config import length_of
 from headrace.loader.loader import create_dataloader
 
@@ -127,7 +127,7 @@ def preview(
             dataset.return_index = False  # samples may have a field "index" of their own
             batch = _first(dataset, epoch, loading)
         except CollateError as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             notes.append(f"a loader with the default collate function raises: {reason}")
             batch = _first(dataset, epoch, {**loading, "collate_fn": "list"})
         samples = f"{length_of(dataset) or 'many'} samples"

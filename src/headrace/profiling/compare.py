@@ -19,7 +19,7 @@ from headrace.core.options import LoadingMode
 from headrace.datasets.open import open_dataset
 from headrace.datasets.streaming import StreamingDataset
 from headrace.display import Lines
-from headrace.errors import BudgetError, ConfigError, HeadraceWarning
+from headrace.errors import BudgetError, ConfigError, HeadraceWarning, one_line
 from headrace.io.paths import is_url
 from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path
 from headrace.loader.loader import Loader, create_dataloader, open_path
@@ -383,7 +383,7 @@ def compare_modes(
                 limit = max(_LEAST_S, seconds / max(1, len(modes)))
                 _time_mode(data_path, rate, limit, result, loading, options)
         except BudgetError as error:
-            rate.note = " ".join(str(error).split())
+            rate.note = one_line(error)
         result.modes.append(rate)
         on_mode(rate)
     return result

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from headrace.errors import FormatError
+from headrace.errors import FormatError, one_line
 
 Bytes = Any
 """bytes, a memoryview of them, or a uint8 array."""
@@ -96,8 +96,7 @@ class Pipeline:
                 raise
             except Exception as error:  # whatever a library makes of bytes that are none of its own
                 raise FormatError(
-                    f"{codec.name} can't decode it: "
-                    f"{' '.join(str(error).split()) or type(error).__name__}"
+                    f"{codec.name} can't decode it: {one_line(error) or type(error).__name__}"
                 ) from error
         decoded = np.frombuffer(data, np.uint8)
         if len(decoded) != nbytes:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import h5py
 import numpy as np
 
-from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError
+from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, one_line
 from headrace.formats.arrays.packed import PackedInfo, info_in
 from headrace.io.files import Files, Version
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
@@ -194,7 +194,7 @@ def not_whole(path: str, error: OSError) -> FormatError:
                     "nccopy -k nc4 or xarray"
                 )
     return FormatError(
-        f"{shown} is no HDF5 file, or not a whole one ({' '.join(str(error).split())}): it is "
+        f"{shown} is no HDF5 file, or not a whole one ({one_line(error)}): it is "
         "damaged, or a server's page: fetch it again"
     )
 

@@ -23,7 +23,7 @@ from zarr.abc.store import (
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from headrace.errors import FormatError, HeadraceError
+from headrace.errors import FormatError, HeadraceError, one_line
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.codecs import (
     GZIP,
@@ -66,9 +66,8 @@ def layout_of(metadata: dict[str, Any]) -> Layout:
     except UnknownLayout:
         raise
     except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-        cause = " ".join(str(error).split())
         raise UnknownLayout(
-            f"its metadata are unusual ({type(error).__name__}: {cause})"
+            f"its metadata are unusual ({type(error).__name__}: {one_line(error)})"
         ) from error
     extents = [*layout.shape, *layout.files, *layout.chunks]
     largest = max(math.prod(layout.files), math.prod(layout.chunks))
@@ -201,10 +200,9 @@ def open_array(path: str, name: str, store: Store | None) -> Any:
     except HeadraceError:
         raise
     except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
-        cause = " ".join(str(error).split())
         raise FormatError(
-            f"{shown_array(path, name)} can't be opened by zarr-python: {cause}: install and "
-            "import the package that registers its codec or data type with zarr, such as "
+            f"{shown_array(path, name)} can't be opened by zarr-python: {one_line(error)}: install "
+            "and import the package that registers its codec or data type with zarr, such as "
             "numcodecs[pcodec]"
         ) from error
 
