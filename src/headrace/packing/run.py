@@ -18,11 +18,11 @@ from concurrent.futures import (
     BrokenExecutor,
     Executor,
     Future,
-    ProcessPoolExecutor,
     ThreadPoolExecutor,
     as_completed,
 )
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -46,6 +46,7 @@ from headrace.formats.source import PackPart
 from headrace.formats.tokens import KIND
 from headrace.io.checksums import replaced
 from headrace.io.paths import redact
+from headrace.loader.fetch import RemoteTraceback, pickled
 from headrace.loader.start import choose_context, forkserver_context
 from headrace.memory.budget import format_size
 from headrace.memory.processes import end_with_parent, write_full
@@ -601,6 +602,9 @@ def _packed(
     """
     options = job.options
     processes = min(options.processes, len(numbers))
+    if executor is None and processes > 1:
+        yield from _packed_by_processes(job, numbers, processes)
+        return
     # one part waits for the disk, and is read back, while the other is read and decoded
     threads = 1
     if job.dataset.sample_source.thread_safe and job.plan.kind != KIND:
@@ -608,19 +612,7 @@ def _packed(
     ended = threading.Event()
     pool: Executor | None = None
     task: Callable[[int], None] = job.pack
-    if executor is None and processes > 1:
-        try:
-            with open(os.devnull, "wb") as nowhere:
-                pickle.dump(job, nowhere)
-        except Exception as error:
-            raise ConfigError(
-                f"processes={processes}: {type(job.dataset).__name__} can't be sent to another "
-                f"process ({error}): define what it holds, such as a tokenizer, in a module, or "
-                "pack with processes=1"
-            ) from error
-        pool = ProcessPoolExecutor(processes, _context(job.dataset), _adopt, (job,))
-        task = _pack_adopted
-    elif executor is None and threads > 1:
+    if executor is None and threads > 1:
         pool = ThreadPoolExecutor(threads, "headrace-pack-part")
         workers = -(-options.threads // threads)
         job = replace(job, options=replace(options, workers=workers))
@@ -644,17 +636,71 @@ def _packed(
             future.result()
             yield
     except BrokenExecutor as error:
-        raise WriteError(
-            f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or "
-            "another part (out of memory, or killed): run the same command again, finished parts "
-            "are kept"
-        ) from error
+        raise _died(job, number) from error
     finally:
         ended.set()
         for future in waiting:
             future.cancel()
         if pool is not None:
             pool.shutdown()
+
+
+def _packed_by_processes(
+    job: PackJob, numbers: Sequence[int], processes: int
+) -> Generator[None, None, None]:
+    """Packs each part in a process of its own, `processes` at the same time, and yields after each.
+    After an error those that run still finish their parts.
+
+    NOTE [ No ProcessPoolExecutor ]: that of Python 3.11 may forget a future, or never end, if one
+    of its processes is killed during a `submit`.
+    """
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            pickle.dump(job, nowhere)
+    except Exception as error:
+        raise ConfigError(
+            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another "
+            f"process ({error}): define what it holds, such as a tokenizer, in a module, or "
+            "pack with processes=1"
+        ) from error
+    context = _context(job.dataset)
+    left = list(reversed(numbers))
+    running = dict[Any, tuple[Any, int]]()  # by the end of the pipe that is read
+    try:
+        while left or running:
+            while left and len(running) < processes:
+                number = left.pop()
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_pack_alone, args=(job, number, sender))
+                process.start()
+                sender.close()  # so that the process alone holds it, and its end is seen
+                running[receiver] = (process, number)
+            ended: list[Any] = connection.wait(list(running))
+            for receiver in ended:
+                process, number = running[receiver]
+                try:
+                    failure = receiver.recv()
+                except (EOFError, OSError) as error:
+                    raise _died(job, number) from error
+                if failure is not None:
+                    data, text, _ = failure
+                    raise pickle.loads(data) from RemoteTraceback(text)
+                del running[receiver]
+                process.join()
+                receiver.close()
+                yield
+    finally:
+        for receiver, (process, _) in running.items():
+            process.join()
+            receiver.close()
+
+
+def _died(job: PackJob, number: int) -> WriteError:
+    return WriteError(
+        f"a process died while it packed {job.folder.shown_name(job.plan.name(number))} or "
+        "another part (out of memory, or killed): run the same command again, finished parts "
+        "are kept"
+    )
 
 
 def _context(dataset: BaseDataset) -> Any:
@@ -666,20 +712,13 @@ def _context(dataset: BaseDataset) -> Any:
     return forkserver_context()
 
 
-# of a process of the pool: it gets its job once, and not with each part
-_adopted: PackJob | None = None
-
-
-def _adopt(job: PackJob) -> None:
-    """In another process, which is forked where that is safe, as a loader's workers are: torch's
-    threads stay behind then.
-    """
-    global _adopted
+def _pack_alone(job: PackJob, part: int, sender: Any) -> None:
+    """What a process does that packs one part: sends None, or the error."""
     end_with_parent()
-    torch.set_num_threads(1)
-    _adopted = job
-
-
-def _pack_adopted(part: int) -> None:
-    assert _adopted is not None
-    _adopted.pack(part)
+    torch.set_num_threads(1)  # those that it inherited stay behind
+    failure = None
+    try:
+        job.pack(part)
+    except Exception as error:
+        failure = pickled(error)
+    sender.send(failure)
