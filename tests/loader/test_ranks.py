@@ -254,6 +254,7 @@ def test_late_group_is_asked_at_the_epoch(monkeypatch: pytest.MonkeyPatch) -> No
 
     def body(rank: int, barrier: Callable[[], None]) -> Any:
         store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+        barrier()  # the other rank may still be connecting
         dist.destroy_process_group()
         monkeypatch.setenv("RANK", str(rank))
         built = loader(seed=rank)
