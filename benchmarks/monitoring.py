@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headrace import BaseDataset, Source, create_dataloader
-from headrace.monitor.stats import Hooks, LoadingStats
+from headrace.monitor.stats import LoadingStats, slow_stages, times_of
 
 BATCH = 32
 
@@ -77,9 +77,8 @@ def main() -> None:
         "began": 0.0,
         "counts": counts,
     }
-    hooks, stats = Hooks(), LoadingStats()
-    hooks.on_batch(lambda times: None)
-    hooks.on_slow(1.0, lambda slow: None)
+    hooks = [lambda times: None, slow_stages(1.0, lambda slow: None)]
+    stats = LoadingStats()
 
     def count() -> None:
         for _ in range(batches):
@@ -90,7 +89,9 @@ def main() -> None:
             time.process_time()
             stats.add_report(counts)
             stats.add_batch(BATCH, 0.0, 1e-3)
-            hooks.tell(report, 0.0, 0.0, 0.0)
+            times = times_of(report, 0.0, 0.0, 0.0)
+            for hook in hooks:
+                hook(times)
 
     counting = best(count) / batches
     if given.json:

@@ -23,7 +23,7 @@ from headrace import (
     StateError,
     split_workers,
 )
-from headrace.loader.multi import Schedule, whole_weights
+from headrace.loader.multi import exact_weights, next_by_quota
 from headrace.order.epoch import pass_epoch
 from tests.loader.datasets import Numbers, Stream
 from tests.testing.test_contract import SquareDataset
@@ -90,22 +90,22 @@ weights_lists = st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any)
 
 @given(weights_lists, st.integers(99, 250))
 def test_quotas_are_kept_at_every_prefix(weights: list[int], steps: int) -> None:
-    schedule = Schedule("weighted", {str(i): weight for i, weight in enumerate(weights)}, [], True)
+    names = [str(i) for i in range(len(weights))]
+    exact = exact_weights(names, weights)
+    counts = dict.fromkeys(names, 0)
     for step in range(1, steps + 1):
-        name = schedule.pick()
+        name = next_by_quota(exact, counts)
         assert name is not None
-        schedule.took(name)
-        counts = list(schedule.counts.values())
-        assert is_quota(counts, weights, step)
-        assert step != sum(weights) or counts == weights
+        counts[name] += 1
+        assert is_quota(list(counts.values()), weights, step)
+        assert step != sum(weights) or list(counts.values()) == weights
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5).filter(any))
 def test_weights_of_fractions_are_exact(weights: list[float]) -> None:
-    whole = whole_weights([str(i) for i in range(len(weights))], weights).values()
-    pairs = zip(whole, [Fraction(repr(weight)) for weight in weights], strict=True)
-    assert all(a * y == b * x for (a, x), (b, y) in itertools.pairwise(pairs))
-    assert whole_weights("abc", [0.1, 0.2, 0.7]) == {"a": 1, "b": 2, "c": 7}, "a tenth is a tenth"
+    exact = exact_weights([str(i) for i in range(len(weights))], weights)
+    assert list(exact.values()) == [Fraction(repr(weight)) for weight in weights]
+    assert exact_weights("a", [0.1]) == {"a": Fraction(1, 10)}, "a tenth is a tenth"
 
 
 NAMES: list[tuple[str, dict[str, Any], str]] = [
@@ -360,7 +360,7 @@ def test_garbage_is_refused(multi_of: Any) -> None:
     multi = multi_of()
     first(multi, 3)
     good = multi.state_dict()
-    fields = ("epoch", "batches", "counts", "passes", "cursor", "out", "loaders", "ended")
+    fields = ("epoch", "batches", "counts", "passes", "out", "loaders", "ended")
     without = [{k: v for k, v in good.items() if k != field} for field in fields]
     damaged = [
         {"version": 2},
@@ -375,10 +375,6 @@ def test_garbage_is_refused(multi_of: Any) -> None:
         {"counts": {**good["counts"], "a": -1}},
         {"counts": {**good["counts"], "a": True}},
         {"passes": {**good["passes"], "a": 1}},
-        {"cursor": "x"},
-        {"cursor": -3},
-        {"cursor": 3},
-        {"cursor": True},
         {"out": ["d"]},
         {"ended": 0},
         {"loaders": 3},

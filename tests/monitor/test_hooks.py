@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from headrace import ConfigError
 from headrace.monitor import BatchTimes, LoadingMonitor, SlowStage
-from headrace.monitor.stats import STAGES, Hooks
+from headrace.monitor.stats import STAGES
 from tests.testing.test_contract import SquareDataset
 
 PAGE = Path(__file__).parents[2] / "docs" / "profiling.md"
@@ -228,8 +228,8 @@ def test_a_hook_is_removed_and_its_error_ends_the_loop(loader_of: Any) -> None:
         next(iter(loader))
 
 
-def test_bad_arguments() -> None:
-    hooks: Any = Hooks()
+def test_bad_arguments(loader_of: Any) -> None:
+    hooks = loader_of(TensorDataset(torch.arange(42.0)))
     for threshold in (-1, float("nan"), float("inf"), True, "1", None):
         with pytest.raises(ConfigError):
             hooks.on_slow(threshold, print)

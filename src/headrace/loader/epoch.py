@@ -15,6 +15,7 @@ from headrace.loader.plan import StreamPlan
 from headrace.loader.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
 from headrace.loader.state import Position, States
 from headrace.memory.ring import Delivered
+from headrace.monitor.stats import times_of
 
 if TYPE_CHECKING:
     from headrace.loader.loader import Loader
@@ -126,8 +127,10 @@ class EpochIterator:
         stats.add_batch(report["samples"], now - asked, now - self._clock)
         last = self._clock
         self._clock = now
-        if loader._hooks is not None:
-            loader._hooks.tell(report, now - asked, asked - last, now)
+        if loader._hooks:
+            times = times_of(report, now - asked, asked - last, now)
+            for function in list(loader._hooks.values()):
+                function(times)
         return batch
 
     def _receive(self) -> Delivered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
+from headrace.arguments import check_seconds
 from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
@@ -50,7 +51,14 @@ from headrace.loader.state import (
 )
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
-from headrace.monitor.stats import Hooks, LoadingStats, OnBatch, OnSlow, Stats
+from headrace.monitor.stats import (
+    LoadingStats,
+    OnBatch,
+    OnSlow,
+    Stats,
+    check_hook,
+    slow_stages,
+)
 from headrace.order import RankBatches, detect_world
 
 if TYPE_CHECKING:
@@ -134,7 +142,7 @@ class Loader(DataLoader[B]):
             )
         self._memory.reserve_blocks(config, self._plan)
         self._stats = LoadingStats()
-        self._hooks: Hooks | None = None
+        self._hooks: OrderedDict[int, OnBatch] = OrderedDict()
         self._pids: set[int] = set()
         self._state: LoaderState[Position] = LoaderState(Position)
         self._states: States | None = None  # of a foreign dataset
@@ -467,11 +475,6 @@ class Loader(DataLoader[B]):
 
     # -- reports
 
-    def _hooked(self) -> Hooks:
-        if self._hooks is None:
-            self._hooks = Hooks()
-        return self._hooks
-
     def on_batch(self, function: OnBatch) -> RemovableHandle:
         """Registers a function that is called with the `BatchTimes` of each batch.
 
@@ -481,7 +484,10 @@ class Loader(DataLoader[B]):
             A handle, whose ``remove()`` unregisters the function. A copy of the loader has no
             registered functions.
         """
-        return self._hooked().on_batch(function)
+        check_hook("on_batch", function)
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = function
+        return handle
 
     def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
         """Registers a function that is called with a `SlowStage` for each stage of a batch that
@@ -493,7 +499,9 @@ class Loader(DataLoader[B]):
         Raises:
             ConfigError: `threshold` is not a number of at least 0.
         """
-        return self._hooked().on_slow(threshold, function)
+        check_seconds("on_slow: threshold", threshold)
+        check_hook("on_slow", function)
+        return self.on_batch(slow_stages(threshold, function))
 
     def get_stats(self) -> dict[str, Any]:
         """Returns statistics since the loader was created: a dict, which prints as a table with

@@ -5,8 +5,8 @@ NOTE [ passes ]
 * The number of batches of an epoch is computed in advance from the lengths of the loaders. A loader
   that ends earlier starts another pass: pass c of epoch e uses the order of epoch `pass_epoch(e,
   c)`, a hash, so that no pass repeats the order of another pass or epoch.
-* Each loader keeps its position in its own state. This module only keeps the integers of the
-  schedule and the number of each loader's pass.
+* Each loader keeps its position in its own state. This module only counts batches and passes of
+  each loader: which one is next follows from these numbers.
 * Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs
   and positions ] in `state.py`). At the start of an epoch, the epoch of every loader is set, so
   that their states belong together at any moment.
@@ -15,8 +15,8 @@ NOTE [ passes ]
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, cast
 
@@ -43,97 +43,53 @@ Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
 _VERSION = 1
 _DAMAGED = "load_state_dict: the state is damaged"
 _LENGTHS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "max": max, "min": min}
-_POSITION = ("epoch", "counts", "passes", "cursor", "out", "ended")
 
 
-class Schedule:
-    """The sequence of loader names, one per batch, and the position in an epoch.
-
-    "weighted" follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of
-    Apportionment", Amer. Math. Monthly 82, 1975): of the loaders whose quota ``weight /
-    sum(weights) * (step + 1)`` exceeds the number of their batches so far, the one with the largest
-    ``weight / (batches + 1)`` is next. After every step each loader has yielded its quota, rounded
-    up or down. The share of a loader that has dropped out is divided among the others.
-
-    Args:
-        strategy: one of `STRATEGIES`.
-        weights: an integer for each loader, 0 or more; only "weighted" uses them.
-        pattern: names of loaders; "round_robin" and "alternating" take them in turn, "sequential"
-            one after the other.
-        cycles: True if a loader starts again at its end; otherwise it drops out.
+@dataclass
+class MultiPosition:
+    """A position in an epoch of several loaders.
 
     Attributes:
         epoch: number of the epoch.
         counts: number of batches that each loader has yielded.
         passes: number of the pass of each loader.
-        cursor: position in the pattern.
         out: loaders that have dropped out.
-        ended: True if all loaders ended before the number of batches was reached.
+        ended: True if the epoch has ended.
     """
 
-    def __init__(
-        self,
-        strategy: str,
-        weights: Mapping[str, int],
-        pattern: Sequence[str],
-        cycles: bool,
-        epoch: int = 0,
-    ) -> None:
-        self._strategy = strategy
-        self._weights = weights
-        self._pattern = pattern
-        self._cycles = cycles
-        self.epoch: int = epoch
-        self.counts: dict[str, int] = dict.fromkeys(weights, 0)
-        self.passes: dict[str, int] = dict.fromkeys(weights, 0)
-        self.cursor: int = 0
-        self.out: list[str] = []
-        self.ended: bool = False
+    epoch: int
+    counts: dict[str, int]
+    passes: dict[str, int]
+    out: list[str]
+    ended: bool = False
 
     @property
     def step(self) -> int:
         """Batches that all loaders together have given."""
         return sum(self.counts.values())
 
-    def pick(self) -> str | None:
-        """The loader of the next batch; None where all have dropped out."""
-        if self._strategy != "weighted":
-            size = len(self._pattern)
-            for slot in range(self.cursor, self.cursor + size):
-                if self._pattern[slot % size] not in self.out:
-                    self.cursor = slot % size
-                    return self._pattern[slot % size]
-            return None
-        active = [name for name in self._weights if name not in self.out]
-        total = sum(self._weights[name] for name in active)
-        coming = sum(self.counts[name] for name in active) + 1
-        # those that would not be ahead of their quota
-        behind = [n for n in active if self.counts[n] * total < self._weights[n] * coming]
-        # the largest weight / (batches + 1), of equal ones the first
-        return max(
-            behind, key=lambda n: Fraction(self._weights[n], self.counts[n] + 1), default=None
-        )
 
-    def took(self, name: str) -> None:
-        """A batch of the loader that `pick` named was received."""
-        if self._strategy in ("round_robin", "alternating"):
-            self.cursor = (self.cursor + 1) % len(self._pattern)
-        self.counts[name] += 1
+def next_by_quota(weights: Mapping[str, Fraction], counts: Mapping[str, int]) -> str | None:
+    """The loader of the next batch in proportion to weights; None where there is none.
 
-    def end_pass(self, name: str, is_empty: bool) -> None:
-        """The loader that `pick` named is through, once more."""
-        if is_empty or not self._cycles:
-            self.out.append(name)
-        else:
-            self.passes[name] += 1
-        if self._strategy == "sequential":
-            self.cursor = (self._pattern.index(name) + 1) % len(self._pattern)
+    It follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of
+    Apportionment", Amer. Math. Monthly 82, 1975): of the loaders whose quota ``weight /
+    sum(weights) * (step + 1)`` exceeds the number of their batches so far, the one with the largest
+    ``weight / (batches + 1)`` is next. After every step each loader has yielded its quota, rounded
+    up or down. The share of a loader that has dropped out is divided among the others.
+    """
+    total = sum(weights.values())
+    coming = sum(counts[name] for name in weights) + 1
+    # those that would not be ahead of their quota
+    behind = [name for name in weights if counts[name] * total < weights[name] * coming]
+    # of equal ones the first
+    return max(behind, key=lambda name: weights[name] / (counts[name] + 1), default=None)
 
 
-def whole_weights(
+def exact_weights(
     names: Sequence[str], weights: Mapping[str, float] | Sequence[float]
-) -> dict[str, int]:
-    """Weights as the smallest integers in the same proportions, by name; 0.1 means a tenth.
+) -> dict[str, Fraction]:
+    """Weights by name; 0.1 means a tenth.
 
     Raises:
         ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
@@ -146,24 +102,20 @@ def whole_weights(
             f"weights must be a dict or a list of one number for each of {list(names)}, not "
             f"{weights!r}"
         )
-    fractions = []
+    exact = {}
     for name in names:
         weight: Any = named[name]
         try:
-            fraction = Fraction(repr(float(weight)))
+            exact[name] = Fraction(repr(float(weight)))
         except (TypeError, ValueError, OverflowError):  # infinity too
-            fraction = Fraction(-1)
-        if fraction < 0 or isinstance(weight, (bool, str)):
+            exact[name] = Fraction(-1)
+        if exact[name] < 0 or isinstance(weight, (bool, str)):
             raise ConfigError(
                 f"weights: that of {name!r} must be a number of 0 or more, not {weight!r}"
             )
-        fractions.append(fraction)
-    if not any(fractions):
+    if not any(exact.values()):
         raise ConfigError("weights: at least one must be above 0")
-    scale = math.lcm(*(fraction.denominator for fraction in fractions))
-    whole = [int(fraction * scale) for fraction in fractions]
-    divisor = math.gcd(*whole)
-    return {name: weight // divisor for name, weight in zip(names, whole, strict=True)}
+    return exact
 
 
 @checks_keywords
@@ -186,9 +138,9 @@ def split_workers(num_workers: int, shares: Mapping[str, float]) -> dict[str, in
     num_workers = check_integer("num_workers", num_workers, 0)
     if not isinstance(shares, Mapping) or not shares:
         raise ConfigError(f"shares must be a dict of a number for each name, not {shares!r}")
-    weights = whole_weights(list(shares), shares)
+    weights = exact_weights(list(shares), shares)
     total = sum(weights.values())
-    split = {name: num_workers * weight // total for name, weight in weights.items()}
+    split = {name: int(num_workers * weight // total) for name, weight in weights.items()}
     remainders = {name: num_workers * weight % total for name, weight in weights.items()}
     by_remainder = sorted(shares, key=remainders.__getitem__, reverse=True)
     for name in by_remainder[: num_workers - sum(split.values())]:
@@ -203,8 +155,8 @@ class MultiDataLoader:
         loaders: a dict from name to a `Loader`, a dataset, or a path. For datasets and paths,
             loaders are created with the options below.
         strategy: a name, in any case. "round_robin": one batch of each loader in turn.
-            "sequential": one loader after the other. "weighted": exact quotas, spread evenly (see
-            `Schedule`). "alternating": as given by `pattern`.
+            "sequential": one loader after the other. "weighted": exact quotas, spread evenly.
+            "alternating": as given by `pattern`.
         weights: for "weighted": ``{name: number}``, or a list of numbers in the order of the
             loaders; 0: never. None: the lengths of the loaders.
         pattern: for "alternating": list of names, which is repeated. A loader that is not in it is
@@ -221,6 +173,7 @@ class MultiDataLoader:
 
     Attributes:
         loaders: the loaders in use, by name.
+        cycles: True if a loader starts again at its end; otherwise it drops out.
 
     Raises:
         ConfigError: an argument is invalid; or a loader has no length and `steps` is not given.
@@ -263,22 +216,22 @@ class MultiDataLoader:
         check_flag("cycle_short_loaders", cycle_short_loaders)
         steps = check_integer("steps", steps, 1, optional=True)
         self._strategy = strategy
-        self._cycles = cycle_short_loaders
+        self.cycles: bool = cycle_short_loaders
         self._pattern = list(pattern or names)
-        self._weights: dict[str, int] = {}  # none: by length
+        self._weights: dict[str, Fraction] = {}  # none: by length
         if weights is not None:
-            self._weights = whole_weights(names, weights)
+            self._weights = exact_weights(names, weights)
         self._opened: list[BaseDataset] = []
         self.loaders: dict[str, Loader] = self._made(loaders, config, overrides)
         lengths = {name: length_of(loader) for name, loader in self.loaders.items()}
         if strategy == "weighted" and weights is None:
             counts = _known(lengths, names, "pass weights=")
             if any(counts):
-                self._weights = whole_weights(names, counts)
-        self._weights = self._weights or dict.fromkeys(names, 1)
+                self._weights = exact_weights(names, counts)
         drawn = list(dict.fromkeys(self._pattern))
         if strategy == "weighted":
             drawn = [name for name, weight in self._weights.items() if weight]
+        self._drawn = drawn
         self._empty = [name for name in names if lengths[name] == 0]
         if steps is not None and set(drawn) <= set(self._empty):
             raise ConfigError(
@@ -291,7 +244,7 @@ class MultiDataLoader:
         if steps is None:
             known = _known(lengths, drawn, "pass steps=, the batches of an epoch")
             self._length = _LENGTHS[epoch_length]([length for length in known if length] or [0])
-        elif self._cycles or any(lengths[name] is None for name in drawn):
+        elif self.cycles or any(lengths[name] is None for name in drawn):
             self._length = steps
         else:
             self._length = min(steps, sum(known))
@@ -299,13 +252,13 @@ class MultiDataLoader:
         self._parameters: dict[str, Any] = {
             "names": names,
             "strategy": strategy,
-            "weights": self._weights,
+            "weights": {name: float(weight) for name, weight in self._weights.items()},
             "pattern": self._pattern,
             "epoch_length": epoch_length,
             "steps": steps,
             "cycle_short_loaders": cycle_short_loaders,
         }
-        self._state: LoaderState[Schedule] = LoaderState(self._begin)
+        self._state: LoaderState[MultiPosition] = LoaderState(self._begin)
 
     # -- set-up
 
@@ -352,30 +305,47 @@ class MultiDataLoader:
     def _workers(self, datasets: dict[str, Any], total: int | None) -> dict[str, int]:
         """How many workers each dataset gets: in proportion to its batches in an epoch."""
         shares: dict[str, float] = {}
-        most = 0
         for name, dataset in datasets.items():
             if self._weights:
-                shares[name] = self._weights[name]
+                shares[name] = float(self._weights[name])
             elif self._strategy in ("weighted", "sequential"):
                 shares[name] = length_of(dataset) or 1
             else:
                 shares[name] = self._pattern.count(name)
-            if total is None:
+        if total is None:
+            total = 0
+            for name, dataset in datasets.items():
                 config, *_ = resolve(DataLoaderConfig(), dataset, detect_world())
-                most = max(most, config.num_workers or 0)
+                total = max(total, config.num_workers or 0)
                 if not config.num_workers:  # what is in memory needs none
                     shares[name] = 0
-        if not shares:
-            return {}
         if not any(shares.values()):
-            shares = dict.fromkeys(shares, 1)
-        return split_workers(most if total is None else total, shares)
+            return dict.fromkeys(shares, 0)
+        return split_workers(total, shares)
 
-    def _begin(self, epoch: int) -> Schedule:
+    def _begin(self, epoch: int) -> MultiPosition:
         """The position at the beginning of an epoch."""
-        schedule = Schedule(self._strategy, self._weights, self._pattern, self._cycles, epoch)
-        schedule.out = list(self._empty)
-        return schedule
+        nothing = dict.fromkeys(self.loaders, 0)
+        return MultiPosition(epoch, nothing, dict(nothing), list(self._empty))
+
+    def next_name(self, position: MultiPosition) -> str | None:
+        """The loader of the next batch; None at the end of the epoch."""
+        if position.step >= self._length:
+            return None
+        counts = position.counts
+        active = [name for name in self._drawn if name not in position.out]
+        if self._strategy == "weighted":
+            return next_by_quota({name: self._weights[name] for name in active}, counts)
+        if self._strategy == "sequential":
+            return min(active, key=position.passes.__getitem__, default=None)
+
+        def turn(name: str) -> tuple[int, int]:
+            """Of its next batch: the round of the pattern, and the place in it."""
+            places = [n for n, other in enumerate(self._pattern) if other == name]
+            number, place = divmod(counts[name], len(places))
+            return number, places[place]
+
+        return min(active, key=turn, default=None)
 
     # -- epochs
 
@@ -412,7 +382,7 @@ class MultiDataLoader:
             if not position.counts[name]:
                 loader.set_epoch(epoch + 1)  # another epoch drops a position that was loaded
             loader.set_epoch(epoch)
-        iterator = MultiIterator(self.loaders, position, self._length)
+        iterator = MultiIterator(self, position)
         self._state.running = iterator
         return iterator
 
@@ -445,7 +415,7 @@ class MultiDataLoader:
             "version": _VERSION,
             **copy.deepcopy(self._parameters),
             "batches": position.step,
-            **copy.deepcopy({name: getattr(position, name) for name in _POSITION}),
+            **asdict(position),
             "loaders": {name: loader.state_dict() for name, loader in self.loaders.items()},
         }
 
@@ -481,7 +451,7 @@ class MultiDataLoader:
                 raise StateError(f"loader {name!r}: {error}") from error
         self._state.load(position, position.ended)
 
-    def _position_of(self, state: Any) -> Schedule:
+    def _position_of(self, state: Any) -> MultiPosition:
         """The position of a saved state."""
         check_version(state, _VERSION, "loaders", "a MultiDataLoader")
         differing = [
@@ -494,17 +464,19 @@ class MultiDataLoader:
                 f"load_state_dict: the state is of another schedule: {', '.join(differing)}. Build "
                 "the MultiDataLoader as it was"
             )
-        position = self._begin(0)
+        names = self.loaders.keys()
         try:
-            for name in _POSITION:
-                setattr(position, name, copy.deepcopy(state[name]))
-            numbers = [position.epoch, position.cursor, state["batches"]]
+            parts = {
+                field.name: copy.deepcopy(state[field.name]) for field in fields(MultiPosition)
+            }
+            position = MultiPosition(**parts)
+            numbers = [position.epoch, state["batches"]]
             numbers += [*position.counts.values(), *position.passes.values()]
             is_sound = all(type(number) is int and number >= 0 for number in numbers)
-            is_sound &= position.cursor < len(self._pattern) and type(position.ended) is bool
-            is_sound &= position.step == state["batches"]
-            is_sound &= set(position.out) <= self.loaders.keys() == state["loaders"].keys()
-            for name in self.loaders:
+            is_sound &= type(position.ended) is bool and position.step == state["batches"]
+            is_sound &= position.counts.keys() == names == state["loaders"].keys()
+            is_sound &= set(position.out) <= names
+            for name in names:
                 epoch = pass_epoch(position.epoch, position.passes[name])
                 if position.counts[name] and state["loaders"][name]["epoch"] != epoch:
                     is_sound = False
@@ -529,10 +501,9 @@ def _known(lengths: Mapping[str, int | None], names: Sequence[str], remedy: str)
 class MultiIterator:
     """One epoch of a `MultiDataLoader`, from a position on, which it moves."""
 
-    def __init__(self, loaders: dict[str, Any], position: Schedule, steps: int) -> None:
-        self._loaders = loaders
+    def __init__(self, multi: MultiDataLoader, position: MultiPosition) -> None:
+        self._multi = multi
         self._position = position
-        self._steps = steps
         # begun at the first batch: a loader that waits for its turn holds nothing
         self._batches: dict[str, Iterator[Any]] = {}
         self._fruitless: set[str] = set()  # loaders without a batch since their pass ended
@@ -544,7 +515,7 @@ class MultiIterator:
 
     def __len__(self) -> int:
         """Batches that are left."""
-        return 0 if self.is_done else max(0, self._steps - self._position.step)
+        return 0 if self.is_done else max(0, len(self._multi) - self._position.step)
 
     def __next__(self) -> tuple[str, Any]:
         if self._is_left:
@@ -554,33 +525,41 @@ class MultiIterator:
             )
         position = self._position
         while not self.is_done:
-            name = position.pick() if position.step < self._steps else None
+            name = self._multi.next_name(position)
             if name is None:
                 position.ended = True
                 self._end()
                 break
-            loader = self._loaders[name]
+            loader = self._multi.loaders[name]
             if name not in self._batches:
                 self._batches[name] = iter(loader)
             try:
                 batch = next(self._batches[name])
             except StopIteration:
                 del self._batches[name]
-                is_empty = name in self._fruitless
-                if is_empty:
-                    warn(f"loader {name!r} has no batches, and is left out")
-                self._fruitless.add(name)
-                position.end_pass(name, is_empty)
-                if name not in position.out:
-                    loader.set_epoch(pass_epoch(position.epoch, position.passes[name]))
+                self._end_pass(name)
                 continue
             except WorkerError:
                 self._end()
                 raise
-            position.took(name)
+            position.counts[name] += 1
             self._fruitless.discard(name)
             return name, batch
         raise StopIteration
+
+    def _end_pass(self, name: str) -> None:
+        """A loader has no further batches: it starts again, or drops out."""
+        position = self._position
+        is_empty = name in self._fruitless
+        if is_empty:
+            warn(f"loader {name!r} has no batches, and is left out")
+        if is_empty or not self._multi.cycles:
+            position.out.append(name)
+            return
+        self._fruitless.add(name)
+        position.passes[name] += 1
+        epoch = pass_epoch(position.epoch, position.passes[name])
+        self._multi.loaders[name].set_epoch(epoch)
 
     def _end(self) -> None:
         self.is_done = True

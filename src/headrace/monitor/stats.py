@@ -1,8 +1,8 @@
 """Statistics of a loader.
 
 `LoadingStats` counts in the parent: its own waits, and the reports that come with each batch from
-the workers. `Stats` is the dict that users get, and shows itself as a table. `Hooks` calls the
-user's functions with the times of each batch, and with slow stages.
+the workers. `Stats` is the dict that users get, and shows itself as a table. Hooks get the times of
+each batch, or its slow stages.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.hooks import RemovableHandle
 
 from headrace.arguments import check_callable, check_integer, check_seconds, checks_keywords
 from headrace.errors import ConfigError
@@ -54,9 +53,6 @@ another library for its samples.
 """
 TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_seconds")
 """Names of the seconds that a worker counts."""
-
-
-_SECONDS = {stage: f"{stage}_seconds" for stage in STAGES}
 
 
 class Stats(dict[str, Any]):
@@ -368,61 +364,42 @@ OnBatch = Callable[[BatchTimes], Any]
 OnSlow = Callable[[SlowStage], Any]
 
 
-class Hooks:
-    """The functions that a user has registered with one loader."""
+def times_of(report: dict[str, Any], wait: float, step: float, received: float) -> BatchTimes:
+    """The times of a batch that the user is about to get.
 
-    def __init__(self) -> None:
-        self._on_batch: OrderedDict[int, OnBatch] = OrderedDict()
-        self._on_slow: OrderedDict[int, tuple[OnSlow, float]] = OrderedDict()
-
-    def on_batch(self, function: OnBatch) -> RemovableHandle:
-        """See `Loader.on_batch`."""
-        _check_function("on_batch", function)
-        handle = RemovableHandle(self._on_batch)
-        self._on_batch[handle.id] = function
-        return handle
-
-    def on_slow(self, threshold: float, function: OnSlow) -> RemovableHandle:
-        """See `Loader.on_slow`."""
-        _check_function("on_slow", function)
-        handle = RemovableHandle(self._on_slow)
-        self._on_slow[handle.id] = (function, check_seconds("on_slow: threshold", threshold))
-        return handle
-
-    def tell(self, report: dict[str, Any], wait: float, step: float, received: float) -> None:
-        """Calls the functions with a batch that the user is about to get.
-
-        Args:
-            report: the worker's.
-            wait, step: seconds blocked in ``next``, and of the loop before that.
-            received: when the batch came.
-        """
-        counts = report["counts"]
-        if self._on_batch:
-            stages = {name: counts.get(name, 0.0) for name in _SECONDS.values()}
-            times = BatchTimes(
-                epoch=report["epoch"],
-                step=report["step"],
-                samples=report["samples"],
-                wait_seconds=wait,
-                step_seconds=step,
-                work_seconds=counts["work_seconds"],
-                worker_pid=report["pid"],
-                began=report["began"],
-                received=received,
-                **stages,
-            )
-            for function in list(self._on_batch.values()):
-                function(times)
-        for tell_slow, threshold in list(self._on_slow.values()):
-            for stage, name in _SECONDS.items():
-                seconds = counts.get(name, 0.0)
-                if seconds > threshold:
-                    at = (report["epoch"], report["step"], report["pid"])
-                    tell_slow(SlowStage(stage, seconds, *at))
+    Args:
+        report: the worker's.
+        wait, step: seconds blocked in ``next``, and of the loop before that.
+        received: when the batch came.
+    """
+    counts = report["counts"]
+    return BatchTimes(
+        epoch=report["epoch"],
+        step=report["step"],
+        samples=report["samples"],
+        wait_seconds=wait,
+        step_seconds=step,
+        worker_pid=report["pid"],
+        began=report["began"],
+        received=received,
+        **{name: counts.get(name, 0.0) for name in TIMES if name in BatchTimes._fields},
+    )
 
 
-def _check_function(door: str, function: object) -> None:
+def slow_stages(threshold: float, function: OnSlow) -> OnBatch:
+    """A hook that calls a function with each stage that takes longer than so many seconds."""
+
+    def tell(times: BatchTimes) -> None:
+        for stage in STAGES:
+            seconds = getattr(times, f"{stage}_seconds")
+            if seconds > threshold:
+                function(SlowStage(stage, seconds, times.epoch, times.step, times.worker_pid))
+
+    return tell
+
+
+def check_hook(door: str, function: object) -> None:
+    """Raises a ConfigError for what can't be called."""
     check_callable(f"{door}: function", function)
     if function is None:
         raise ConfigError(f"{door}: function must be a callable, not None")

@@ -73,27 +73,24 @@ class RandomProbe:
 
 def same(a: Any, b: Any) -> bool:
     """True if two samples or batches are equal bit for bit, including types and dtypes."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
-            return False
-        if a.layout in SPARSE:
-            return same(sparse_parts(a)[1], sparse_parts(b)[1])
-        flat = [
-            t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-            if t.numel()
-            else t
-            for t in (a, b)
-        ]
-        return torch.equal(*flat)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
+    return bool(_bits(a) == _bits(b))
+
+
+def _bits(value: Any) -> Any:
+    """A value that equals those of the same bits, types and dtypes only."""
+    if isinstance(value, dict):
+        return type(value), {name: _bits(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [_bits(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    about = (value.dtype, value.shape, value.layout)
+    if value.layout in SPARSE:
+        return about, _bits(sparse_parts(value)[1])
+    flat = value.detach().contiguous().reshape(-1).cpu()
+    return about, flat.view(torch.uint8).numpy().tobytes()
 
 
 @contextlib.contextmanager
