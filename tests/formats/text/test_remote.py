@@ -120,11 +120,15 @@ def test_the_same_lines(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same(*both(ODD, "record"))
 
 
-@pytest.mark.parametrize("piece", [1, 6])
+@pytest.mark.parametrize("piece", [1, 3, 6])
 def test_pieces_may_end_anywhere(both: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_order, "PIECE", piece)
-    same(*both({name: data for name, data in LINES.items() if len(data) < 100}))
-    same(*both({name: RECORDS[name] for name in ("a.jsonl", "b.json", "c.csv", "d.tsv")}, "record"))
+    records = {name: RECORDS[name] for name in ("a.jsonl", "b.json", "c.csv", "d.tsv")}
+    for unit, texts in (("line", LINES), ("record", records)):
+        some = {name: data for name, data in texts.items() if len(data) < 100}
+        if piece < 3:  # the first one holds a mark whole
+            some = {name: data for name, data in some.items() if data[:1] != b"\xef"}
+        same(*both(some, unit))
 
 
 def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServer) -> None:

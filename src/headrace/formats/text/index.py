@@ -9,8 +9,8 @@ Line endings are those of Python's ``open``: LF, CR and CRLF.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,18 +29,15 @@ from headrace.io.array_file import ArrayFile, FileArrays, Unkept
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import Part, RemoteFiles, in_order
+from headrace.io.remote_files import RemoteFiles, in_order
 from headrace.memory.limits import usable_cpus
-from headrace.memory.processes import read_full
 
 PIECE = 1 << 20
 THREADS = 4
 """That read ahead, at most; no more than there are cores."""
-_FEW = 8  # pieces that are not worth a thread
 LF, CR, QUOTE = 10, 13, 34
 _UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
-_BEHIND = 4  # pieces of a remote text that were looked at, and are still there
 
 
 # -- arrays on disk or in memory
@@ -174,43 +171,45 @@ def first_from(
 class Piece(NamedTuple):
     """Some bytes of a file, and what can be said of them alone."""
 
+    start: int
+    """Where they begin in the file."""
     data: npt.NDArray[np.uint8]
     feeds: IntArray
-    """The places right behind LFs."""
+    """The places right behind LFs, in the piece."""
     has_cr: bool
 
 
 def line_starts(
-    pieces: Iterable[Piece],
-    begin: int,
-    end: int,
-    lf_only: bool = False,
-    delimiter: str | None = None,
+    pieces: Iterable[Piece], end: int, are_records: bool = False, delimiter: str | None = None
 ) -> Iterator[IntArray]:
-    """The places where the lines of a part of a file begin, and at last the place where the last
-    one ends.
+    """The places where the lines of a file begin, and at last the place where the last one ends.
 
     So of n lines n + 1 places come, in pieces; of nothing one.
 
     Args:
-        pieces: of the part.
-        begin, end: where it begins and ends.
-        lf_only: True if nothing but an LF ends a line; else a CR and CRLF do too.
+        pieces: of the file.
+        end: where it ends.
+        are_records: True if lines that hold nothing but their end are no lines, but part of the one
+            before; and, without a delimiter, nothing but an LF ends a line. Else a CR and CRLF do
+            too.
         delimiter: of the fields of a table, in which no line ends between two quotes.
 
     Raises:
         FormatError: the last quote is never closed.
     """
-    at = last = begin
+    last = None  # where the line begins whose end was not seen
     before = LF  # the last byte of the previous piece
     is_open = False  # True if a quoted field reaches to the end of what was seen
     may_open_after = np.frombuffer(f'{delimiter or ""}\n\r"'.encode(), np.uint8)
     quotes = np.empty(0, np.int64)
-    yield np.array([begin], np.int64)
-    for data, feeds, has_cr in pieces:
+    for start, data, feeds, has_cr in pieces:
+        if last is None:
+            last = start
+        if not data.size:
+            continue
         ends = feeds
         after_cr = before == CR  # of which nobody knew yet whether an LF follows
-        if not lf_only and (after_cr or has_cr):
+        if (delimiter is not None or not are_records) and (after_cr or has_cr):
             returns = np.flatnonzero(data[:-1] == CR) + 1
             alone = returns[data[returns] != LF]
             if after_cr and data[0] != LF:
@@ -224,18 +223,40 @@ def line_starts(
                 quotes = _field_quotes(data, quotes, before, is_open, may_open_after.tolist())
             ends = ends[(np.searchsorted(quotes, ends) + is_open) % 2 == 0]
             is_open = (quotes.size + is_open) % 2 == 1
+        if ends.size:
+            starts = np.concatenate([[last - start], ends[:-1]])
+            last = start + int(ends[-1])
+            if are_records:
+                starts = starts[~_are_blank(data, starts, ends, before)]
+            if starts.size:
+                yield start + starts
         before = int(data[-1])
         if before == QUOTE and not (quotes.size and quotes[-1] == data.size - 1):
             before = 0  # it closes nothing
-        if ends.size:
-            places = ends + at
-            last = int(places[-1])
-            yield places
-        at += data.size
     if is_open:
         raise FormatError(f"a quote is never closed: the record at byte {last:,} has no end")
-    if last < end:  # without an end of its own, or by a CR that nothing followed
-        yield np.array([end], np.int64)
+    # without an end of its own, or by a CR that nothing followed
+    if last is not None and last < end and not (are_records and before == CR and last == end - 1):
+        yield np.array([last], np.int64)
+    yield np.array([end], np.int64)
+
+
+def _are_blank(
+    data: npt.NDArray[np.uint8], starts: IntArray, ends: IntArray, before: int
+) -> npt.NDArray[np.bool_]:
+    """Which lines hold nothing but their end: an LF, a CR or both.
+
+    Args:
+        data: bytes of a piece.
+        starts, ends: of the lines that end there; the first one may begin in a previous piece.
+        before: the byte before the piece.
+    """
+    sizes = ends - starts
+    are_blank: npt.NDArray[np.bool_] = sizes == 1
+    for number in np.flatnonzero((sizes == 2) & (ends > 0)).tolist():
+        at = int(ends[number]) - 2
+        are_blank[number] = (data[at] if at >= 0 else before) == CR
+    return are_blank
 
 
 def _field_quotes(
@@ -277,19 +298,13 @@ class _Buffer:
         self._is_feed = np.zeros(-(-size // 8) * 8, bool)
         self._has_feed = np.empty(-(-size // 8), bool)
 
-    def read(self, fd: int, at: int, size: int) -> Piece:
-        """The bytes from a place in a file."""
-        with memoryview(self._bytes) as whole:
-            done = read_full(fd, [whole[:size]], at)
-            if done < size:
-                raise EOFError(f"it ends at byte {at + done:,} and not at {at + size:,}")
-        has_cr = self._bytes.find(CR, 0, size) >= 0
-        return self.piece(np.frombuffer(self._bytes, np.uint8, size), has_cr)
-
-    def piece(self, data: npt.NDArray[np.uint8], has_cr: bool) -> Piece:
-        """Finds the LFs: first the words of eight bytes that have one, then where in its word it
-        stands.
+    def read(self, files: Files, path: str, start: int, size: int) -> Piece:
+        """The bytes from a place in a file, and the LFs among them: first the words of eight bytes
+        that have one, then where in its word it stands.
         """
+        ranges = ByteRanges.of([(path, start, start + size)])
+        files.read_into(ranges, [memoryview(self._bytes)[:size]])
+        data = np.frombuffer(self._bytes, np.uint8, size)
         words = -(-data.size // 8)
         is_feed = self._is_feed[: 8 * words]
         is_feed[data.size :] = False
@@ -299,32 +314,7 @@ class _Buffer:
         chosen = np.flatnonzero(self._has_feed[:words])
         inside = np.flatnonzero(by_word.take(chosen).view(bool))
         feeds = (chosen.take(inside >> 3) << 3) + (inside & 7) + 1
-        return Piece(data, feeds, has_cr)
-
-
-def local_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
-    """A part of a file, a piece at a time, each of which holds until the next is asked for.
-
-    Raises:
-        EOFError: the file is shorter.
-    """
-    starts = range(begin, end, PIECE)
-    threads = 0
-    if len(starts) >= _FEW:
-        threads = min(THREADS, usable_cpus())
-    buffers = [_Buffer(min(PIECE, end - begin)) for _ in range(max(1, 2 * threads))]
-    if not threads:
-        for at in starts:
-            yield buffers[0].read(fd, at, min(PIECE, end - at))
-        return
-    with ThreadPoolExecutor(threads, "headrace-lines") as pool:
-        tasks = (
-            (at, pool.submit(buffers[number % len(buffers)].read, fd, at, min(PIECE, end - at)))
-            for number, at in enumerate(starts)
-        )
-        # when all are taken the next one's buffer is that of the first
-        with contextlib.closing(ordered.in_order(tasks, len(buffers))) as pieces:
-            yield from (piece for _, piece in pieces)
+        return Piece(start, data, feeds, self._bytes.find(CR, 0, size) >= 0)
 
 
 # -- the pass over all texts
@@ -390,165 +380,111 @@ class Scan:
 
     def __iter__(self) -> Iterator[IntArray]:
         base = 0
-        with self._bar, contextlib.closing(self._remote_parts()) as remote:
+        with self._bar, contextlib.closing(self._all_pieces()) as pieces:
             for text in self._texts:
+                count = -1  # the last place is the end
+                self.headers.append([])
                 try:
-                    with self._opened(text, remote) as file:
-                        count = -1  # the last place is the end
-                        self.headers.append([])
-                        for places in self._places(file, text):
-                            count += places.size
-                            yield places + base
-                        self.counts.append(count)
+                    for places in self._places(text, pieces):
+                        count += places.size
+                        yield places + base
                 except FormatError as error:
                     raise FormatError(f"{redact(text.shown)}: {error}") from error
                 except HeadraceError:
                     raise
-                except (OSError, EOFError) as error:
-                    cause = getattr(error, "strerror", None) or error
+                except OSError as error:
+                    cause = error.strerror or error
                     raise AccessError(
                         f"{redact(text.shown)} can't be read to its end: {cause}"
                     ) from error
+                self.counts.append(count)
                 base += text.end
 
-    def _remote_parts(self) -> Generator[Part]:
-        """The bytes of remote texts, in order."""
+    def _all_pieces(self) -> Generator[Piece]:
+        """The bytes of all texts, in order. Each piece of a local one holds until the next is asked
+        for.
+        """
+        whole = ByteRanges.of((text.path, text.head, text.end) for text in self._texts)
         if self._files.is_remote:
-            whole = ByteRanges.of((text.path, 0, text.end) for text in self._texts)
-            yield from in_order(cast(RemoteFiles, self._files), whole)
-
-    @contextlib.contextmanager
-    def _opened(self, text: TextFile, remote: Iterator[Part]) -> Iterator[_Bytes]:
-        if self._files.is_remote:
-            yield _RemoteBytes(self._files, text, remote)
+            for start, part in in_order(cast(RemoteFiles, self._files), whole):
+                data = np.frombuffer(part, np.uint8)
+                feeds = np.flatnonzero(data == LF) + 1
+                yield Piece(start, data, feeds, bool((data == CR).any()))
             return
-        with open(text.path, "rb", buffering=0) as file:
-            yield _Bytes(file.fileno())
+        threads = min(THREADS, usable_cpus())
+        size = min(PIECE, int(whole.nbytes.max()))
+        buffers = [_Buffer(size) for _ in range(2 * threads)]
+        parts = zip(whole.split(PIECE)[0].each(), itertools.cycle(buffers))
+        with ThreadPoolExecutor(threads, "headrace-lines") as pool:
+            tasks = (
+                (path, pool.submit(buffer.read, self._files, path, start, stop - start))
+                for (path, start, stop), buffer in parts
+            )
+            # when all are taken the next one's buffer is that of the first
+            with contextlib.closing(ordered.in_order(tasks, len(buffers))) as read:
+                yield from (piece for _, piece in read)
 
-    def _pieces(self, file: _Bytes, begin: int, end: int) -> Iterator[Piece]:
-        for piece in file.pieces(begin, end):
+    def _pieces(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Those of one text, without the mark of UTF-8, which the first piece holds whole."""
+        at = text.head
+        while at < text.end:
+            piece = next(pieces)
             self._bar.update(piece.data.size)
+            if (
+                at == text.head
+                and self._codec[0] == "utf-8"
+                and piece.data[:3].tobytes() == _UTF8_MARK
+            ):
+                _, data, feeds, has_cr = piece
+                piece = Piece(at + 3, data[3:], feeds - 3, has_cr)
+            at = piece.start + piece.data.size
             yield piece
 
-    def _places(self, file: _Bytes, text: TextFile) -> Iterator[IntArray]:
-        begin = text.head
-        if self._codec[0] == "utf-8" and file.at(begin, 3) == _UTF8_MARK:
-            begin += 3
-        pieces = self._pieces(file, begin, text.end)
+    def _places(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[IntArray]:
+        pieces = self._pieces(text, pieces)
         delimiter = self._delimiters.get(text.kind)
         if text.kind == ".json":
-            self._room.check(2 * (text.end - begin))
+            self._room.check(2 * (text.end - text.head))
             data = bytearray()
             for piece in pieces:
                 data += piece.data.data
-            yield begin + records.json_places(data)
-        elif delimiter is not None:
-            places = line_starts(pieces, begin, text.end, delimiter=delimiter)
-            yield from self._without_header(file, _without_blanks(file, places), delimiter)
-        elif text.kind:  # JSON Lines: whatever else may be white space there
-            yield from _without_blanks(file, line_starts(pieces, begin, text.end, lf_only=True))
+            yield text.end - len(data) + records.json_places(data)
+        elif delimiter is None:
+            yield from line_starts(pieces, text.end, bool(text.kind))
         else:
-            yield from line_starts(pieces, begin, text.end)
+            yield from self._without_header(pieces, text.end, delimiter)
 
     def _without_header(
-        self, file: _Bytes, places: Iterator[IntArray], delimiter: str
+        self, pieces: Iterator[Piece], end: int, delimiter: str
     ) -> Iterator[IntArray]:
+        header = self.headers[-1]
+        head = bytearray()  # what came before the header's end was known
+
+        def noted() -> Iterator[Piece]:
+            for piece in pieces:
+                if not header:
+                    head.extend(piece.data.data)
+                    self._room.check(len(head))
+                yield piece
+
         first = np.empty(0, np.int64)
-        while first.size < 2:
-            some = next(places, None)
-            if some is None:
-                raise FormatError(
-                    "it is empty: a CSV or TSV file begins with a line of field names"
-                )
-            first = np.concatenate([first, some])
-        begin, end = first[:2].tolist()
-        self._room.check(end - begin)
+        for places in line_starts(noted(), end, True, delimiter):
+            if header:
+                yield places
+                continue
+            first = np.concatenate([first, places])
+            if first.size > 1:
+                line = head.lstrip(b"\r\n")[: first[1] - first[0]]
+                header += self._header(line.rstrip(b"\r\n"), delimiter)
+                yield first[1:]
+        if not header:
+            raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
+
+    def _header(self, line: bytearray, delimiter: str) -> list[str]:
         try:
-            line = file.at(begin, end - begin).rstrip(b"\r\n").decode(*self._codec)
+            return records.csv_row(line.decode(*self._codec), delimiter)
         except UnicodeDecodeError as error:
             raise FormatError(
                 "a byte of the first line, which names the fields, is no "
                 f"{error.encoding} ({error.reason}); pass encoding= or errors="
             ) from None
-        self.headers[-1] = records.csv_row(line, delimiter)
-        yield first[1:]
-        yield from places
-
-
-def _without_blanks(file: _Bytes, places: Iterator[IntArray]) -> Iterator[IntArray]:
-    """Places without those of lines that hold nothing but their end: these belong to the record
-    before them.
-    """
-    pending = np.empty(0, np.int64)
-    for some in places:
-        joined = np.concatenate([pending, some])
-        sizes = np.diff(joined)
-        stays = np.ones(sizes.size, bool)
-        for number in np.flatnonzero(sizes <= 2).tolist():
-            line = file.at(int(joined[number]), int(sizes[number]))
-            stays[number] = bool(line.strip(b"\r\n"))
-        pending = joined[-1:]
-        if stays.any():
-            yield joined[:-1][stays]
-    yield pending
-
-
-class _Bytes:
-    """The bytes of a local text."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def at(self, begin: int, size: int) -> bytes:
-        """Some bytes."""
-        return os.pread(self._fd, size, begin)
-
-    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
-        """A part of it, a piece at a time."""
-        return local_pieces(self._fd, begin, end)
-
-
-class _RemoteBytes(_Bytes):
-    """The bytes of a remote text that come in order, once, and those that came last.
-
-    Args:
-        files: by which it is read.
-        text: which.
-        parts: of all remote texts, those of this one next.
-    """
-
-    def __init__(self, files: Files, text: TextFile, parts: Iterator[Part]) -> None:
-        self._files = files
-        self._text = text
-        self._parts = parts
-        self._behind: deque[Part] = deque(maxlen=_BEHIND)
-
-    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
-        """From a byte of the first piece on."""
-        known = list(self._behind)
-        at = 0
-        while at < self._text.end:
-            start, part = known.pop() if known else self._next()
-            at = start + len(part)
-            data = np.frombuffer(part, np.uint8)[max(0, begin - start) : end - start]
-            if data.size:
-                yield _Buffer(data.size).piece(data, bool((data == CR).any()))
-
-    def _next(self) -> Part:
-        part = next(self._parts)
-        self._behind.append(part)
-        return part
-
-    def at(self, begin: int, size: int) -> bytes:
-        """Some bytes; what has gone by, or is to come, is fetched for it."""
-        end = min(begin + size, self._text.end)
-        if end and not self._behind:
-            self._next()
-        found = []
-        for first, part in self._behind:
-            if begin < first + len(part) and end > first:
-                found.append(part[max(0, begin - first) : end - first])
-        data = b"".join(found)
-        if len(data) == end - begin:
-            return data
-        return self._files.read_joined(ByteRanges.of([(self._text.path, begin, end)]))
