@@ -65,7 +65,6 @@ def test_it_is_a_bijection_around_powers_of_four() -> None:
     for n in SIZES:
         indices = permute(np.arange(n), n, keys_of(n))
         assert np.array_equal(np.sort(indices), np.arange(n))
-        assert np.array_equal(permute(indices, n, keys_of(n), inverse=True), np.arange(n))
 
 
 @given(n=st.integers(1, 2**62), seed=st.integers(), data=st.data())
@@ -76,4 +75,3 @@ def test_it_is_a_bijection_of_huge_ranges(n: int, seed: int, data: st.DataObject
     indices = permute(positions, n, keys)
     assert indices.dtype == np.int64 and len(set(indices.tolist())) == len(positions)
     assert all(0 <= index < n for index in indices.tolist())
-    assert permute(indices, n, keys, inverse=True).tolist() == drawn

@@ -215,23 +215,18 @@ class EpochOrder(Order):
             interleave = DEFAULT_INTERLEAVE
         self.interleave: int = check_integer("interleave", interleave, least=1)
         self.turns: int = check_integer("turns", turns, least=1)
-        self.aligned = False
         self._edges: IntArray | None = None
         self._lanes: Lanes | None = None
         if blocks is not None:
             sizes = np.asarray(blocks)
             self._edges = _edges_of(sizes, self.n)
-            # of all blocks but the last, which may be smaller, but not empty; 0: they differ
-            self._block_size = 0
-            if sizes.size and (sizes[:-1] == sizes[0]).all() and 0 < sizes[-1] <= sizes[0]:
-                self._block_size = int(sizes[0])
-            self.aligned = aligned and self._block_size > 0
-        if shuffle == "block" and blocks is not None:
-            shape = (self.n, self.global_batch, self.interleave, self.turns)
-            if self.aligned:
-                self._lanes = AlignedLanes(*shape, self._block_size)
-            else:
+            if shuffle == "block":
+                shape = (self.n, self.global_batch, self.interleave, self.turns)
                 self._lanes = Lanes(*shape)
+                # all but the last, which may be smaller, but not empty
+                is_even = sizes.size and (sizes[:-1] == sizes[0]).all()
+                if aligned and is_even and 0 < sizes[-1] <= sizes[0]:
+                    self._lanes = AlignedLanes(*shape, int(sizes[0]))
         self._begin()
 
     def _begin(self) -> None:
@@ -268,14 +263,15 @@ class EpochOrder(Order):
         """Computed at first use, since most epochs made by `with_epoch` are never accessed."""
         if self._sequence is None:
             assert self._lanes is not None and self._edges is not None
+            cuts = self._lanes.first
+            last_stays = False
+            if isinstance(self._lanes, AlignedLanes):
+                last_stays = self.n % self._lanes.size > 0
             # Parts that lanes cut are permuted by themselves: not where nothing would be left to
             # permute, nor where lanes cut none.
-            cuts = self._lanes.first
-            if self.aligned or cuts.size >= self._edges.size:
+            if isinstance(self._lanes, AlignedLanes) or cuts.size >= self._edges.size:
                 cuts = cuts[:0]
-            self._sequence = BlockSequence(
-                self._edges, self.seed, self.epoch, cuts, self._block_size, self.aligned
-            )
+            self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, last_stays)
         return self._sequence
 
 

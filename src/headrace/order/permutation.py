@@ -61,14 +61,13 @@ def derive_keys(*parts: int | str, count: int) -> Keys:
     return np.frombuffer(digests, "<u4")[:count].astype(np.uint32)
 
 
-def permute(positions: IntArray, n: int, keys: Keys, *, inverse: bool = False) -> IntArray:
+def permute(positions: IntArray, n: int, keys: Keys) -> IntArray:
     """Maps positions in [0, n) to indices: a bijection on [0, n) that the keys choose.
 
     Args:
         positions: int64 [m].
         n: size of the range, below 2**63.
         keys: at least `KEY_COUNT`.
-        inverse: map indices back to positions.
 
     Returns:
         int64 [m].
@@ -79,7 +78,7 @@ def permute(positions: IntArray, n: int, keys: Keys, *, inverse: bool = False) -
     out = np.empty(positions.size, np.int64)
     for start in range(0, positions.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        out[part] = _walk(positions[part].astype(np.uint64), size, bits, rounds, inverse)
+        out[part] = _walk(positions[part].astype(np.uint64), size, bits, rounds)
     return out
 
 
@@ -136,22 +135,21 @@ def _walk(
     sizes: NDArray[np.uint64] | np.uint64,
     bits: NDArray[np.uint64] | np.uint64,
     keys: Keys,
-    inverse: bool = False,
 ) -> NDArray[np.uint64]:
-    """Applies the network, or its inverse, until every value ([m]) is below its size (one for all,
-    or [m]; `bits` and `keys` likewise).
+    """Applies the network until every value ([m]) is below its size (one for all, or
+    [m]; `bits` and `keys` likewise).
 
     It comes back below, since the network permutes a finite domain and the walk began below; and
     soon, since the domain is hardly ever more than twice the size.
     """
-    out = _feistel(values, bits, keys, inverse)
+    out = _feistel(values, bits, keys)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
         if isinstance(sizes, np.ndarray) and isinstance(bits, np.ndarray):
-            again = _feistel(out[outside], bits[outside], keys[:, outside], inverse)
+            again = _feistel(out[outside], bits[outside], keys[:, outside])
             is_out = again >= sizes[outside]
         else:
-            again = _feistel(out[outside], bits, keys, inverse)
+            again = _feistel(out[outside], bits, keys)
             is_out = again >= sizes
         out[outside] = again
         outside = outside[is_out]
@@ -162,14 +160,12 @@ def _feistel(
     values: NDArray[np.uint64],
     bits: NDArray[np.uint64] | np.uint64,
     keys: Keys,
-    inverse: bool,
 ) -> NDArray[np.uint64]:
     """A Feistel network over two halves of `bits` bits, which differ by one bit where `bits` is
     odd.
 
     The halves change places after each round and the number of rounds is even, so that they end
-    with the widths they began with. Its inverse is the same with the halves and the order of the
-    keys the other way round.
+    with the widths they began with.
     """
     one = np.uint64(1)
     left_bits = bits >> one
@@ -180,10 +176,6 @@ def _feistel(
     right = (values & right_mask).astype(np.uint32)
     mask = left_mask.astype(np.uint32)
     other_mask = right_mask.astype(np.uint32)
-    if inverse:
-        left, right = right, left
-        mask, other_mask = other_mask, mask
-        keys = keys[::-1]
     for key in keys:
         mixed = mix(right, key)
         mixed &= mask
@@ -191,6 +183,4 @@ def _feistel(
         left = right
         right = mixed
         mask, other_mask = other_mask, mask
-    if inverse:
-        left, right = right, left
     return (left.astype(np.uint64) << right_bits) | right
