@@ -220,7 +220,7 @@ class Batcher:
         is_copied = decoder.copies and not decoder.draws
         if is_known(row) and is_copied and decoder.input_spec(row) == row:
             self._row = row
-            self._are_stored = True
+            self._are_stored = not self._are_held
             return
         value = decoder.value_spec()
         row = None if value is None else decoder.input_spec(value)

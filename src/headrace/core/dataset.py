@@ -808,8 +808,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         values: ValueSource = Records(source)
         if self.loading_mode is LoadingMode.LAZY:
             return Decoded(values)
-        reader = self.sample_reader.another()
-        access = Access(reader, self.sample_decoder)
+        access = Access(self.sample_reader.another(), self.sample_decoder)
         nbytes = self.held_nbytes() if self._held_of is None else None
         spec = None
         if not self.holds_encoded:
@@ -817,7 +816,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             spec = access.decoder.value_spec()
         load = functools.partial(read_many, values, access=access)
         held = self.hold(values, len(source), load, nbytes, spec)
-        self.sample_reader.counts["errors"] += reader.counts["errors"]
         return Decoded(held) if self.holds_encoded else held
 
     def hold(

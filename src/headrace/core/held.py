@@ -4,11 +4,9 @@ share, or all ranks of a machine; and the blocks of the storage that are in use.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import pickle
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.decoder import Decoder
-from headrace.core.values import Access, Use, ValueSource, used
+from headrace.core.values import Access, Use, ValueSource, read_many, used
 from headrace.display import progress_bar
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, WriteError
-from headrace.formats.source import Rows as WritableRows, Source, is_prefetched, row_at
+from headrace.formats.source import Source, is_prefetched
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
@@ -83,8 +81,6 @@ class Held(ValueSource):
     ) -> None:
         super().__init__(parent)
         self.store: SampleStore | None = store  # None: closed
-        self.errors: dict[int, SampleError] = {}
-        """By index, those of samples that can't be read."""
         self._reserved: Reservation | None = reserved
         self._ranks = ranks
         self._is_cache = is_cache
@@ -92,51 +88,38 @@ class Held(ValueSource):
         self._watch = PressureWatch()
 
     def get(self, indices: Sequence[int]) -> list[Any]:
-        """Returns for each index a copy of the held value, the error of the sample, or MISSING."""
+        """Returns a copy of each value that is held, and MISSING for the others."""
         store = self.store
         if store is None:
-            values = [MISSING] * len(indices)
-        else:
-            self._follow_pressure(store)
-            values = [store.get(index) for index in indices]
-        if self.errors:
-            pairs = zip(indices, values, strict=True)
-            return [self.errors.get(index, value) for index, value in pairs]
-        return values
+            return [MISSING] * len(indices)
+        self._follow_pressure(store)
+        return [store.get(index) for index in indices]
 
-    def admit(self, index: int, value: Any) -> None:
-        """Offers a value that was read."""
-        if self.store is not None:
-            self.store.put(index, value)
+    def admit(self, values: dict[int, Any]) -> bool:
+        """Offers values that were read, by index; an error is not held. False: there is no room for
+        all of them.
+        """
+        sound = {
+            index: value for index, value in values.items() if not isinstance(value, SampleError)
+        }
+        if self.store is None or not sound:
+            return not sound
+        return self.store.put_many(list(sound), list(sound.values()))
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         values = self.get(indices)
         missing = [position for position, value in enumerate(values) if value is MISSING]
         access.reader.counts["cache_hits"] += len(values) - len(missing)
         if missing:
-            read = self.parent.read([indices[position] for position in missing], access)
+            wanted = [indices[position] for position in missing]
+            read = read_many(self.parent, wanted, access)
             for position, value in zip(missing, read, strict=True):
                 values[position] = value
-                if not isinstance(value, SampleError):
-                    self.admit(indices[position], value)
+            self.admit(dict(zip(wanted, read, strict=True)))
         return used(values, use, access)
 
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         return self.parent.row_spec(decoder)
-
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
-        values = self.get(indices)
-        missing = [position for position, value in enumerate(values) if value is MISSING]
-        if missing:
-            wanted = [indices[position] for position in missing]
-            self.parent.read_into(wanted, [row_at(rows, n) for n in missing], access)
-        for position, value in enumerate(values):
-            row = row_at(rows, position)
-            if value is MISSING:
-                self.admit(indices[position], row)
-            else:
-                row[...] = value
-        access.reader.counts["cache_hits"] += len(values) - len(missing)
 
     def rows(self, indices: IntArray) -> Rows | None:
         store = self.store
@@ -161,7 +144,6 @@ class Held(ValueSource):
 
             def load_group(group: Sequence[int]) -> None:
                 missing = [index for index in group if index not in store]
-                missing = [index for index in missing if index not in self.errors]
                 if missing:
                     self.put(dict(zip(missing, load(missing), strict=True)), total)
                 bar.update(len(group))
@@ -175,7 +157,7 @@ class Held(ValueSource):
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def put(self, values: dict[int, Any], total: int) -> None:
-        """Holds all of some values, of so many in all; errors of samples beside them.
+        """Holds all of some values, of so many in all.
 
         Raises:
             BudgetError: there is no room for them.
@@ -183,13 +165,7 @@ class Held(ValueSource):
         """
         store = self.store
         assert store is not None
-        sound = {}
-        for index, value in values.items():
-            if isinstance(value, SampleError):
-                self.errors[index] = value
-            else:
-                sound[index] = value
-        if not sound or store.put_many(list(sound), list(sound.values())):
+        if self.admit(values):
             return
         if store.write_error is not None:
             raise WriteError(
@@ -239,18 +215,7 @@ class Held(ValueSource):
     def __getstate__(self) -> dict[str, Any]:
         if not is_spawning():
             raise TypeError(f"the samples held by {type(self).__name__} stay behind in a pickle")
-        # a pickle of an exception leaves out its cause, which `on_error` callables are given
-        causes: dict[int, BaseException | None] = {}
-        for index, error in self.errors.items():
-            with contextlib.suppress(Exception):
-                pickle.loads(pickle.dumps(error.__cause__))
-                causes[index] = error.__cause__
-        return {**self.__dict__, "_reserved": None, "causes": causes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for index, cause in state.pop("causes").items():
-            state["errors"][index].__cause__ = cause
-        self.__dict__.update(state)
+        return {**self.__dict__, "_reserved": None}
 
 
 # -- cached
@@ -396,7 +361,7 @@ def eager(
         begin = 0 if share is None else len(groups) * share.rank // ranks
         groups = groups[begin:] + groups[:begin]
         held.fill(load, groups, threads or usable_cpus(), progress)
-        if store.is_mixed and len(store) + len(held.errors) < len(numbers):
+        if store.is_mixed and len(store) < len(numbers):
             # rows that left for a value of another kind are read again
             held.fill(load, groups, threads or usable_cpus(), progress)
         taken = -(-store.nbytes // ranks)
@@ -511,22 +476,6 @@ class BlockMemory:
             reservation = self._budget.reserve(nbytes * max(1, workers), what)
             shares[owner or self] = (nbytes, reservation)
         return max((each for each, _ in shares.values()), default=0)
-
-    @contextlib.contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Meanwhile all samples are read in order: a block stays decoded until they have passed
-        it, if the budget has room for one.
-        """
-        more = self._source.block_nbytes - self._held
-        if more <= 0 or not self._budget.fits(more):
-            yield  # else it is decoded as often as it is read
-            return
-        with self._budget.reserve(more, "decoded chunks"):
-            self._source.hold_chunks(self._held + more)
-            try:
-                yield
-            finally:
-                self._source.hold_chunks(self._held)
 
     def remote_nbytes(self, count: int) -> int:
         """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;

@@ -354,14 +354,12 @@ class HeldSteps(ValueSource):
         needed = self._source.bands_of(wanted, self._bands)
         numbers = sorted(set[int]().union(*needed))
         held = dict(zip(numbers, self._held.get(numbers), strict=True))
-        if any(isinstance(band, SampleError) for band in held.values()):
-            return self._source.read(indices)  # which says what is wrong, and with which sample
         missing = [number for number, band in held.items() if band is MISSING]
         if missing:
             bands = self._source.read_bands(missing, self._bands)
-            for number, band in zip(missing, bands, strict=True):
-                self._held.admit(number, band)
-                held[number] = band
+            read = dict(zip(missing, bands, strict=True))
+            self._held.admit(read)
+            held |= read
         hits = sum(set(missing).isdisjoint(some) for some in needed)
         counts["cache_hits"] += hits
         counts["cache_misses"] += len(needed) - hits

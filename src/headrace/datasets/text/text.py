@@ -361,8 +361,7 @@ class TextDataset(BaseDataset):
         records and columns, which are all read for it, and bytes for files, lines and chats in text
         files.
         """
-        with self.block_memory.in_order():
-            lengths = self._texts.lengths(self.sample_reader)
+        lengths = self._texts.lengths(self.sample_reader)
         if self._chosen is not None:
             lengths = lengths[self._chosen]
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
@@ -397,8 +396,7 @@ class TextDataset(BaseDataset):
             SampleError: a document can't be read, or tokenised.
             BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
         """
-        with self.block_memory.in_order():
-            return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
+        return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
 
     def ids_of(self, numbers: list[int]) -> list[Any]:
         """The ids of whole documents by their number in the source; a SampleError for each that
