@@ -60,7 +60,8 @@ def test_in_the_training_s_process_threads_copy_and_no_more(
     # none where torch has one, or little is to copy
     for number, nbytes in ((1, 10 << 20), (4, 1 << 20)):
         monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda n=number: n)
-        WorkerThreads().copy(name, 9, nbytes)
+        WorkerThreads().map(name, 9, nbytes)
+    monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: 3)
     assert threads.map(name, 5) == [None] * 5
     assert names == [main] * 23
     barrier = threading.Barrier(3, timeout=30)
@@ -70,11 +71,10 @@ def test_in_the_training_s_process_threads_copy_and_no_more(
         copied.append(number)
         barrier.wait()
 
-    monkeypatch.setattr(threads_module.torch, "get_num_threads", lambda: 3)
-    threads.copy(copy_one, 30, nbytes=10 << 20)
-    assert sorted(copied) == list(range(30))
+    threads.map(copy_one, 36, 10 << 20)
+    assert sorted(copied) == list(range(36))
     with pytest.raises(ZeroDivisionError):
-        threads.copy(lambda number: 1 // (number - 7), 30, nbytes=10 << 20)
+        threads.map(lambda number: 1 // (number - 7), 30, 10 << 20)
 
 
 def test_they_work_at_the_same_time_and_in_order(

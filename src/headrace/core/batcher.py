@@ -307,7 +307,7 @@ class Batcher:
                 failures[position] = write(position, rows[position])
 
             with dataset.restoring(decoder.draws):
-                dataset.sample_reader.threads.copy(present, len(request), out.nbytes)
+                dataset.sample_reader.threads.map(present, len(request), out.nbytes)
         if any(failures) or not rows.are_held():  # some were given back meanwhile
             return None
         dataset.sample_reader.counts["cache_hits"] += len(request)

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import torch
@@ -70,40 +70,27 @@ class WorkerThreads:
         if self._copying > 1:
             self._pool = ThreadPoolExecutor(self._copying, "headrace-samples")
 
-    def copy(self, function: Callable[[int], Any], count: int, nbytes: int) -> None:
-        """Calls a function that copies, for 0 to count - 1: `nbytes` in all. Not in torch's
-        threads, which wait for each other after every step of a conversion: measured, they gain 10
-        % where these gain 40.
-        """
-        if not self._decoding:
-            self._look()
-        numbers = iter(range(count))
-
-        def work() -> None:
-            for number in numbers:
-                function(number)
-
-        helpers = min(self._copying, nbytes // _WORTH) - 1
-        others = []
-        for _ in range(helpers):
-            assert self._pool is not None
-            others.append(self._pool.submit(work))
-        try:
-            work()
-        finally:
-            wait(others)
-        for other in others:
-            other.result()
-
-    def map(self, function: Callable[[int], Any], count: int) -> list[Any]:
+    def map(
+        self, function: Callable[[int], Any], count: int, copied: int | None = None
+    ) -> list[Any]:
         """What a function gives for 0 to count - 1; raises what it raises for the first of them
         that fails, when all are done.
+
+        Args:
+            function: what is called.
+            count: how often.
+            copied: bytes that all calls copy, if they do nothing else. Not in torch's threads,
+                which wait for each other after every step of a conversion: measured, they gain 10 %
+                where these gain 40.
         """
         if not self._decoding:
             self._look()
-        if self._decoding == 1 or count < 2 or self._pool is None:
+        threads = self._decoding
+        if copied is not None:
+            threads = min(self._copying, copied // _WORTH)
+        if threads < 2 or count < 2 or self._pool is None:
             return [function(number) for number in range(count)]
-        return map_in(self._pool, self._decoding, function, count)
+        return map_in(self._pool, threads, function, count)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()

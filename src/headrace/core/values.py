@@ -233,7 +233,7 @@ class Decoded(ValueSource):
         def cast_row(number: int) -> None:
             cast_into(records[number, ...], row_at(rows, number))
 
-        access.reader.threads.copy(cast_row, count, records.nbytes)
+        access.reader.threads.map(cast_row, count, records.nbytes)
 
 
 def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> list[Any]:
