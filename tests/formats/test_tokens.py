@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,17 +12,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
-from headrace.formats.tokens import ArrayTokens, BlocksSource, DocumentsSource
+from headrace.formats.tokens import BlocksSource, DocumentsSource, Tokens
 from headrace.io.array_file import FileArrays
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
 
 
-def tokens_of(sizes: list[int]) -> tuple[Any, list[list[int]]]:
+def tokens_of(sizes: list[int], left_out: Sequence[int] = ()) -> tuple[Any, list[list[int]]]:
     """Tokens in memory, and the lists of documents that they are."""
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     ids = (np.arange(edges[-1]) * 7919 % 60_000).astype(np.uint16)
-    tokens = ArrayTokens(FileArrays(ids, [edges]))
+    tokens = Tokens(FileArrays(ids, [edges, np.array(left_out, np.int64)]))
     return tokens, [ids[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 
@@ -45,8 +46,9 @@ def test_documents_and_windows(sizes: list[int], length: int, data: Any) -> None
     else:
         left_out = [number for number in numbers if data.draw(st.integers(0, 3)) == 0]
         numbers = [number for number in numbers if number not in left_out]
+        tokens, documents = tokens_of(sizes, left_out)
         expected = [(n, one) for n in numbers for one in windows(documents[n], length, stride)]
-    source = DocumentsSource(tokens, "f", str, length, stride, np.array(left_out, np.int64))
+    source = DocumentsSource(tokens, "f", str, length, stride)
     assert len(source) == len(expected)
     chosen_at_random = st.integers(0, max(0, len(expected) - 1))
     some = data.draw(st.lists(chosen_at_random, max_size=5 * bool(expected)))
@@ -72,8 +74,7 @@ def test_blocks(sizes: list[int], length: int, data: Any) -> None:
     assert len(source) == len(whole) // length
     order = data.draw(st.permutations(range(len(source))))
     ids, numbers = np.zeros((len(order), length), np.int64), np.ones((len(order), length), np.int32)
-    source.read_into(order, ids)
-    source.documents_into(order, numbers)
+    source.read_into(order, ids, numbers)
     for row, block, index in zip(range(len(order)), source.read(order), order, strict=True):
         part = whole[index * length : (index + 1) * length]
         seen = list(dict.fromkeys(number for _, number in part))
@@ -82,7 +83,7 @@ def test_blocks(sizes: list[int], length: int, data: Any) -> None:
         assert (ids[row].tolist(), numbers[row].tolist()) == expected
         assert int(source.document_of(np.array([index]))[0]) == part[0][1]
     with pytest.raises(IndexError):
-        source.read_into([len(source)], np.empty((1, length), np.int64))
+        source.read_into([len(source)], ids[:1], numbers[:1])
 
 
 def counted(begins: list[int], block: int) -> list[int]:
@@ -100,7 +101,7 @@ def test_blocks_of_the_storage(sizes: list[int], length: int, block: int, data: 
     """
     tokens, documents = tokens_of(sizes)
     stride = data.draw(st.integers(1, length))
-    edges, count = tokens.short[0].tolist(), len(tokens.long)
+    edges, count = tokens.short[0].tolist(), tokens.count
     begins = [
         edge + number * stride
         for edge, document in zip(edges, documents, strict=False)

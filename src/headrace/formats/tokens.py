@@ -12,29 +12,20 @@ h5py, and is its index: a later start finds that in `cache_dir`.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
-from headrace.errors import AccessError, ConfigError, FormatError
-from headrace.formats.arrays.packed import (
-    CRC,
-    DATA,
-    NAME_OFFSETS,
-    NAMES,
-    OFFSETS,
-    TARGETS,
-    PackedInfo,
-    are_offsets,
-    crc_of,
-)
-from headrace.formats.hdf5.files import HDF5Files, leads_out, packed_info
+from headrace.dtypes import AnyArray, IntArray
+from headrace.errors import ConfigError, FormatError
+from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo
+from headrace.formats.hdf5.files import packed_info
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
 from headrace.formats.text.index import first_from
 from headrace.io.array_file import FileArrays
@@ -49,64 +40,20 @@ from headrace.sorting import distinct
 KIND = "text"
 STORE = "tokens"
 """What a packed file of tokens says of itself."""
-_SHOWN = 80  # characters of what a tokenizer is known by
 
 
-class Tokens(ABC):
-    """All tokens of some documents, and where each begins. Picklable, thread-safe.
+class Tokens:
+    """All tokens of some documents, and where each begins: in an array file of `cache_dir`, or in
+    memory. Picklable, thread-safe.
+
+    Args:
+        arrays: the ids, of any integer dtype; and as short arrays `short`.
 
     Attributes:
         files: what they are read from, where they are not in memory.
         shown: where they lie, in words; "": in memory.
-        made_with: the tokenizer, in words, where that is known.
         count: of all tokens.
         dtype: of the ids.
-    """
-
-    made_with = ""
-    files: Files
-    shown: str
-    count: int
-    dtype: np.dtype[Any]
-
-    @property
-    @abstractmethod
-    def short(self) -> list[npt.NDArray[Any]]:
-        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers
-        of documents that are left out, where there may be such.
-
-        Raises:
-            AccessError, FileChangedError: their file is gone, or has been changed.
-        """
-
-    @abstractmethod
-    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
-        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of others.
-
-        Raises:
-            AccessError, FileChangedError: as `short`.
-            RemoteError, DataNotFoundError: see `Files.read`.
-        """
-
-    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
-        """Copies of blocks of so many tokens, by number ([blocks, length]).
-
-        Raises:
-            Exception: as `parts`.
-        """
-        parts = self.parts(numbers * length, (numbers + 1) * length)
-        return np.concatenate([np.empty(0, self.dtype), *parts]).reshape(-1, length)
-
-    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
-        return ByteRanges.of([])
-
-
-class ArrayTokens(Tokens):
-    """Tokens in one array, in a file of `cache_dir` or in memory.
-
-    Args:
-        arrays: the ids, of any integer dtype; and as short arrays `short`.
     """
 
     def __init__(self, arrays: FileArrays) -> None:
@@ -117,141 +64,94 @@ class ArrayTokens(Tokens):
         self.dtype: np.dtype[Any] = arrays.dtype
 
     @property
-    def long(self) -> npt.NDArray[Any]:
-        """[tokens] ids, all of them.
+    def short(self) -> list[AnyArray]:
+        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers
+        of documents that are left out, where there may be such.
+
+        Raises:
+            AccessError, FileChangedError: their file is gone, or has been changed.
+        """
+        return self._arrays.short
+
+    def parts(self, begins: IntArray, ends: IntArray) -> list[AnyArray]:
+        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of others.
 
         Raises:
             AccessError, FileChangedError: as `short`.
+            RemoteError, DataNotFoundError: see `Files.read`.
         """
-        return self._arrays.long
-
-    @property
-    def short(self) -> list[npt.NDArray[Any]]:
-        return self._arrays.short
-
-    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
         return self._arrays.parts(begins, ends)
 
-    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+    def blocks(self, numbers: IntArray, length: int) -> AnyArray:
+        """Blocks of so many tokens, by number ([blocks, length]).
+
+        Raises:
+            Exception: as `parts`.
+        """
         return self._arrays.rows(length, numbers)
 
+    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
+        return ByteRanges.of([])
 
-class PackedFile:
+
+class PackedFile(NamedTuple):
     """A packed file of tokens, local or remote.
 
-    Args:
-        path: a file that `headrace.pack` made of texts, or its URL.
-        hdf5: opens it; None: a local file.
-
     Attributes:
+        path: or URL.
+        source: of the file.
+        edges: the first byte of each document in the file, and the end of the last ([n + 1]).
         info: what the file says of itself.
-        dtype, count: of the tokens.
-        begin: where they begin in the file.
-        offsets: where each document begins among the tokens, and the last one ends.
         targets: one for each document, or None.
-        names: of the documents, or None.
-        checksums: the CRC of each document of a local file ([n]); None: there are none.
-
-    Raises:
-        FormatError: the file holds no texts that were packed, is of a later version, damaged, or
-            shorter than it says.
-        RemoteError, FileChangedError, DataNotFoundError, AccessError: it is not there, or can't be
-            read; see `Files.read`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], hdf5: HDF5Files | None = None) -> None:
-        self._hdf5 = hdf5 = hdf5 or HDF5Files()
-        self.files = hdf5.files
-        self.path = os.fspath(path)
-        if not self.files.is_remote:
-            self.path = os.path.abspath(os.path.expanduser(self.path))
-        self.shown: str = redact(self.path)
-        info = packed_info(self.path, hdf5)
+    path: str
+    source: HDF5Source
+    edges: IntArray
+    info: PackedInfo
+    targets: AnyArray | None
+
+    @classmethod
+    def at(cls, path: str, opened: OpenHDF5) -> PackedFile:
+        """The file at a path or URL.
+
+        Raises:
+            FormatError: the file holds no texts that were packed, is of a later version, damaged,
+                or shorter than it says.
+            RemoteError, FileChangedError, DataNotFoundError, AccessError: it is not there, or can't
+                be read; see `Files.read`.
+        """
+        if not opened.files.is_remote:
+            path = os.path.abspath(path)
+        info = packed_info(path, opened.hdf5)
         if info is None or info.kind != KIND:
             raise FormatError(
-                f"{self.shown} holds no texts that headrace packed: open it with "
+                f"{redact(path)} holds no texts that headrace packed: open it with "
                 "HDF5Dataset(path, dataset_name)"
             )
-        self.info: PackedInfo = info
-        self.targets: npt.NDArray[Any] | None = None
-        self.names: PackedNames | None = None
-        self.checksums: npt.NDArray[np.uint32] | None = None
-        with hdf5.reading(self.path) as file:
-            self.dtype, self.count, self.begin = self._layout(file, DATA)
-            self._layout(file, OFFSETS)
-            self.offsets: IntArray = self._column(file, OFFSETS)
-            if TARGETS in file:
-                self.targets = self._column(file, TARGETS)
-            if NAMES in file:
-                names = self._column(file, NAMES)
-                self.names = PackedNames.from_arrays(names, self._column(file, NAME_OFFSETS))
-            crc_shape = self._hdf5.dataset(file, CRC, self.path).shape if CRC in file else None
-            if crc_shape is not None and not self.files.is_remote:
-                self.checksums = self._column(file, CRC)
-        self._check(crc_shape)
-
-    def _layout(self, file: h5py.File, name: str) -> tuple[np.dtype[Any], int, int]:
-        """Dtype, length, and first byte in the file of a dataset."""
-        dataset = self._hdf5.dataset(file, name, self.path)
-        shape: tuple[int, ...] = dataset.shape or ()
-        begin = dataset.id.get_offset()
-        dtype = dataset.dtype
-        is_flat = len(shape) == 1 and dtype.kind in "iu" and dtype.isnative
-        is_elsewhere = dataset.external or leads_out(file, name) is not None
-        if not is_flat or (shape[0] and begin is None) or is_elsewhere:
+        source = HDF5Source(path, opened=opened)
+        dtype = source.dtype
+        edges = source.edges()
+        if not source.shape[0]:  # which lies nowhere
+            edges = np.zeros(len(source) + 1, np.int64)
+        is_flat = len(source.shape) == 1 and dtype.kind in "iu" and dtype.isnative
+        if not is_flat or edges is None:
             raise FormatError(
-                f"{self.shown}: {name!r} is no flat array of integers in one piece, as headrace "
+                f"{source.path}: {DATA!r} is no flat array of integers in one piece, as headrace "
                 "writes it: pack it again"
             )
-        size = self.files.version(self.path).size
-        if (begin or 0) + shape[0] * dtype.itemsize > size:
-            raise FormatError(
-                f"{self.shown} is cut short: {size:,} bytes are not enough for {name!r}"
-            )
-        return dtype, shape[0], begin or 0
+        targets = source.column(TARGETS) if source.has_column(TARGETS) else None
+        return cls(path, source, edges, info, targets)
 
-    def _column(self, file: h5py.File, name: str) -> npt.NDArray[Any]:
-        column = np.asarray(self._hdf5.dataset(file, name, self.path))
-        if crc_of(column) != self.info.checksums.get(name, crc_of(column)):
-            raise FormatError(
-                f"{self.shown}: {name!r} has a wrong checksum, the file is damaged: pack it again"
-            )
-        return column
-
-    def _check(self, crc_shape: tuple[int, ...] | None) -> None:
-        """Compares the arrays with each other."""
-        count = self.info.count
-        wrong = []
-        if self.offsets.dtype != np.int64 or not are_offsets(self.offsets, count, self.count):
-            wrong.append(OFFSETS)
-        if self.names is not None:
-            data, offsets = self.names.arrays
-            if not are_offsets(offsets, count, len(data)):
-                wrong.append(NAME_OFFSETS)
-        if self.targets is not None and self.targets.shape[:1] != (count,):
-            wrong.append(TARGETS)
-        if crc_shape is not None and crc_shape[:1] != (count,):
-            wrong.append(CRC)
-        if wrong:
-            raise FormatError(
-                f"{self.shown} is damaged: {', '.join(wrong)} don't fit the {count:,} documents "
-                "it should hold: pack it again"
-            )
-
-    def location(self, document: int) -> str:
-        """Where a document lies, with the name that it had, if it had one of its own."""
-        name = ""
-        if self.names is not None:
-            name = f" ({in_one_line(self.names[document])})"
-        return f"{self.shown}, document {document:,}{name}"
-
-    def damaged(self, document: int) -> str:
-        """What messages say of a document that is not what was packed."""
-        return f"{self.location(document)}: wrong checksum, the file is damaged: pack it again"
-
-    def edges(self) -> IntArray:
-        """The first byte of each document in the file, and the end of the last ([n + 1])."""
-        return self.begin + self.offsets * self.dtype.itemsize
+    def kind(self) -> dict[str, Any]:
+        """What files of one dataset have in common, by name."""
+        text = self.info.text
+        targets = None
+        if self.targets is not None:
+            targets = (self.targets.dtype, self.targets.shape[1:])
+        kind = {name: text.get(name) for name in ("tokenizer", "class", "end_token", "unit")}
+        return {**kind, "classes": self.info.classes, "targets": targets}
 
 
 class PackedTokens(Tokens):
@@ -259,7 +159,8 @@ class PackedTokens(Tokens):
     it. Windows are parts of documents, and so of one file; blocks go on from file to file.
 
     Args:
-        each: the files, one at least.
+        paths: of the files, one at least; or their URLs.
+        opened: what is open of them.
 
     Attributes: those of `Tokens`, and:
         info: what the files say of themselves, as if they were one.
@@ -267,36 +168,42 @@ class PackedTokens(Tokens):
         names: of the documents, or None.
 
     Raises:
-        FormatError: the files were packed in different ways.
+        FormatError: the files were packed in different ways; and as `PackedFile.at`.
     """
 
-    def __init__(self, each: Sequence[PackedFile]) -> None:
+    def __init__(self, paths: Sequence[str], opened: OpenHDF5) -> None:
+        each = opened.hdf5.read_each(paths, lambda path: PackedFile.at(path, opened))
         first = each[0]
-        for file in each[1:]:
-            _check_alike(first, file)
-        self.files = first.files
-        self.shown: str = first.shown
-        made_with = first.info.text.get("tokenizer")
-        made_with = str(made_with or f"a {first.info.text.get('class')} that can't be known again")
-        self.made_with: str = made_with
-        if len(made_with) > _SHOWN:
-            self.made_with = f"{made_with[:_SHOWN]}..."
-        self.dtype = np.result_type(*(file.dtype for file in each))
-        # of each file: the first token, the first document, the first byte, bytes of a token
-        self._starts: IntArray = np.cumsum([0, *(file.count for file in each)])
-        self._documents: IntArray = np.cumsum([0, *(file.info.count for file in each)])
-        self._begins = np.array([file.begin for file in each])
-        self._dtypes = [file.dtype for file in each]
-        self._sizes = np.array([dtype.itemsize for dtype in self._dtypes])
+        for file in each:
+            ours = first.kind()
+            different = [name for name, value in file.kind().items() if value != ours[name]]
+            if different:
+                raise FormatError(
+                    f"{file.source.path} and {first.source.path} can't be one dataset: they were "
+                    f"packed with other {', '.join(different)}: pack them from one dataset"
+                )
+        sources = [file.source for file in each]
+        self.files = opened.files
         self._paths = [file.path for file in each]
-        self._shown = [file.shown for file in each]
+        self._shown = [source.path for source in sources]
+        self.shown: str = self._shown[0]
+        self._dtypes = [source.dtype for source in sources]
+        self.dtype = np.result_type(*self._dtypes)
+        # of each file: the first token, the first document, the first byte, bytes of a token
+        self._starts: IntArray = np.cumsum([0, *(source.shape[0] for source in sources)])
+        self._documents: IntArray = np.cumsum([0, *map(len, sources)])
+        self._sizes = np.array([dtype.itemsize for dtype in self._dtypes])
+        self._begins = np.array([file.edges[0] for file in each])
         self.count: int = int(self._starts[-1])
-        edges = [file.offsets[:-1] + start for file, start in zip(each, self._starts, strict=False)]
-        self._edges = SharedArray(np.concatenate([*edges, self._starts[-1:]]))
-        self.targets: npt.NDArray[Any] | None = None
+        edges = [np.zeros(1, np.int64)]
+        for number, file in enumerate(each):
+            offsets = (file.edges[1:] - file.edges[0]) // self._sizes[number]
+            edges.append(offsets + self._starts[number])
+        self._edges = SharedArray(np.concatenate(edges))
+        self.targets: AnyArray | None = None
         if first.targets is not None:
-            self.targets = np.concatenate([cast(Any, file.targets) for file in each])
-        self.names: PackedNames | None = PackedNames.joined([file.names for file in each])
+            self.targets = np.concatenate([np.asarray(file.targets) for file in each])
+        self.names: PackedNames | None = PackedNames.joined([source.names for source in sources])
         self.info: PackedInfo = first.info
         if len(each) > 1:
             self.shown += f" and {len(each) - 1:,} more"
@@ -309,26 +216,28 @@ class PackedTokens(Tokens):
             )
 
     @property
-    def short(self) -> list[npt.NDArray[Any]]:
+    def short(self) -> list[AnyArray]:
         return [self._edges.array]
 
-    def parts(self, begins: IntArray, ends: IntArray) -> list[npt.NDArray[Any]]:
+    def parts(self, begins: IntArray, ends: IntArray) -> list[AnyArray]:
         edges = np.cumsum(ends - begins)
         if len(edges):
             return np.split(self._joined(begins, ends), edges[:-1])
         return []
 
-    def blocks(self, numbers: IntArray, length: int) -> npt.NDArray[Any]:
+    def blocks(self, numbers: IntArray, length: int) -> AnyArray:
         return self._joined(numbers * length, (numbers + 1) * length).reshape(-1, length)
 
-    def _joined(self, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+    def _joined(self, begins: IntArray, ends: IntArray) -> AnyArray:
         """Tokens, one range behind the other. They are read, and not mapped: a file may be cut
         short meanwhile.
         """
         ranges = self.byte_ranges(begins, ends)
-        if not self.files.is_remote:
+        if isinstance(self.files, LocalFiles):
             for number in set(ranges.file.tolist()):
-                self._check_same(self._paths[number])
+                # an open file does not show that another one has taken its name
+                if not self.files.is_same(self._paths[number]):
+                    raise changed(self._paths[number])
         if len(self._paths) == 1:
             return np.frombuffer(self.files.read_joined(ranges), self.dtype)
         # copies: what was fetched with them need not be held
@@ -337,32 +246,19 @@ class PackedTokens(Tokens):
             found.append(np.frombuffer(data, self._dtypes[number]))
         return np.concatenate(found, dtype=self.dtype)
 
-    def _check_same(self, path: str) -> None:
-        """An open file does not show that another one has taken its name."""
-        try:
-            is_same = cast(LocalFiles, self.files).is_same(path)
-        except OSError as error:
-            raise AccessError(f"{redact(path)} can't be read any more: {error.strerror}") from error
-        if not is_same:
-            raise changed(path)
-
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        first = np.zeros(len(begins), np.int64)
-        if len(self._paths) > 1:  # ranges are cut where files end; empty ones have none
+        file = np.zeros(len(begins), np.int64)
+        if len(self._paths) > 1:  # ranges are cut where files end
             first = np.searchsorted(self._starts, begins, side="right") - 1
-            last = np.searchsorted(self._starts, ends, side="left") - 1
-            counts = np.where(ends > begins, last - first + 1, 0)
+            counts = np.searchsorted(self._starts, ends, side="left") - first
+            counts = np.where(ends > begins, counts, 0)
             of = np.repeat(np.arange(len(begins)), counts)
-            first = first[of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
-            begins = np.maximum(begins[of], self._starts[first])
-            ends = np.minimum(ends[of], self._starts[first + 1])
-            filled = ends > begins
-            first = first[filled]
-            begins = begins[filled]
-            ends = ends[filled]
-        heads = self._begins[first] - self._starts[first] * self._sizes[first]
-        sizes = self._sizes[first]
-        return ByteRanges(self._paths, first, heads + begins * sizes, heads + ends * sizes)
+            file = np.arange(len(of)) + (first - np.cumsum(counts) + counts)[of]
+            begins = np.maximum(begins[of], self._starts[file])
+            ends = np.minimum(ends[of], self._starts[file + 1])
+        sizes = self._sizes[file]
+        heads = self._begins[file] - self._starts[file] * sizes
+        return ByteRanges(self._paths, file, heads + begins * sizes, heads + ends * sizes)
 
     def location(self, document: int) -> str:
         """Where a document lies, with the name that it had, if it had one of its own."""
@@ -372,26 +268,6 @@ class PackedTokens(Tokens):
             name = f" ({in_one_line(self.names[document])})"
         inside = document - int(self._documents[number])
         return f"{self._shown[number]}, document {inside:,}{name}"
-
-
-def _check_alike(first: PackedFile, other: PackedFile) -> None:
-    """Raises a FormatError where two files can't be one dataset."""
-
-    def said(file: PackedFile) -> dict[str, Any]:
-        targets = None
-        if file.targets is not None:
-            targets = f"{file.targets.dtype} {list(file.targets.shape[1:])}"
-        names = ("tokenizer", "class", "end_token", "unit")
-        of_text = {name: file.info.text.get(name) for name in names}
-        return {**of_text, "classes": file.info.classes, "targets": targets}
-
-    ours = said(first)
-    different = [name for name, value in said(other).items() if value != ours[name]]
-    if different:
-        raise FormatError(
-            f"{redact(other.path)} and {redact(first.path)} can't be one dataset: they were "
-            f"packed with other {', '.join(different)}: pack them from one dataset"
-        )
 
 
 # -- samples
@@ -459,18 +335,11 @@ class TokensSource(Locatable):
         where = "in memory, which workers share"
         if tokens.shown:
             where = f"by ranges from {tokens.shown}"
-        made = ""
-        if tokens.made_with:
-            made = f", made with {tokens.made_with}"
-        way = (
-            f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, "
-            f"{where}{made}"
-        )
+        way = f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}"
         nbytes = self.count * self.dtype.itemsize
         mean = nbytes // max(1, len(self))
-        facts = {"files": self.files.explain()} if self.is_remote else {}
         column = Column("tokens", way, str(self.dtype), nbytes=mean, read=mean)
-        return Description([column], facts, stored=nbytes)
+        return Description([column], stored=nbytes)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -487,7 +356,6 @@ class DocumentsSource(TokensSource):
         max_length: tokens of a sample, at most; None: all.
         stride: tokens from the beginning of one window to that of the next; a document's last
             window is as long as what is left.
-        left_out: numbers of documents that have no windows.
     """
 
     def __init__(
@@ -497,7 +365,6 @@ class DocumentsSource(TokensSource):
         where: Callable[[int], str],
         max_length: int | None,
         stride: int | None = None,
-        left_out: IntArray | None = None,
     ) -> None:
         super().__init__(tokens, fingerprint, where)
         self._max_length = max_length
@@ -510,7 +377,7 @@ class DocumentsSource(TokensSource):
         self._first: SharedArray | None = None  # the number of each document's first window
         if stride is not None and max_length is not None:
             counts = 1 + np.maximum(0, -(-(sizes - max_length) // stride))
-            if left_out is not None:
+            for left_out in tokens.short[1:]:
                 counts[left_out] = 0
             self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]))
             self._fingerprint = f"{fingerprint}:{max_length}:{stride}:{len(self)}"
@@ -572,32 +439,33 @@ class BlocksSource(TokensSource):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """For each block a dict of "input_ids" and "document_ids"."""
-        documents = np.empty((len(indices), self.length), np.int32)
-        self.documents_into(indices, documents)
-        ids = super().read(indices)
+        ids = np.empty((len(indices), self.length), self.dtype)
+        documents = np.empty(ids.shape, np.int32)
+        self.read_into(indices, ids, documents)
         return [
             {"input_ids": one, "document_ids": numbers}
             for one, numbers in zip(ids, documents, strict=True)
         ]
 
-    def read_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
-        """Writes blocks into rows [blocks, length], which may be of a wider dtype."""
-        # narrow, so they stay in the processor's cache
-        np.copyto(rows, self.tokens.blocks(np.asarray(indices, np.int64), self.length))
+    def read_into(self, indices: Sequence[int], ids: AnyArray, documents: AnyArray) -> None:
+        """Writes blocks into rows [blocks, length].
 
-    def documents_into(self, indices: Sequence[int], rows: npt.NDArray[Any]) -> None:
-        """Writes the number of each token's document into rows [blocks, length]; numbered from 0
-        in each block.
+        Args:
+            indices: of the blocks.
+            ids: for the tokens, perhaps of a wider dtype.
+            documents: for the number of each token's document; numbered from 0 in each block.
         """
+        numbers = np.asarray(indices, np.int64)
+        # narrow, so they stay in the processor's cache
+        np.copyto(ids, self.tokens.blocks(numbers, self.length))
         edges = self.tokens.short[0]
-        length = self.length
-        begins = np.asarray(indices, np.int64) * length
+        begins, ends = self._reach(numbers)
         firsts = np.searchsorted(edges, begins, side="right")
         # of the edges inside of each block
-        counts = np.searchsorted(edges, begins + length, side="left") - firsts
+        counts = np.searchsorted(edges, ends, side="left") - firsts
         blocks = np.repeat(np.arange(len(begins)), counts)
         inside = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
-        rows[...] = 0
+        documents[...] = 0
         # an empty document begins where the next one does, and is none
-        rows[blocks, edges[inside] - begins[blocks]] = 1
-        np.cumsum(rows, axis=1, out=rows)
+        documents[blocks, edges[inside] - begins[blocks]] = 1
+        np.cumsum(documents, axis=1, out=documents)

@@ -20,7 +20,6 @@ from headrace.formats.hdf5.files import HDF5Files, packed_info
 from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
-from headrace.formats.tokens import KIND, PackedFile
 from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.packing.destination import Destination, destination_of
@@ -143,12 +142,11 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
     info = packed_info(path)
     if info is None:
         raise _not_packed(path)
-    source = PackedFile(path) if info.kind == KIND else HDF5Source(path)
+    source = HDF5Source(path)
     with contextlib.ExitStack() as opened:
-        if isinstance(source, HDF5Source):
-            opened.callback(source.close)
-            for name in info.checksums.keys() - _READ_AT_ONCE:
-                source.whole(name)  # checks it
+        opened.callback(source.close)
+        for name in info.checksums.keys() - _READ_AT_ONCE:
+            source.whole(name)  # checks it
         checksums = source.checksums
         if checksums is None:
             raise _not_packed(path)
@@ -157,7 +155,6 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
             known = NOTHING if edges is None else edges
             sums = _sum(file.fileno(), known, progress)
         if edges is None:
-            assert isinstance(source, HDF5Source)
             return _decoded(source, workers, progress), sums
         different = np.flatnonzero(sums.crcs != checksums).tolist()
         bad = [(index, source.location(index), source.damaged(index)) for index in different]

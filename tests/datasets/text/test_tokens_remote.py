@@ -175,14 +175,14 @@ def test_damage_is_an_error_with_the_url(far_of: Any, folder: Path) -> None:
     whole = folder / "tokens.h5"
     for damage, given, said in (
         (relabelled, {"version": 99}, "layout 99"),
-        (relabelled, {"count": 3}, "3 documents"),
+        (relabelled, {"count": 3}, "3 samples"),
         (flip, {"name": "offsets"}, "'offsets' has a wrong checksum"),
         (flip, {"name": "targets"}, "'targets' has a wrong checksum"),
         (Path.write_bytes, {"data": whole.read_bytes()[:-1]}, "not a whole one"),
         (replace, {"name": "data", "how": (7,)}, "'data'"),
         (replace, {"name": "data", "how": whole}, "'data' leads into .*tokens.h5"),
         (replace, {"name": "offsets", "how": whole}, "'offsets'"),
-        (replace, {"name": "crc32", "how": whole}, "'crc32'"),
+        (replace, {"name": "crc32", "how": whole}, "is damaged"),
     ):
         path = folder / "damaged.h5"
         shutil.copy(whole, path)

@@ -599,9 +599,7 @@ class TokensDecoder(TextDecoder):
         columns["document_ids"] = ArraySpec((source.length,), np.dtype(np.int32))
 
         def read_blocks(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
-            numbers = indices.tolist()
-            source.read_into(numbers, outs["input_ids"])
-            source.documents_into(numbers, outs["document_ids"])
+            source.read_into(indices.tolist(), outs["input_ids"], outs["document_ids"])
             if self.is_marked:
                 unmark(outs["input_ids"], outs["labels"])
             return int(outs["input_ids"].size) * source.dtype.itemsize

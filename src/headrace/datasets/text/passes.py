@@ -25,7 +25,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, warn
 from headrace.formats.text.index import kept_or_held
 from headrace.formats.text.source import LinesSource
-from headrace.formats.tokens import ArrayTokens, Tokens
+from headrace.formats.tokens import Tokens
 from headrace.io.array_file import ArrayFile, FileArrays, Unkept
 from headrace.io.paths import cache_folder, composed
 from headrace.memory.budget import MemoryBudget, format_size
@@ -134,7 +134,7 @@ def tokens_of(
             f"{len(left_out):,} of {count:,} documents can't be read, or tokenised, and are left "
             f"out; the first: {first}"
         )
-    return ArrayTokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
+    return Tokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
 
 class _AllTokens:

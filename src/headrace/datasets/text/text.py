@@ -58,7 +58,6 @@ from headrace.formats.text.source import LinesSource, TextFilesSource
 from headrace.formats.tokens import (
     BlocksSource,
     DocumentsSource,
-    PackedFile,
     PackedTokens,
     Tokens,
     TokensSource,
@@ -609,9 +608,8 @@ def _decoder_of_tokens(
     if options.packing:
         source = BlocksSource(tokens, fingerprint, where, options.max_length or 1)
     else:
-        left_out = tokens.short[1] if len(tokens.short) > 1 else None  # of a packed file none
         length = options.max_length
-        source = DocumentsSource(tokens, fingerprint, where, length, options.stride, left_out)
+        source = DocumentsSource(tokens, fingerprint, where, length, options.stride)
     return TokensDecoder(source, name, text_of)
 
 
@@ -637,8 +635,7 @@ def _packed_tokens(
             return None
     paths, opened = open_files(data_path, reach)
     try:
-        hdf5 = opened.hdf5
-        tokens = PackedTokens(hdf5.read_each(paths, lambda path: PackedFile(path, hdf5)))
+        tokens = PackedTokens(paths, opened)
     except BaseException:
         opened.close()
         raise
