@@ -28,7 +28,6 @@ from headrace import (
     open_dataset,
 )
 from headrace.formats.arrays.volumes import PatchGrid
-from headrace.formats.zarr.stores import ZarrFolder
 from headrace.testing.contract import same
 
 SHAPE = (9, 11, 13)
@@ -418,9 +417,7 @@ def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
         dataset[13]
 
 
-def test_systems_without_lookups_by_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunk_files_in_any_order(tmp_path: Path) -> None:
     rows = np.random.default_rng(5).integers(0, 9, (40, 6)).astype("i4")
     order = np.random.default_rng(6).permutation(40).tolist()
     for chunks, compressors in (((1, 6), None), ((4, 6), "auto"), ((4, 3), None), ((1, 3), "auto")):
@@ -429,11 +426,9 @@ def test_systems_without_lookups_by_descriptor(
         array = zarr.create_array(path, shape=(40, 6), dtype="i4", overwrite=True, **options)
         array[:30] = rows[:30]  # the rest is never written
         expected = np.concatenate([rows[:30], np.full((10, 6), 7)])[order]
-        for way in (True, False):
-            monkeypatch.setattr(ZarrFolder, "reads_files", way)
-            with ZarrDataset(path) as dataset:
-                found = torch.stack(list(dataset.__getitems__(order)))
-            assert np.array_equal(found, expected), (options, way)
+        with ZarrDataset(path) as dataset:
+            found = torch.stack(list(dataset.__getitems__(order)))
+        assert np.array_equal(found, expected), options
 
 
 # -- chunks

@@ -172,13 +172,14 @@ def test_chunk_files_of_the_wrong_size_or_kind(tmp_path: Path) -> None:
         for wrong in (b"", whole[:-1], whole + b"x", whole + whole, whole[: len(whole) // 2]):
             chunk.write_bytes(wrong)
             source = ZarrSource(path, NAME)
-            with pytest.raises(FormatError, match=r"\.zarr, chunk \(0, 0\) of 'x'"):
+            said = r"\.zarr(, chunk \(0, 0\) of 'x'|/x/c/0/0 has \d+ bytes)"
+            with pytest.raises(FormatError, match=said):
                 source.read([0])
             assert np.array_equal(source.read([N - 1])[0], values()[N - 1])
             source.close()
         chunk.unlink()
         assert ZarrSource(path, NAME).read([0])[0].tolist() == [0, 0, 0]  # never written
-        with pytest.raises(FormatError, match=r"chunk \(0, 0\) of 'x' is missing"):
+        with pytest.raises(FormatError, match=r"(chunk \(0, 0\) of 'x'|x/c/0/0) is missing"):
             ZarrSource(path, NAME, missing="error").read([0])
         chunk.mkdir()
         with pytest.raises(FormatError, match="x/c/0/0 is a folder"):

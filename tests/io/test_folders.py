@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import FileChangedError
-from headrace.io import local_files as folders
+from headrace.errors import FileChangedError, FormatError
+from headrace.formats.zarr.stores import ChunkFiles
 from headrace.io.handles import HINTS
-from headrace.io.local_files import FolderReader, changed
+from headrace.io.ranges import WHOLE, ByteRanges
 
-pytestmark = pytest.mark.skipif(
-    not folders.IS_SUPPORTED, reason="names are looked up from a descriptor"
-)
 COUNT = 70
 CONTENT = [bytes([number]) * number for number in range(COUNT)]
 NAMES = [f"{number}/0" for number in range(COUNT)]
-Make = Callable[..., FolderReader]
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Make:
-    """Makes readers of a folder of files, of which each has as many bytes as its number."""
+def folder(tmp_path: Path) -> Path:
+    """A folder of files, of which each has as many bytes as its number."""
     for name, content in zip(NAMES, CONTENT, strict=True):
         file = tmp_path / "a" / name
         file.parent.mkdir(parents=True)
         file.write_bytes(content)
+    return tmp_path / "a"
 
-    def make(folder: str = "a", latest: int | None = None) -> FolderReader:
-        if latest is None:
-            latest = time.time_ns() + 10**9
-        return FolderReader(str(tmp_path / folder), latest, changed)
 
-    return make
+def latest_of(*paths: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in paths)
+
+
+def files(latest: int = 1 << 62) -> ChunkFiles:
+    made = ChunkFiles()
+    made.latest = latest
+    return made
+
+
+def wholes(folder: Path, *names: str) -> ByteRanges:
+    return ByteRanges.of((str(folder / name), 0, WHOLE) for name in names)
 
 
 def views(*lengths: int) -> list[memoryview]:
@@ -45,38 +47,42 @@ def views(*lengths: int) -> list[memoryview]:
 
 @pytest.mark.parametrize("hinted", [False, True])
 def test_files_come_in_the_order_asked_for(
-    reader: Make, hinted: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, hinted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HINTS, "_left", 5 if hinted else 0)
-    numbers = range(COUNT - 1, -1, -1)
-    assert reader().read(NAMES[::-1]) == CONTENT[::-1]
-    buffers = views(*numbers)
-    assert reader().read_into(NAMES[::-1], buffers) == list(numbers)
+    wanted = wholes(folder, *NAMES[::-1])
+    assert files().read(wanted) == CONTENT[::-1]
+    buffers = views(*range(COUNT - 1, -1, -1))
+    assert files().read_into(wanted, buffers) == []
     assert [buffer.tobytes() for buffer in buffers] == CONTENT[::-1]
 
 
-def test_missing_files_and_folders(reader: Make) -> None:
-    assert reader().read(["1/0", "99/0", "2/0/0", "2/0"]) == [b"\1", None, None, b"\2\2"]
-    assert reader().read_into(["1/0", "99/0"], views(1, 1)) == [1, -1]
-    assert reader("b").read(["1/0"]) == [None]
-    assert reader("a/1/0").read(["x"]) == [None]
+def test_missing_files_and_folders(folder: Path) -> None:
+    found = files().read(wholes(folder, "1/0", "99/0", "2/0/0", "2/0"))
+    assert found == [b"\1", None, None, b"\2\2"]
+    assert files().read_into(wholes(folder, "1/0", "99/0"), views(1, 1)) == [1]
+    assert files().read(wholes(folder / "b", "1/0")) == [None]
 
 
-def test_files_of_another_length_are_not_read(reader: Make) -> None:
-    buffers = views(2, 2, 2)
-    assert reader().read_into(["1/0", "2/0", "3/0"], buffers) == [1, 2, 3]
-    assert [buffer.tobytes() for buffer in buffers] == [b"\0\0", b"\2\2", b"\0\0"]
+def test_files_of_another_length_are_not_read(folder: Path) -> None:
+    buffers = views(2, 2)
+    with pytest.raises(FormatError, match="a/1/0 has 1 bytes, not 2"):
+        files().read_into(wholes(folder, "2/0", "1/0"), buffers)
+    assert [buffer.tobytes() for buffer in buffers] == [b"\2\2", b"\0\0"]
 
 
-def test_changed_files_and_folders_are_errors(tmp_path: Path, reader: Make) -> None:
-    latest = (tmp_path / "a" / "1" / "0").stat().st_mtime_ns
-    os.utime(tmp_path / "a" / "2" / "0", ns=(latest + 1, latest + 1))
-    assert reader(latest=latest).read(["1/0"]) == [b"\1"]
+def test_changed_files_and_folders_are_errors(folder: Path) -> None:
+    latest = latest_of(folder / "1" / "0")
+    os.utime(folder / "2" / "0", ns=(latest + 1, latest + 1))
+    assert files(latest).read(wholes(folder, "1/0")) == [b"\1"]
     with pytest.raises(FileChangedError, match="a/2/0"):
-        reader(latest=latest).read(["1/0", "2/0"])
+        files(latest).read(wholes(folder, "1/0", "2/0"))
+    os.utime(folder / "3", ns=(latest + 1, latest + 1))
+    with pytest.raises(FileChangedError, match="a/3 was"):
+        files(latest).read(wholes(folder, "3/1"))
     before = len(os.listdir("/dev/fd"))
-    with pytest.raises(IsADirectoryError, match="a/1"):
-        reader().read([*NAMES[:5], "1", *NAMES])
-    with pytest.raises(IsADirectoryError, match="a/1"):
-        reader().read_into(["1"], views(9))
+    with pytest.raises(FormatError, match="a/1 is a folder"):
+        files().read(wholes(folder, *NAMES[:5], "1", *NAMES))
+    with pytest.raises(FormatError, match="a/1 is a folder"):
+        files().read_into(wholes(folder, "1"), views(9))
     assert len(os.listdir("/dev/fd")) == before

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from headrace.errors import DataNotFoundError
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 
@@ -82,16 +82,27 @@ class Files(ABC):
                 changed, or can't be read.
         """
 
-    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
+    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> list[int]:
         """Fills a buffer with the bytes of each range, all of which were written and are as long as
-        their buffers.
+        their buffers; or with whole files, and no ranges.
+
+        Returns:
+            The numbers of whole files that are missing.
 
         Raises:
+            FormatError: a whole file is not as long as its buffer.
             Exception: as `read`.
         """
-        for buffer, data in zip(buffers, self.read(ranges), strict=True):
-            assert data is not None
-            buffer[:] = data
+        missing: list[int] = []
+        for number, (buffer, data) in enumerate(zip(buffers, self.read(ranges), strict=True)):
+            if data is None:
+                missing.append(number)
+            elif len(data) != len(buffer):
+                path = self.shown(ranges.paths[ranges.file[number]])
+                raise wrong_length(path, len(data), len(buffer))
+            else:
+                buffer[:] = data
+        return missing
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
         """The bytes of each range, all of which were written: what is copied out of requests holds
@@ -158,3 +169,8 @@ class Files(ABC):
     @abstractmethod
     def close(self) -> None:
         """Closes what this process has open; it is opened again when it is needed."""
+
+
+def wrong_length(where: str, nbytes: int, expected: int) -> FormatError:
+    """The error of what is stored as it is, and has another length than it should."""
+    return FormatError(f"{where} has {nbytes:,} bytes, not {expected:,}: the file is damaged")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
-from headrace.io.files import Files, Version
+from headrace.io.files import Files, Version, wrong_length
 from headrace.io.handles import HINTS, TO_THE_END, Gatherer, WorkerFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges, coalesce
@@ -30,6 +29,8 @@ _IOV_MAX = 1024
 _SAMPLE = 4 << 10  # bytes of a block that `sample_of` looks at
 _SAMPLES = 8  # of these
 _OPENING = 4  # ranges that are read while a file is opened
+_MISSING = (FileNotFoundError, NotADirectoryError)
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class LocalFiles(Files):
@@ -69,13 +70,18 @@ class LocalFiles(Files):
                 self.check_open(path, fd)
 
     def check_open(self, path: str, fd: int) -> None:
+        """As `check_status`, of a file that is open."""
+        if path in self._versions:
+            self.check_status(path, fd, os.fstat(fd))
+
+    def check_status(self, path: str, fd: int, status: os.stat_result) -> None:
         """Compares a file that is open with its version, if that was asked for.
 
         Raises:
             FileChangedError: it is another one.
         """
         known = self._versions.get(path)
-        if known is not None and version_of(os.fstat(fd)) != known and not self.is_same(path, fd):
+        if known is not None and version_of(status) != known and not self.is_same(path, fd):
             raise changed(path)
 
     def is_same(self, path: str, fd: int | None = None) -> bool:
@@ -117,15 +123,14 @@ class LocalFiles(Files):
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         self._tell(ranges)
+        if ranges.is_whole.all():
+            return [self.read_whole(ranges.paths[file]) for file in ranges.file.tolist()]
         found: list[memoryview | None] = [None] * ranges.size
-        unjoined = np.flatnonzero(ranges.start >= ranges.stop).tolist()
-        for number in unjoined:
+        for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
             if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
-                found[number] = self._read_whole(ranges.paths[ranges.file[number]])
+                found[number] = self.read_whole(ranges.paths[ranges.file[number]])
             elif ranges.start[number] >= 0:
                 found[number] = memoryview(b"")
-        if len(unjoined) == ranges.size:  # as of a folder of images, one at a time
-            return found
         requests = coalesce(ranges, _GAP, _MOST)
         order = requests.order.tolist()
         edges = requests.edges.tolist()
@@ -175,18 +180,39 @@ class LocalFiles(Files):
         HINTS.note(began, count, sum(sizes))
         return read
 
-    def _read_whole(self, path: str) -> memoryview | None:
+    def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
+        """A whole file, into a buffer if there is one; None: it is missing."""
         began = time.perf_counter()
         try:
-            with open(path, "rb", buffering=0) as file:
-                self.check_open(path, file.fileno())
-                data = file.read()
-        except FileNotFoundError:
+            fd = os.open(path, _FLAGS)
+        except _MISSING:
             return None
-        HINTS.note(began, _OPENING, len(data))
-        return memoryview(data)
+        try:
+            status = os.fstat(fd)
+            self.check_status(path, fd, status)
+            size = status.st_size
+            if buffer is None:
+                data = memoryview(os.read(fd, size))
+            elif len(buffer) != size:
+                raise wrong_length(redact(path), size, len(buffer))
+            else:
+                data = buffer[: os.preadv(fd, [buffer], 0)]
+            if len(data) != size:  # one call to the system stops at 2 GiB
+                data = buffer or memoryview(bytearray(size))
+                fill(fd, [data], 0, path)
+        except IsADirectoryError as error:
+            raise IsADirectoryError(error.errno, error.strerror, path) from None
+        finally:
+            os.close(fd)
+        HINTS.note(began, _OPENING, size)
+        return data
 
-    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> None:
+    def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> list[int]:
+        if ranges.size and ranges.stop[0] == WHOLE:
+            _tell_of_wholes(ranges.paths)
+            paths = [ranges.paths[file] for file in ranges.file.tolist()]
+            each = enumerate(map(self.read_whole, paths, buffers))
+            return [number for number, data in each if data is None]
         if ranges.size == 1:  # of a sample by itself: there is nothing to join
             path = ranges.paths[ranges.file[0]]
             start = int(ranges.start[0])
@@ -195,7 +221,7 @@ class LocalFiles(Files):
                 if os.preadv(fd, buffers, start) != len(buffers[0]):
                     fill(fd, [buffers[0]], start, path)
             HINTS.note(began, 1, len(buffers[0]))
-            return
+            return []
         self._tell(ranges)
         requests = coalesce(ranges, 0, _MOST)
         order = requests.order.tolist()
@@ -222,6 +248,7 @@ class LocalFiles(Files):
                         fill(fd, wanted, begin, path)
                 seconds += time.perf_counter() - began
         HINTS.note(time.perf_counter() - seconds, ranges.size, sum(sizes))
+        return []
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
         if ranges.size > 1 and ranges.stop[0] != WHOLE:
@@ -349,79 +376,6 @@ def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
                 f"{redact(path)} ends before byte {offset + nbytes:,}: the file is cut short"
             )
         offset += nbytes
-
-
-IS_SUPPORTED = hasattr(os, "preadv")
-"""True if this system can read into many buffers."""
-_MISSING = (FileNotFoundError, NotADirectoryError)
-
-
-class FolderReader:
-    """Reads whole files below a folder. Picklable, thread-safe.
-
-    What reads raises what `changed` gives where a file was changed, an IsADirectoryError where one
-    is a folder, and an OSError where one can't be read.
-
-    Args:
-        folder: its path.
-        latest: a time in ns; a file that was written later was changed.
-        changed: a path -> the error of a file that was changed.
-    """
-
-    def __init__(self, folder: str, latest: int, changed: Callable[[str], Exception]) -> None:
-        self._folder = folder
-        self._latest = latest
-        self._changed = changed
-
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """The contents of files; None for those that are missing."""
-        found: list[bytes | None] = []
-        for name, (fd, size) in zip(names, self._each(names), strict=True):
-            data = os.pread(fd, size, 0) if fd >= 0 else None
-            if data is not None and len(data) != size:  # one call to the system stops at 2 GiB
-                whole = bytearray(size)
-                fill(fd, [memoryview(whole)], 0, f"{self._folder}/{name}")
-                data = bytes(whole)
-            found.append(data)
-        return found
-
-    def read_into(self, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
-        """Fills a buffer with each file that is as long.
-
-        Returns:
-            [n] bytes of each file, -1 for those that are missing; those of another length than
-            their buffers are not read.
-        """
-        sizes = []
-        for name, buffer, (fd, size) in zip(names, buffers, self._each(names), strict=True):
-            if size == len(buffer) and os.preadv(fd, [buffer], 0) != size:
-                fill(fd, [buffer], 0, f"{self._folder}/{name}")
-            sizes.append(size)
-        return sizes
-
-    def _each(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Descriptor and bytes of each file, which is open until the next one is asked for; -1 and
-        -1 for those that are missing.
-        """
-        paths = [f"{self._folder}/{name}" for name in names]
-        _tell_of_wholes(paths)
-        for path in paths:
-            began = time.perf_counter()
-            try:
-                fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            except _MISSING:
-                yield -1, -1
-                continue
-            try:
-                status = os.fstat(fd)
-                if stat.S_ISDIR(status.st_mode):
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-                if status.st_mtime_ns > self._latest or not status.st_nlink:
-                    raise self._changed(path)
-                yield fd, status.st_size
-                HINTS.note(began, _OPENING, status.st_size)
-            finally:
-                os.close(fd)
 
 
 def _tell_of_wholes(paths: Iterable[str]) -> None:

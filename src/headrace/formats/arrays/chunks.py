@@ -16,7 +16,8 @@ import numpy as np
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.formats.arrays.codecs import Pipeline
-from headrace.io.files import Files
+from headrace.formats.source import Rows, row_at
+from headrace.io.files import Files, wrong_length
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
@@ -84,24 +85,6 @@ class ChunkIndex(ABC):
 
     nbytes: int | None = None
     """Bytes of all chunks as they are stored; None: nobody knows."""
-    reads_files: bool = False
-    """True if each chunk is a local file of its own, and is read by `read_files`, without being
-    located first.
-    """
-
-    def read_files(
-        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview] | None = None
-    ) -> list[Any]:
-        """The stored bytes of chunks; None for what was never written. Into buffers of the chunks'
-        length: the bytes of each, -1 for what was never written; one that has another length than
-        its buffer is not read.
-
-        Raises:
-            FormatError: a folder lies where a file should be.
-            FileChangedError: a file is another one than when the array was opened.
-            OSError: one can't be read.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def ranges(self, numbers: IntArray) -> ByteRanges:
@@ -272,11 +255,10 @@ class DirectChunks(Chunks):
         self._path = path
         self._name = name
         self._check = check
-        self._required = required
+        self.required = required
         # a checksum is that of a whole chunk
         self.decodes: bool = bool(pipeline) or check is not None
-        self.is_raw: bool = not self.decodes and order == "C" and not index.whole_files
-        self.reads_files: bool = index.reads_files
+        self.is_raw: bool = not self.decodes and order == "C"
         self.needs_io: bool = index.needs_io
         self.is_remote: bool = files.is_remote
 
@@ -297,7 +279,7 @@ class DirectChunks(Chunks):
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         ranges = self.index.ranges(numbers)
-        if self._required and not ranges.is_written.all():
+        if self.required and not ranges.is_written.all():
             raise self._missing(int(numbers[int(np.argmin(ranges.is_written))]))
         return ranges
 
@@ -305,10 +287,6 @@ class DirectChunks(Chunks):
         return FormatError(f"{self.where(number)} is missing, and missing='error'")
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        if self.reads_files:
-            return [
-                None if data is None else (data, 0, 0) for data in self.index.read_files(numbers)
-            ]
         wanted = np.asarray(numbers, np.int64)
         ranges = self.byte_ranges(wanted)
         stored = self.files.read(ranges)
@@ -318,7 +296,7 @@ class DirectChunks(Chunks):
         return [None if data is None else (data, start, mask) for data, start, mask in each]
 
     def decode(self, number: int, data: Any) -> AnyArray | None:
-        if data is None and self._required:
+        if data is None and self.required:
             raise self._missing(number)
         if data is None:
             return None
@@ -357,39 +335,31 @@ class DirectChunks(Chunks):
         """Where chunks lie of which parts are read: each must have all its bytes."""
         ranges = self.byte_ranges(numbers)
         wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
-        if wrong.any():
+        if wrong.any() and not ranges.is_whole.all():
             at = int(np.flatnonzero(wrong)[0])
-            raise self._wrong_length(int(numbers[at]), int(ranges.nbytes[at]))
+            raise wrong_length(self.where(int(numbers[at])), int(ranges.nbytes[at]), self.nbytes)
         return ranges
 
-    def read_raw_files(
-        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview]
-    ) -> list[int]:
-        """Fills a buffer with each chunk, as it lies in its file.
+    def read_raw(self, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]) -> None:
+        """Fills parts of arrays with elements that lie as they are; what was never written has the
+        fill value.
 
-        Returns:
-            Which of the buffers belong to chunks that were never written.
-
-        Raises:
-            FormatError: a file is not as long as a chunk; one is missing, and must not be.
-            Exception: see `ChunkIndex.read_files`.
+        Args:
+            ranges: where they lie.
+            parts: of arrays.
+            buffers: the bytes of each.
         """
-        missing = []
-        for at, size in enumerate(self.index.read_files(numbers, buffers)):
-            if size == self.nbytes:
-                continue
-            if size >= 0:
-                raise self._wrong_length(int(numbers[at]), size)
-            if self._required:
-                raise self._missing(int(numbers[at]))
-            missing.append(at)
-        return missing
-
-    def _wrong_length(self, number: int, nbytes: int) -> FormatError:
-        return FormatError(
-            f"{self.where(number)}: it has {nbytes:,} bytes, not {self.nbytes:,}: the file is "
-            "damaged"
-        )
+        written = np.flatnonzero(ranges.is_written)
+        missing = np.flatnonzero(~ranges.is_written).tolist()
+        if missing:
+            ranges = ranges.take(written)
+            buffers = [buffers[number] for number in written.tolist()]
+        absent = self.files.read_into(ranges, buffers)
+        if absent and self.required:
+            path = ranges.paths[ranges.file[absent[0]]]
+            raise FormatError(f"{redact(path)} is missing, and missing='error'")
+        for number in [*missing, *written[absent].tolist()]:
+            row_at(parts, number)[...] = self.fill
 
 
 class _RowIndex(ChunkIndex):

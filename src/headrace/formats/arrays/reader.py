@@ -423,7 +423,7 @@ class ArrayReader:
             stops = cuts.stops - firsts[cuts.spans]
             each = zip(cuts.spans.tolist(), starts.tolist(), stops.tolist(), strict=True)
             parts = [outs[span][start:stop] for span, start, stop in each]
-            self._read_raw(self.raw, cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
+            self.raw.read_raw(cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
             return
         some = [number for number, out in enumerate(outs) if out.size]
         corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
@@ -477,23 +477,7 @@ class ArrayReader:
             buffers = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
         else:
             buffers = [bytes_of(out) for out in outs]
-        if raw.reads_files:
-            for number in raw.read_raw_files(rows, buffers):
-                row_at(outs, number)[...] = raw.fill
-            return
-        self._read_raw(raw, raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
-
-    def _read_raw(
-        self, raw: DirectChunks, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]
-    ) -> None:
-        is_written = ranges.is_written
-        if not is_written.all():
-            for number in np.flatnonzero(~is_written).tolist():
-                row_at(parts, number)[...] = raw.fill
-            written = np.flatnonzero(is_written)
-            ranges = ranges.take(written)
-            buffers = [buffers[number] for number in written.tolist()]
-        raw.files.read_into(ranges, buffers)
+        raw.read_raw(raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
 
     def read_cuts(self, cuts: Cuts, run: Map) -> AnyArray:
         """The elements of parts of a 1-D array, one part behind the other, perhaps read-only."""
@@ -506,7 +490,7 @@ class ArrayReader:
                 return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
             out = np.empty(int(ends[-1]), self.dtype)
             parts = np.split(out, ends[:-1])
-            self._read_raw(raw, ranges, parts, list(map(bytes_of, parts)))
+            raw.read_raw(ranges, parts, list(map(bytes_of, parts)))
             return out
         out = np.empty(int(ends[-1]), self.dtype)
         fill = self.chunks.fill
@@ -588,6 +572,8 @@ class Cuts(NamedTuple):
         """Where the parts lie, in chunks whose rows lie as they are."""
         row_bytes = raw.nbytes // self.height
         whole = raw.raw_ranges(self.chunks)
+        if whole.is_whole.any():  # files of one row each
+            return whole
         begins = whole.start + (self.starts - self.chunks * self.height) * row_bytes
         begins[~whole.is_written] = -1
         ends = begins + (self.stops - self.starts) * row_bytes

@@ -50,6 +50,7 @@ from headrace.formats.zarr.stores import (
     NODE_FILES,
     OBJECT,
     ZARR,
+    ChunkFiles,
     Store,
     ZarrFolder,
     ZarrUrl,
@@ -60,7 +61,6 @@ from headrace.formats.zarr.zips import ZarrZip
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.local_files import LocalFiles
 from headrace.io.paths import chain_of, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -239,7 +239,7 @@ class OpenZarr(OpenArrays[Any]):
         self.direct = direct
         self.missing = missing
         self._opener = _Opener()
-        super().__init__(files or LocalFiles(), self._opener, _leave)
+        super().__init__(files or ChunkFiles(), self._opener, _leave)
 
     @property
     def has_objects(self) -> bool:
@@ -277,7 +277,7 @@ class OpenZarr(OpenArrays[Any]):
             store.fetch_metadata(nodes)
             return ZarrTree(store, self)
         metadata = ", ".join(NODE_FILES)
-        if isinstance(self.files, LocalFiles):
+        if isinstance(self.files, ChunkFiles):
             place = os.path.abspath(os.path.expanduser(place))
             if zipfile.is_zipfile(place):
                 store = ZarrZip(place, self.files)
@@ -442,7 +442,7 @@ class ZarrTree(Tree):
         else:
             index = ArrayFiles(store, name, layout, store.reads_whole and not in_parts)
             check = store.check_content
-            if index.whole_files:
+            if index.whole_files and files.is_remote:
                 how = "files fetched whole"
         if pipeline:
             how += f" + {pipeline}"

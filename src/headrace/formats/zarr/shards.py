@@ -67,37 +67,31 @@ class ArrayFiles(ChunkIndex):
         if first:
             first += layout.separator if layout.prefix else "/"
         self._first = first
-        self._folder, _, self._start = first.rpartition("/")
         self.count: int = math.prod(self._counts)
         self.whole_files = whole
-        self.reads_files = store.reads_files and layout.index_at is None
         if 0 < self.count < _NOWHERE >> 1:
-            store.note_last(self._names(first, [self.count - 1])[0])
+            store.note_last(self._names([self.count - 1])[0])
 
-    def _names(self, start: str, numbers: IntArray | Sequence[int]) -> list[str]:
+    def _names(self, numbers: IntArray | Sequence[int]) -> list[str]:
+        first = self._first
         if math.prod(self._counts[1:]) == 1:
             end = f"{self._separator}0" * (len(self._counts) - 1)
-            return [f"{start}{number}{end}" for number in np.asarray(numbers).tolist()]
+            return [f"{first}{number}{end}" for number in np.asarray(numbers).tolist()]
         places = np.unravel_index(np.asarray(numbers, np.int64), self._counts)
         each = np.stack(places, axis=1).tolist()
-        return [start + self._separator.join(map(str, place)) for place in each]
-
-    def read_files(
-        self, numbers: Sequence[int] | IntArray, buffers: Sequence[memoryview] | None = None
-    ) -> list[Any]:
-        self.store.check_version(self.name)
-        return self.store.read_files(self._folder, self._names(self._start, numbers), buffers)
+        return [first + self._separator.join(map(str, place)) for place in each]
 
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
-        keys = self._names(self._first, numbers)
+        self.store.check_version(self.name)
+        keys = self._names(numbers)
         if self.whole_files:
             return ByteRanges.of((self.store.path_of(key), 0, WHOLE) for key in keys)
-        self.store.check_version(self.name)
         return self.store.ranges(keys)
 
     def check(self, number: int) -> None:
         if not self.store.files.is_remote:
-            self.ranges([number])
+            self.store.check_version(self.name)
+            self.store.ranges(self._names([number]))
 
 
 class _Index(NamedTuple):
@@ -131,7 +125,7 @@ class Shards(ChunkIndex):
         self._known: dict[int, _Index | None] = {}
         self._most = max(16, _INDEX_BYTES // self._index_bytes)
         self.needs_io: bool = store.files.is_remote
-        if store.reads_whole and self._whole.count <= _VERSIONS:
+        if self.needs_io and store.reads_whole and self._whole.count <= _VERSIONS:
             self._whole.ranges(range(self._whole.count))  # reads of all processes are of these
 
     def _places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
@@ -163,7 +157,9 @@ class Shards(ChunkIndex):
 
     def check(self, number: int) -> None:
         if not self._files.is_remote:
-            self._indices(self._places(np.array([number]))[0].tolist())
+            for index in self._indices(self._places(np.array([number]))[0].tolist()):
+                if index is not None:
+                    self._files.check(index.path)
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.
@@ -177,7 +173,6 @@ class Shards(ChunkIndex):
         new = [shard for shard in shards if shard not in found]
         if new:
             found.update(self._read(new))
-        store.check_open([index.path for index in found.values() if index is not None])
         return [found[shard] for shard in shards]
 
     def _read(self, shards: Sequence[int]) -> dict[int, _Index | None]:
@@ -189,9 +184,6 @@ class Shards(ChunkIndex):
         ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes)
         numbers = np.flatnonzero(is_long)
         ranges = ranges.take(numbers)
-        if not self._files.is_remote:
-            for path in ranges.paths:
-                self._files.version(path)  # all later reads are compared with it
         found: dict[int, _Index | None] = {}
         for number in np.flatnonzero(~is_there).tolist():
             found[shards[number]] = None

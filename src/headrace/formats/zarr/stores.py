@@ -5,11 +5,11 @@ NOTE [ a local store that changes ]
 
 Rows of two versions of a store must not be mixed. Each batch costs one `stat` of the array's
 metadata file, which must be the one that was read. A chunk file must not have been written after
-the store was opened. Its time is known without extra cost when the file is opened or looked up, so
-nothing needs to be known about each file in advance. A missing file counts as removed if its folder
-was written to since. If the clock of a file server is ahead of this machine's, files that were
-written just before opening would seem changed. Therefore the last chunk's file and its folders are
-checked at opening, and files that are not newer than these count as unchanged.
+the store was opened (`ChunkFiles`). Its time is known without extra cost when the file is opened or
+looked up, so nothing needs to be known about each file in advance. A missing file counts as removed
+if its folder was written to since. If the clock of a file server is ahead of this machine's, files
+that were written just before opening would seem changed. Therefore the last chunk's file and its
+folders are checked at opening, and files that are not newer than these count as unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.errors import (
 from headrace.formats.resolve.file_set import Format
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
-from headrace.io.local_files import IS_SUPPORTED, FolderReader, LocalFiles
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import is_url, listed_names, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
@@ -59,8 +59,6 @@ class Store(ABC):
     """True if a chunk is read as a whole file, whose size would have to be asked for, and which
     may be missing.
     """
-    reads_files = False
-    """True if chunks that are files of their own are read by `read_files`."""
     check_content: Callable[[int, Any], None] | None = None
     """First byte and stored bytes of a file -> nothing; raises a FormatError where they have
     another checksum. None: there is none.
@@ -93,20 +91,6 @@ class Store(ABC):
         """The path or URL of a file of a folder."""
         return f"{self.path}/{key}"
 
-    def read_files(
-        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview] | None = None
-    ) -> list[Any]:
-        """The contents of files of a local folder, by their names below one of its own; None for
-        those that are missing. With buffers they are written into these, see
-        `FolderReader.read_into`: bytes of each, -1 for those that are missing.
-
-        Raises:
-            FormatError: a folder lies there.
-            FileChangedError: a file was changed after the store was opened.
-            OSError: one can't be read.
-        """
-        raise NotImplementedError
-
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         """The bytes of a file that zarr-python asks for, or some of them (a negative start counts
         from the end); None: there is none.
@@ -126,14 +110,6 @@ class Store(ABC):
 
         Raises:
             FileChangedError: it is another one, or gone.
-        """
-
-    def check_open(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """Compares local files with chunks, which this process has open, with the time when the
-        store was opened.
-
-        Raises:
-            FileChangedError: one was changed since.
         """
 
     # -- nodes
@@ -236,15 +212,59 @@ class Store(ABC):
         )
 
 
+class ChunkFiles(LocalFiles):
+    """Local files with chunks, none of which may be written to after its store was opened; and zip
+    files, which have a version.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest = 0
+        """The time in ns of the last opening of a store, or later."""
+
+    def check(self, path: str) -> None:
+        with self.opened(path):
+            pass
+
+    def check_open(self, path: str, fd: int) -> None:
+        self.check_status(path, fd, os.fstat(fd))
+
+    def check_status(self, path: str, fd: int, status: os.stat_result) -> None:
+        if path in self._versions:
+            super().check_status(path, fd, status)
+            return
+        if stat.S_ISDIR(status.st_mode):
+            raise FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
+        if status.st_mtime_ns > self.latest or not status.st_nlink:
+            raise replaced(path)
+
+    def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
+        data = super().read_whole(path, buffer)
+        if data is None:
+            self.check_missing(path)
+        return data
+
+    def check_missing(self, path: str) -> None:
+        """Raises a FileChangedError where the nearest folder above a file that is missing was
+        written to since the store was opened.
+        """
+        while path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if os.stat(path).st_mtime_ns > self.latest:
+                    raise replaced(path)
+                return
+
+
 class ZarrFolder(Store):
     """The files of a store that is a local folder."""
 
-    files: LocalFiles
-    reads_files = IS_SUPPORTED
+    files: ChunkFiles
+    reads_whole = True
 
-    def __init__(self, path: str, files: LocalFiles) -> None:
+    def __init__(self, path: str, files: ChunkFiles) -> None:
         super().__init__(path, files)
-        self._opened = time.time_ns()
+        files.latest = max(files.latest, time.time_ns())
         self._inodes: dict[str, int] = {}  # of metadata files whose version is known
 
     def read(self, key: str) -> bytes | None:
@@ -264,7 +284,7 @@ class ZarrFolder(Store):
         path = self.path_of(key)
         while len(path) >= len(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._opened = max(self._opened, os.stat(path).st_mtime_ns)
+                self.files.latest = max(self.files.latest, os.stat(path).st_mtime_ns)
             path = os.path.dirname(path)
 
     def ranges(self, keys: Sequence[str]) -> ByteRanges:
@@ -274,47 +294,12 @@ class ZarrFolder(Store):
             try:
                 status = os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
-                self._check_missing(path)
+                self.files.check_missing(path)
                 ranges.append(None)
                 continue
-            if stat.S_ISDIR(status.st_mode):
-                raise _is_folder(path)
-            self._check(status, path)
+            self.files.check_status(path, -1, status)
             ranges.append((path, 0, status.st_size))
         return ByteRanges.of(ranges)
-
-    def read_files(
-        self, folder: str, names: Sequence[str], buffers: Sequence[memoryview] | None = None
-    ) -> list[Any]:
-        reader = FolderReader(self.path_of(folder), self._opened, replaced)
-        found: list[Any]
-        try:
-            found = reader.read(names) if buffers is None else reader.read_into(names, buffers)
-        except IsADirectoryError as error:
-            raise _is_folder(error.filename) from None
-        for name, one in zip(names, found, strict=True):
-            if one is None or one == -1:
-                self._check_missing(self.path_of(key_of(folder, name)))
-        return found
-
-    def check_open(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            with self.files.descriptors.reading(path) as fd:
-                self._check(os.fstat(fd), path)
-
-    def _check(self, status: os.stat_result, path: str) -> None:
-        if status.st_mtime_ns > self._opened or not status.st_nlink:
-            raise replaced(path)
-
-    def _check_missing(self, path: str) -> None:
-        """Raises a FileChangedError where the nearest folder above a file that is missing was
-        written to since the store was opened.
-        """
-        while len(path) > len(self.path):
-            path = os.path.dirname(path)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._check(os.stat(path), path)
-                return
 
     def check_version(self, name: str) -> None:
         for file in (V3_NODE, V2_ARRAY):
@@ -434,10 +419,6 @@ def replaced(path: str) -> FileChangedError:
         f"{redact(path)} was changed after the dataset was opened, and rows of both versions must "
         "not be mixed: open the dataset again"
     )
-
-
-def _is_folder(path: str) -> FormatError:
-    return FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
 
 
 def key_of(node: str, file: str) -> str:
