@@ -31,7 +31,7 @@ def files(folder: Path) -> list[str]:
 
 
 def content(index: int) -> Any:
-    return np.full(100 + index, index, np.uint8)
+    return np.full(100, index, np.uint8)
 
 
 def _hold(folder: Path, channel: Any, indices: list[int]) -> None:
@@ -150,7 +150,7 @@ def test_a_disk_that_becomes_full_ends_admission(
     store.put(1, content(1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "posix_fallocate", full)
         assert not store.put(2, content(1))
         assert store._full and store.write_error is not None
     assert (store.get(1) == content(1)).all() and store.get(2) is MISSING

@@ -88,9 +88,8 @@ class AnonymousMemory:
         flat: AnyArray = np.frombuffer(self.map, dtype, math.prod(shape), offset)
         return flat.reshape(shape)
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Writes bytes at an offset; an OSError where there is no room for them."""
-        self.map[offset : offset + data.nbytes] = data.cast("B") if data.nbytes else b""
+    def allocate(self, offset: int, nbytes: int) -> None:
+        """Makes sure that bytes can be written; an OSError where there is no room for them."""
 
     def punch(self, begin: int, end: int) -> None:
         """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros

@@ -17,9 +17,10 @@ Positions in the log only grow; position p is at byte p % size of the log. The e
 * Readers take no lock. They copy the entry and then check layout, `tail` and table again. If one
   of them has moved on, the copy may be torn; it is dropped, and the sample counts as missing.
 * While all samples so far are arrays of numbers of one shape and dtype, entries are rows: an index
-  and the bytes of the array, all of one size. A batch is copied at once then (`rows`), and checked
-  in the same way. The first sample that is another drops the rows (a few are written again), and
-  from then on an entry is its index, its bytes, a pickle, and the buffers that it left out.
+  and the bytes of the array, all of one size, none of which passes the end of the log. A batch is
+  copied at once then (`rows`), and checked in the same way. The first sample that is another drops
+  all rows, and from then on an entry is its index, its bytes, the sizes of its pieces, and these: a
+  pickle, and the buffers that it left out.
 * Under memory pressure the oldest samples are evicted in the same way, and the pages outside of
   `tail` to `head` return to the system (`release`). The store stays below its capacity until the
   pressure ends.
@@ -52,14 +53,7 @@ import torch
 from headrace.dtypes import BFLOAT16, AnyArray, ArraySpec, IntArray
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory, up
-from headrace.memory.processes import (
-    HAS_LOCKS,
-    ProcessLock,
-    try_lock,
-    unlock,
-    wait_for_lock,
-    write_full,
-)
+from headrace.memory.processes import HAS_LOCKS, ProcessLock, try_lock, unlock, wait_for_lock
 from headrace.memory.tree import encode
 
 MISSING: Final[Any] = type(
@@ -72,64 +66,11 @@ TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
 _UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
 _SPEC_AT, _TABLE_AT = 2048, 4096  # of the rows, pickled; the table
-_HEADER = 16  # bytes of a general entry before its pickle
-_INLINE = 512  # buffers of less bytes stay in the pickle, but that of a single array
-_INDEX, _ALIGNED = 8, 2048  # bytes of a row's index; of a row that begins at a cache line
+_ALIGNED = 16  # pieces of an entry, as the memory that it is copied to
 # bytes that are written before pages are given back again, while the store is reduced
 _GRAIN = 4 << 20
-_CONVERTED = 64  # rows, at most, that are written again as general entries
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
-
-class _Entry(NamedTuple):
-    """A sample as it is written: pieces at offsets."""
-
-    number: int
-    """Its index."""
-    nbytes: int
-    pieces: list[tuple[int, memoryview]]
-
-
-class _General:
-    """Entries of samples of any kind."""
-
-    entry = 64
-    """Entries take multiples of so many bytes."""
-
-    def encode(self, index: int, value: Any) -> _Entry:
-        buffers: list[memoryview] = []
-        least = 1 if type(value) is np.ndarray else _INLINE
-
-        def take(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes >= least:
-                buffers.append(raw)
-                return False
-            return True
-
-        pickled = encode(value, take)
-        pickled = pickle.dumps((pickled, [buffer.nbytes for buffer in buffers]))
-        pieces = [(_HEADER, memoryview(pickled))]
-        at = up(_HEADER + len(pickled))
-        for buffer in buffers:
-            pieces.append((at, buffer))
-            at += up(buffer.nbytes)
-        header = np.array([index, at], np.int64)
-        return _Entry(index, at, [*pieces, (0, header.data.cast("B"))])
-
-    def nbytes_at(self, log: memoryview, start: int) -> int:
-        return int(np.frombuffer(log, np.int64, 1, start + 8)[0])
-
-    def decode(self, entry: bytearray) -> Any:
-        data = memoryview(entry)
-        pickled, sizes = pickle.loads(data[_HEADER:])
-        at = len(data) - sum(map(up, sizes))
-        buffers = []
-        for nbytes in sizes:
-            buffers.append(data[at : at + nbytes])
-            at += up(nbytes)
-        return pickle.loads(pickled, buffers=buffers)
 
 
 class Layout(NamedTuple):
@@ -146,8 +87,20 @@ class Layout(NamedTuple):
         """How arrays of a shape and dtype lie in a store; None where they are no rows."""
         if not spec.nbytes or (spec.dtype.kind not in "biufc" and spec.dtype != BFLOAT16):
             return None
-        at = 64 if spec.nbytes >= _ALIGNED else _INDEX
+        at = 8
+        if spec.nbytes >= 2048:  # which begin at a cache line
+            at = 64
         return cls(spec, at, up(at + spec.nbytes, at))
+
+    @classmethod
+    def of_values(cls, values: Sequence[Any]) -> Layout | None:
+        """The layout of samples that are all rows of one kind."""
+        if any(type(value) is not np.ndarray for value in values):
+            return None
+        specs = {(value.shape, value.dtype) for value in values}
+        if len(specs) > 1:
+            return None
+        return cls.of(ArraySpec(*specs.pop()))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -158,30 +111,37 @@ class Layout(NamedTuple):
             {"names": names, "formats": formats, "offsets": [0, self.at], "itemsize": self.entry}
         )
 
-    def encode(self, index: int, row: AnyArray) -> _Entry:
-        number = memoryview(index.to_bytes(_INDEX, "little"))
-        data = np.ascontiguousarray(row).reshape(-1).view(np.uint8).data
-        return _Entry(index, self.entry, [(0, number), (self.at, data)])
 
-    def nbytes_at(self, log: memoryview, start: int) -> int:
-        return self.entry
+def _pieces_of(value: Any) -> list[memoryview]:
+    """A sample of any kind as a pickle and the buffers that it left out."""
+    buffers: list[memoryview] = []
 
-    def decode(self, entry: bytearray) -> AnyArray:
-        return np.ndarray(self.spec.shape, self.spec.dtype, entry, self.at)
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes:
+            buffers.append(raw)
+        return not raw.nbytes
 
-
-_GENERAL = _General()
-_Codec = _General | Layout
+    return [memoryview(encode(value, take)), *buffers]
 
 
-def _layout_of(values: Sequence[Any]) -> Layout | None:
-    """The layout of samples that are all rows of one kind."""
-    if any(type(value) is not np.ndarray for value in values):
-        return None
-    specs = {(value.shape, value.dtype) for value in values}
-    if len(specs) > 1:
-        return None
-    return Layout.of(ArraySpec(*specs.pop()))
+def _head_of(index: int, pieces: list[memoryview]) -> AnyArray:
+    """The beginning of an entry: the index, bytes of the entry, and those of its pieces."""
+    sizes = [piece.nbytes for piece in pieces]
+    head = np.array([index, 0, len(sizes), *sizes], np.int64)
+    head[1] = sum(up(nbytes, _ALIGNED) for nbytes in (head.nbytes, *sizes))
+    return head
+
+
+def _value_of(entry: bytearray) -> Any:
+    data = memoryview(entry)
+    count = int(np.frombuffer(entry, np.int64, 1, 16)[0])
+    at = up(8 * (3 + count), _ALIGNED)
+    pieces = []
+    for nbytes in np.frombuffer(entry, np.int64, count, 24).tolist():
+        pieces.append(data[at : at + nbytes])
+        at += up(nbytes, _ALIGNED)
+    return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
 class _Number:
@@ -210,23 +170,22 @@ class SampleStore:
             bytes per sample.
         policy: "keep" or "lru", see above.
         max_items: maximum number of samples.
-        memory: memory of the store, whose size `sizes` returns: zeros, or a store of the same
-            length and capacity. None: anonymous memory.
+        memory: memory of the store, which says its capacity: zeros, or a store of the same length.
+            None: anonymous memory.
     """
 
     _head = _Number(0)
     _tail = _Number(1)
-    _count = _Number(2)
-    _admitted = _Number(3)
-    _evicted = _Number(4)
-    _full = _Number(5)
-    _lru = _Number(6)
-    _reduced = _Number(7)  # bytes of the capacity that may not be used now
+    _admitted = _Number(2)
+    _evicted = _Number(3)
+    _full = _Number(4)
+    _lru = _Number(5)
+    _reduced = _Number(6)  # bytes of the capacity that may not be used now
+    _capped = _Number(7)  # bytes of the capacity that may never be used
     _released = _Number(8)
     _clean = _Number(9)  # position up to which pages were given back
     _looked = _Number(10)
-    _capped = _Number(11)  # bytes of the capacity that may never be used
-    _kind = _Number(12)  # _UNDECIDED, _ROWS or _MIXED
+    _kind = _Number(11)  # _UNDECIDED, _ROWS or _MIXED
 
     def __init__(
         self,
@@ -240,34 +199,31 @@ class SampleStore:
             raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         if max_items is not None and max_items < 1:
             raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
-        table, self.capacity = self.sizes(length, capacity)
         self.length: int = int(length)
         self.max_items: int | None = max_items
-        self._memory = memory or AnonymousMemory(table + self.capacity, "store")
+        self._memory = memory or AnonymousMemory(log_at(length) + max(0, int(capacity)), "store")
         self._open()
         if policy == "lru":
             self.use_lru()
 
-    @staticmethod
-    def sizes(length: int, capacity: int) -> tuple[int, int]:
-        """Bytes of the memory that a store takes: those before the log, and those of the log."""
-        return up(_TABLE_AT + TABLE * int(length), 4096), max(0, int(capacity)) // 64 * 64
-
     def _open(self) -> None:
         memory = self._memory
-        self._log_at, _ = self.sizes(self.length, 0)
+        self._log_at = log_at(self.length)
+        self.capacity: int = memory.nbytes - self._log_at
         self.header: memoryview[int] = memoryview(memory.map)[:128].cast("q")
         self._table = memory.array(_TABLE_AT, (self.length,), np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, (self.length,), np.uint8)
-        self._log = memoryview(memory.map)[self._log_at : self._log_at + self.capacity]
+        self._log = memoryview(memory.map)[self._log_at :]
         self._lock = ProcessLock(memory.fd)
         self._layout: Layout | None = None  # of the rows, once it is decided
+        self._entries: AnyArray = np.empty(0)  # the log, as NumPy sees it then
+        self._rows: AnyArray = np.empty(0)  # in it, read-only
         self.write_error: OSError | None = None  # of this process
 
     # -- what is held
 
     def __len__(self) -> int:
-        return max(0, self._count)
+        return max(0, self._admitted - self._evicted)
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
@@ -308,6 +264,14 @@ class SampleStore:
             "released_bytes": self._released,
         }
 
+    @staticmethod
+    def nbytes_of(value: Any) -> int:
+        """Bytes that a sample takes when it is held."""
+        layout = Layout.of_values([value])
+        if layout is not None:
+            return layout.entry
+        return int(_head_of(0, _pieces_of(value))[1])
+
     # -- the log
 
     @property
@@ -317,43 +281,63 @@ class SampleStore:
             return None
         if self._layout is None:
             data = self._memory.map[_SPEC_AT:_TABLE_AT]
-            self._layout = Layout.of(ArraySpec(*pickle.loads(data)))
+            layout = Layout.of(ArraySpec(*pickle.loads(data)))
+            assert layout is not None
+            count = self.capacity // layout.entry
+            self._entries = self._memory.array(self._log_at, (count,), layout.dtype)
+            self._rows = self._entries["row"]
+            self._rows.flags.writeable = False
+            self._layout = layout
         return self._layout
 
-    def _size(self, codec: _Codec) -> int:
-        """Bytes of the log that are used: rows never straddle its end."""
-        return self.capacity // codec.entry * codec.entry
+    def _size(self, layout: Layout | None) -> int:
+        """Bytes of the log that are used: rows never pass its end."""
+        if layout is None:
+            return self.capacity
+        return self.capacity // layout.entry * layout.entry
 
-    def _copied(self, start: int, nbytes: int) -> bytearray:
-        entry = bytearray(self._log[start : start + nbytes])
+    def _copied(self, position: int, nbytes: int, size: int) -> bytearray:
+        start = position % size
+        entry = bytearray(self._log[start : min(size, start + nbytes)])
         if len(entry) < nbytes:
             entry += self._log[: nbytes - len(entry)]
         return entry
+
+    def _head_at(self, position: int, layout: Layout | None) -> tuple[int, int]:
+        """Index and bytes of an entry."""
+        head = np.frombuffer(self._copied(position, 16, self._size(layout)), np.int64)
+        if layout is not None:
+            return int(head[0]), layout.entry
+        return int(head[0]), int(head[1])
 
     # -- reading
 
     def get(self, index: int) -> Any:
         """The sample (a copy), or MISSING."""
-        codec = self.layout or _GENERAL
+        layout = self.layout
         position = int(self._table[index]) - 1
         if position < 0:
             return MISSING
-        start = position % self._size(codec)
-        nbytes = codec.nbytes_at(self._log, start)
-        if codec is _GENERAL and not self._is_held(index, position, codec):
-            return MISSING
-        entry = self._copied(start, nbytes)
-        if not self._is_held(index, position, codec):
+        if layout is None:
+            _, nbytes = self._head_at(position, layout)
+            if not self._is_held(index, position, layout):
+                return MISSING
+        else:
+            nbytes = layout.entry
+        entry = self._copied(position, nbytes, self._size(layout))
+        if not self._is_held(index, position, layout):
             return MISSING
         if self._lru:
             self._touched[index] = 1
-        return codec.decode(entry)
+        if layout is None:
+            return _value_of(entry)
+        return np.ndarray(layout.spec.shape, layout.spec.dtype, entry, layout.at)
 
-    def _is_held(self, index: int, position: int, codec: _Codec) -> bool:
+    def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
         self._fence()
         if int(self._table[index]) != position + 1 or self._tail > position:
             return False
-        return self.is_mixed is (codec is _GENERAL)
+        return self.is_mixed is (layout is None)
 
     def rows(self, indices: IntArray) -> Rows | None:
         """Samples as they lie here, where all of them are held and rows."""
@@ -373,8 +357,8 @@ class SampleStore:
                 return False
             return np.array_equal(self._table[indices] - 1, positions)
 
-        log = self._log[: self._size(layout)]
-        return Rows(log, layout, positions // layout.entry % (len(log) // layout.entry), are_held)
+        numbers = positions // layout.entry % len(self._rows)
+        return Rows(self._log, self._rows, layout, numbers, are_held)
 
     def _fence(self) -> None:
         # two lock pairs keep the loads before from passing the loads after, on every CPU
@@ -394,25 +378,22 @@ class SampleStore:
         """Holds samples; False where there is no room for all of them."""
         if self._full and not self._lru:
             return all(index in self for index in indices)
-        layout = _layout_of(values)
-        entries: list[_Entry] = []
+        layout = Layout.of_values(values)
+        pieces: list[list[memoryview]] = []
         if layout is None:  # outside of the lock, since a pickle may run anybody's code
-            entries = list(map(_GENERAL.encode, indices, values))
+            pieces = list(map(_pieces_of, values))
         with self._lock.held() as locked:
             if not locked:
                 return False
             try:
-                codec = self._decide(layout)
-                if not entries and codec is _GENERAL:
-                    entries = list(map(_GENERAL.encode, indices, values))
+                layout = self._decide(layout)
                 # of the others another worker was faster
                 missing = np.flatnonzero(self._table[list(indices)] == 0).tolist()
-                if isinstance(codec, Layout):
-                    written = self._append_rows(missing, indices, values, codec)
-                    entries = [codec.encode(indices[n], values[n]) for n in missing[written:]]
-                else:
-                    entries = [entries[n] for n in missing]
-                return all(self._append(entry, codec) for entry in entries)
+                if layout is not None:
+                    numbers = [indices[n] for n in missing]
+                    return self._append_rows(numbers, [values[n] for n in missing], layout)
+                pieces = pieces or list(map(_pieces_of, values))
+                return all(self._append(indices[n], pieces[n]) for n in missing)
             except OSError as error:  # the disk of a shared file is full
                 self._full = 1
                 self.write_error = error
@@ -421,81 +402,64 @@ class SampleStore:
                 if self._reduced and self._head - self._clean > _GRAIN:
                     self._give_pages_back()
 
-    def _decide(self, layout: Layout | None) -> _Codec:
+    def _decide(self, layout: Layout | None) -> Layout | None:
         """How samples are written that have a layout themselves."""
         if self._kind == _UNDECIDED and layout is not None:
-            self._memory.write(_SPEC_AT, memoryview(pickle.dumps(tuple(layout.spec))))
+            spec = pickle.dumps(tuple(layout.spec))
+            self._memory.map[_SPEC_AT : _SPEC_AT + len(spec)] = spec
             self._kind = _ROWS
-        elif self._kind == _UNDECIDED:
-            self._kind = _MIXED
         known = self.layout
-        if known is not None and known != layout:
-            self._convert(known)
-        return self.layout or _GENERAL
-
-    def _convert(self, layout: Layout) -> None:
-        """Makes rows general entries: the first ones, all others have to go."""
-        entries = []
-        for index in np.flatnonzero(self._table)[:_CONVERTED].tolist():
-            start = (int(self._table[index]) - 1) % self._size(layout)
-            row = layout.decode(self._copied(start, layout.entry))
-            entries.append(_GENERAL.encode(index, row))
-        # a writer killed on the way leaves the count too low, never too high
-        self._evicted += self._count
-        self._count = 0
-        self._table[:] = 0
-        self._tail = self._head
-        self._tail = up(self._head)
-        self._head = self._tail
+        if known is not None and known == layout:
+            return layout
+        if known is not None:
+            # a writer killed on the way leaves the number too low, never too high
+            self._evicted = self._admitted
+            self._table[:] = 0
+            self._tail = self._head
         self._kind = _MIXED
-        for entry in entries:
-            if self._append(entry, _GENERAL):
-                self._admitted -= 1
-                self._evicted -= 1
+        return None
 
-    @staticmethod
-    def nbytes_of(value: Any) -> int:
-        """Bytes that a sample takes when it is held."""
-        codec = _layout_of([value]) or _GENERAL
-        return codec.encode(0, value).nbytes
+    def _append_rows(self, indices: list[int], values: list[Any], layout: Layout) -> bool:
+        """As many at once as there is room for before the end of the log."""
+        entries = self._entries
+        done = 0
+        while done < len(indices):
+            if not self._makes_room(layout.entry, layout):
+                return False
+            head = self._head
+            start = head // layout.entry % len(entries)
+            count = min(len(indices) - done, len(entries) - start)
+            count = min(count, (self.limit - self.nbytes) // layout.entry)
+            if self.max_items is not None:
+                count = min(count, self.max_items - len(self))
+            places = entries[start : start + count]
+            self._memory.allocate(self._log_at + start * layout.entry, places.nbytes)
+            places["index"] = indices[done : done + count]
+            np.stack(values[done : done + count], out=places["row"])
+            self._head = head + places.nbytes
+            self._table[places["index"]] = head + layout.entry * np.arange(count) + 1
+            self._touched[places["index"]] = 0
+            self._admitted += count
+            done += count
+        return True
 
-    def _append_rows(
-        self, missing: list[int], indices: Sequence[int], values: Sequence[Any], layout: Layout
-    ) -> int:
-        """Writes small rows by one call, which a second copy is worth, as many as there is room for
-        before the end of the log; returns their number.
-        """
-        head = self._head
-        start = head % max(1, self._size(layout))
-        room = min(self._size(layout) - start, self.limit - self.nbytes)
-        count = min(len(missing), room // layout.entry)
-        if self.max_items is not None:
-            count = min(count, self.max_items - len(self))
-        if count < 2 or layout.at != _INDEX:
-            return 0
-        entries = np.zeros(count, layout.dtype)
-        entries["index"] = [indices[n] for n in missing[:count]]
-        rows = np.concatenate([values[n] for n in missing[:count]], axis=None)
-        entries["row"] = rows.reshape(count, *layout.spec.shape)
-        self._memory.write(self._log_at + start, entries.view(np.uint8).data)
-        self._head = head + entries.nbytes
-        self._table[entries["index"]] = head + layout.entry * np.arange(count) + 1
-        self._touched[entries["index"]] = 0
-        self._count += count
-        self._admitted += count
-        return count
+    def _append(self, index: int, pieces: list[memoryview]) -> bool:
+        head = _head_of(index, pieces)
+        if not self._makes_room(int(head[1]), None):
+            return False
+        self._write(index, int(head[1]), [head.data.cast("B"), *pieces], self.capacity)
+        return True
 
-    def _append(self, entry: _Entry, codec: _Codec) -> bool:
-        size = self._size(codec)
-        if entry.nbytes > min(self.limit, size):
+    def _makes_room(self, nbytes: int, layout: Layout | None) -> bool:
+        """True if there is room for an entry, where samples may be evicted for it."""
+        if nbytes > min(self.limit, self._size(layout)):
             return False
         spared = 0
-        while not self._has_room(entry.nbytes):
+        while not self._has_room(nbytes):
             if not self._lru:
                 self._full = 1
                 return False
-            spared += self._evict(spared < _SPARED, codec)
-        self._write(entry, size)
+            spared += self._evict(spared < _SPARED, layout)
         return True
 
     def _has_room(self, nbytes: int) -> bool:
@@ -503,45 +467,43 @@ class SampleStore:
             return False
         return self.nbytes + nbytes <= self.limit
 
-    def _write(self, entry: _Entry, size: int) -> None:
+    def _write(self, index: int, nbytes: int, pieces: Sequence[memoryview], size: int) -> None:
+        """Writes an entry, whose pieces are aligned."""
         head = self._head
-        for offset, piece in entry.pieces:
-            start = (head + offset) % size
+        at = head
+        for piece in pieces:
+            start = at % size
             rest = size - start  # until the end of the log
-            self._memory.write(self._log_at + start, piece[:rest])
-            if rest < len(piece):
-                self._memory.write(self._log_at, piece[rest:])
-        self._head = head + entry.nbytes
-        self._table[entry.number] = head + 1
-        self._touched[entry.number] = 0
-        self._count += 1
+            for begin, part in ((start, piece[:rest]), (0, piece[rest:])):
+                self._memory.allocate(self._log_at + begin, len(part))
+                self._log[begin : begin + len(part)] = part
+            at += up(len(piece), _ALIGNED)
+        self._head = head + nbytes
+        self._table[index] = head + 1
+        self._touched[index] = 0
         self._admitted += 1
 
-    def _evict(self, spare: bool, codec: _Codec) -> bool:
+    def _evict(self, spare: bool, layout: Layout | None) -> bool:
         """Gives the oldest entry's bytes back. True if it was read since, and so is to be spared:
         then it is written again, as the newest one.
         """
         tail = self._tail
         if tail == self._head:  # a writer was killed who had counted what is not there
-            self._count = 0
+            self._evicted = self._admitted
             return False
-        size = self._size(codec)
-        start = tail % size
-        index = int(np.frombuffer(self._log, np.int64, 1, start)[0])
-        nbytes = codec.nbytes_at(self._log, start)
+        index, nbytes = self._head_at(tail, layout)
         is_held = int(self._table[index]) == tail + 1
         is_spared = is_held and spare and bool(self._touched[index])
         copy = bytearray()
         if is_spared:
-            copy = self._copied(start, nbytes)
+            copy = self._copied(tail, nbytes, self._size(layout))
         if is_held:
-            # first: a writer killed here leaves the count too low, never too high
-            self._count -= 1
-            self._table[index] = 0
+            # first: a writer killed here leaves the number too low, never too high
             self._evicted += 1
+            self._table[index] = 0
         self._tail = tail + nbytes
         if is_spared:
-            self._write(_Entry(index, nbytes, [(0, memoryview(copy))]), size)
+            self._write(index, nbytes, [memoryview(copy)], self._size(layout))
             self._admitted -= 1
             self._evicted -= 1
         return is_spared
@@ -588,23 +550,22 @@ class SampleStore:
         return self.capacity - self._capped
 
     def _shrink_to(self, nbytes: int) -> None:
-        codec = self.layout or _GENERAL
+        layout = self.layout
         self._reduced = self.capacity - nbytes
         while self.nbytes > nbytes:
-            self._evict(False, codec)
+            self._evict(False, layout)
         self._give_pages_back()
 
     def grow(self, nbytes: int) -> None:
         """Allows so many bytes beyond those that are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
-                reduced = max(self._capped, self.capacity - self.nbytes - nbytes)
-                self._reduced = reduced
+                self._reduced = max(self._capped, self.capacity - self.nbytes - nbytes)
                 self._full = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
-        size = self._size(self.layout or _GENERAL)
+        size = self._size(self.layout)
         head = self._head
         if size:
             begin = head % size
@@ -616,12 +577,16 @@ class SampleStore:
     # -- other processes
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("length", "max_items", "capacity", "_memory")
-        return {name: self.__dict__[name] for name in names}
+        return {name: self.__dict__[name] for name in ("length", "max_items", "_memory")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
+
+
+def log_at(length: int) -> int:
+    """Bytes of a store's memory before its log."""
+    return up(_TABLE_AT + TABLE * int(length), 4096)
 
 
 class Rows:
@@ -632,14 +597,15 @@ class Rows:
     def __init__(
         self,
         log: memoryview,
+        rows: AnyArray,
         layout: Layout,
         numbers: IntArray,
         are_held: Callable[[], bool],
     ) -> None:
         self._log = log
+        self._rows = rows
         self._layout = layout
         self._numbers = numbers
-        self._table: AnyArray | None = None
         self.are_held: Callable[[], bool] = are_held
         self.spec: ArraySpec = layout.spec
 
@@ -648,9 +614,7 @@ class Rows:
 
     def __getitem__(self, number: int) -> AnyArray:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
-        if self._table is None:  # not where all are copied by one call
-            self._table = np.frombuffer(self._log.toreadonly(), self._layout.dtype)["row"]
-        sample: AnyArray = self._table[self._numbers[number], ...]
+        sample: AnyArray = self._rows[self._numbers[number], ...]
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
@@ -661,7 +625,7 @@ class Rows:
         # the fewest elements: torch deals rows out whole
         dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)
         width = dtype.itemsize
-        shape = (len(self._log) // entry, spec.nbytes // width)
+        shape = (len(self._rows), spec.nbytes // width)
         whole = torch.frombuffer(self._log, dtype=dtype, count=shape[0] * entry // width)
         table = whole.as_strided(shape, (entry // width, 1), at // width)
         flat = out.view(len(self), -1)
@@ -715,11 +679,11 @@ def open_machine_store(
         with _door(folder):
             store = _open.get(path)
             if store is None:  # in this process: POSIX locks would not tell two apart
-                _remove_others(folder, path)
-                table, log = SampleStore.sizes(length, capacity)
-                memory = SharedFile(path, table, log)
-                room = memory.nbytes - table
-                store = _open[path] = SampleStore(length, room, policy, max_items, memory)
+                for other in folder.glob(f"{PREFIX}*{SUFFIX}"):  # what killed jobs left behind
+                    if other.name != os.path.basename(path):
+                        _is_unused(other, remove=True)
+                memory = SharedFile(path, log_at(length), max(0, capacity))
+                store = _open[path] = SampleStore(length, 0, policy, max_items, memory)
             return store
     except OSError as error:
         kind = AccessError if isinstance(error, PermissionError) else WriteError
@@ -741,13 +705,6 @@ def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterat
         yield
     finally:
         os.close(fd)  # and the lock with it
-
-
-def _remove_others(folder: Path, path: str) -> None:
-    """What killed jobs left behind."""
-    for other in folder.glob(f"{PREFIX}*{SUFFIX}"):
-        if other.name != os.path.basename(path):
-            _is_unused(other, remove=True)
 
 
 def holds_samples(name: str) -> bool:
@@ -808,8 +765,9 @@ class SharedFile(AnonymousMemory):
         self._own(fd)
         weakref.finalize(self, _leave, fd, path, os.getpid())
 
-    def write(self, offset: int, data: memoryview) -> None:
-        write_full(self.fd, data, offset)
+    def allocate(self, offset: int, nbytes: int) -> None:
+        if nbytes:
+            os.posix_fallocate(self.fd, offset, nbytes)
 
 
 def _leave(fd: int, path: str, pid: int) -> None:
