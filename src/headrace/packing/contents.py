@@ -26,7 +26,6 @@ from headrace.datasets.image.decoder import (
     decode_mask,
     encode_mask,
     mask_of,
-    mask_spec,
     resize_nearest,
 )
 from headrace.datasets.image.image import ImageDataset
@@ -390,7 +389,7 @@ class Contents:
             record: Any = reader.records([index], dataset.sample_source.read)[0]
             if not isinstance(record, SampleError):
                 try:
-                    return mask_spec(record[1], dataset.budget.left).dtype
+                    return decode_mask(record[1], dataset.budget.left).dtype
                 except FormatError as error:
                     record = reader.failed(index, "can't be decoded", error)
             failure = record
@@ -452,7 +451,7 @@ class Contents:
             else:
                 image_shape(image, left)
             for mask in masks:
-                mask_of(image, mask, left, decode_mask if is_decoded else mask_spec)
+                mask_of(image, mask, left)
             self._check_size(position, image)
         except Exception as error:  # as the dataset itself would meet it
             return self.dataset.sample_reader.failed(index, "can't be decoded", error)

@@ -180,7 +180,7 @@ def read_coco(
     where: str,
     files: FileSet,
     with_masks: bool = False,
-    skips_unused: bool = False,
+    unused: str = "raise",
 ) -> CocoTargets:
     """The objects of each file.
 
@@ -189,7 +189,7 @@ def read_coco(
         where: its path, for messages.
         files: the images.
         with_masks: keep segmentations.
-        skips_unused: leave out images that are not among the files, with a warning.
+        unused: "skip": leave out images that are not among the files, with a warning.
 
     Raises:
         ConfigError: a file is not among its images; or two of them have one name.
@@ -215,7 +215,7 @@ def read_coco(
     first = spellings_of(os.fsdecode(files.names[0]))
     if len(by_base) == len(names) and names.keys().isdisjoint(first):
         names = by_base  # without folders that are not among the data
-    keys = keys_for(names, files, f"targets: {where}", skips_unused)
+    keys = keys_for(names, files, f"targets: {where}", unused)
     categories = _categories(found.get("categories"), where)
     known = set(categories.values())
     each: list[list[tuple[Any, ...]]] = [[] for _ in sizes]

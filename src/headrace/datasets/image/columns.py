@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.image.decoder import pixels_are
-from headrace.datasets.image.labels import Labels, Wanted, encoded
+from headrace.datasets.image.labels import FOLDERS, Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.hdf5.kind import HDF5
@@ -146,7 +146,7 @@ def open_column(
     name = wanted.targets
     wanted.refuse_options("those of a column")
     if not (name is None or isinstance(name, (str, os.PathLike))) or (
-        wanted.are_folders and wanted.is_outright
+        wanted.targets == FOLDERS and wanted.is_outright
     ):
         raise ConfigError(
             f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "

@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from headrace.casting import FLOAT32, DTypeArgument, known_dtype, normalized_dtype
+from headrace.casting import FLOAT32, known_dtype
 from headrace.collate import DetectionCollator
-from headrace.collate.vision import check_normalize
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Unnormalized
@@ -40,11 +39,17 @@ from headrace.datasets.image.pixels import (
     writable,
 )
 from headrace.dtypes import ArraySpec
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import FormatError
 
 Mask = npt.NDArray[Any]
 """[H, W] uint8, uint16 or int32."""
 _WIDEST = 8  # bytes a pixel: Pillow's image and the array
+_MASK_DTYPES: dict[str, type] = {
+    **dict.fromkeys(("1", "L", "P"), np.uint8),
+    **dict.fromkeys(SIXTEEN_BIT, np.uint16),
+    "I": np.int32,
+}
+"""By the modes of Pillow's images that masks may have."""
 
 
 @decoding
@@ -73,44 +78,12 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
         claimed(left, image.height, image.width, image.height * image.width * _WIDEST),
     ):
         image.load()
-        dtype = _dtype_of(image.mode)
-        if image.mode == "1":
-            return np.array(image.convert("L"), np.uint8) // 255
-        return np.array(image).astype(dtype)
-
-
-def _dtype_of(mode: str) -> np.dtype[Any]:
-    """The dtype of masks that are images of a mode of Pillow's.
-
-    Raises:
-        FormatError: no mask is.
-    """
-    if mode in ("1", "L", "P"):
-        return np.dtype(np.uint8)
-    if mode in SIXTEEN_BIT:
-        return np.dtype(np.uint16)
-    if mode == "I":
-        return np.dtype(np.int32)
-    raise FormatError(
-        "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image is of "
-        f"mode {mode!r}: convert it once, "
-        "and save it as PNG"
-    )
-
-
-@decoding
-def mask_spec(data: Any, left: Left | None = None) -> ArraySpec:
-    """Shape and dtype that `decode_mask` would give, by the header alone. (A TIFF is decoded: its
-    reader turns it as it loads it.)
-
-    Raises:
-        FormatError: as `decode_mask`; damage behind the header is not seen.
-    """
-    with open_image(data) as image:
-        if image.format != "TIFF":
-            return ArraySpec((image.height, image.width), _dtype_of(image.mode))
-    mask = decode_mask(data, left)
-    return ArraySpec(mask.shape, mask.dtype)
+        if image.mode not in _MASK_DTYPES:
+            raise FormatError(
+                "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image "
+                f"is of mode {image.mode!r}: convert it once, and save it as PNG"
+            )
+        return np.array(image).astype(_MASK_DTYPES[image.mode])
 
 
 def encode_mask(mask: Mask) -> bytes:
@@ -146,36 +119,6 @@ def mask_image(mask: Mask) -> Image.Image:
 DEFAULT_SIZE = (224, 224)
 UNSET: Any = "default"
 """An `image_size` that was not given."""
-
-
-def check_image_options(color: str, transform_input: str, decode: str, normalize: object) -> None:
-    """Raises a ConfigError for options of images that make no sense."""
-    check_normalize(normalize)
-    if color not in ("RGB", "L"):
-        raise ConfigError(f"color must be 'RGB' or 'L', not {color!r}")
-    if transform_input not in ("pil", "tensor", "numpy"):
-        raise ConfigError(
-            f"transform_input must be 'pil', 'tensor' or 'numpy', not {transform_input!r}"
-        )
-    if decode not in ("fast", "exact"):
-        raise ConfigError(f"decode must be 'fast' or 'exact', not {decode!r}")
-
-
-def image_dtype(
-    dtype: DTypeArgument | None, normalize: bool | Literal["host"], transformed: bool
-) -> np.dtype[Any]:
-    """The dtype of normalised images that a user asks for.
-
-    Raises:
-        ConfigError: it is another one than these may have, or images are not normalised.
-    """
-    named = normalized_dtype(dtype)
-    if dtype is not None and (transformed or not normalize):
-        raise ConfigError(
-            f"dtype={dtype!r} is for images that are normalised, and here a transform or "
-            "normalize=False gives them their dtype: leave one of both out"
-        )
-    return named
 
 
 def pixels_are(source: Any) -> str | None:
@@ -281,12 +224,9 @@ class ImageDecoder(Decoder):
         )
 
     def decode(self, record: Any) -> Any:
-        if isinstance(record, np.ndarray) and record.dtype.kind in "SV":  # opaque bytes
-            record = record.tobytes()
+        if isinstance(record, np.ndarray) and not self.is_stored_decoded:
+            record = record.tobytes()  # arrays are taken for pixels
         if self.is_encoded:
-            # no array: those are taken for pixels
-            if isinstance(record, np.ndarray):
-                return record.tobytes()
             return record
         if self.image_size is not None and not self.is_stored_decoded:
             first = bool(self.channels_first)
@@ -446,10 +386,7 @@ class MaskDecoder(JointDecoder):
     def decode(self, record: Any) -> Any:
         image, mask = record
         if self.is_encoded:
-            # no arrays: those are taken for pixels
-            if isinstance(image, bytes):
-                return record
-            return (image.tobytes(), mask.tobytes())
+            return bytes(image), bytes(mask)
         if not self.is_stored_decoded:
             mask = mask_of(image, mask, self.left)
         return super().decode(image), resize_nearest(mask, self.image_size)
@@ -489,38 +426,30 @@ class LabelDecoder(JointDecoder):
 
     def decode(self, record: Any) -> Any:
         image, label = record
-        if not self.is_encoded:
-            return super().decode(image), np.array(_integer(label), np.int64)
-        return image, label
+        return super().decode(image), label
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        return value[0], _integer(value[1])
+        image, label = value
+        try:
+            return image, int(label)
+        except ValueError as error:
+            raise FormatError(f"the class number is none: {label!r:.60}") from error
 
 
-def _integer(label: Any) -> int:
-    try:
-        return int(label)
-    except ValueError as error:
-        raise FormatError(f"the class number is none: {label!r:.60}") from error
-
-
-def mask_of(
-    image: Any, data: Any, left: Left | None = None, read: Callable[..., Any] = decode_mask
-) -> Any:
+def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
     """The mask of an encoded image, as large as that.
 
     Args:
         image: the bytes of the image.
         data: those of the mask.
         left: as for `decode_mask`.
-        read: `decode_mask`, or `mask_spec` of which the shape and dtype are enough.
 
     Raises:
         FormatError: it is of another size, or can't be decoded.
     """
     height, width = image_shape(image, left)
     try:
-        mask = read(data, left)
+        mask = decode_mask(data, left)
     except FormatError as error:
         raise FormatError(f"the mask: {error}") from error
     if mask.shape != (height, width):

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
-from headrace.casting import DTypeArgument
+from headrace.casting import DTypeArgument, normalized_dtype
 from headrace.collate import DetectionCollator
+from headrace.collate.vision import check_normalize
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import plain_target
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
@@ -28,8 +29,6 @@ from headrace.datasets.image.decoder import (
     ImageDecoder,
     LabelDecoder,
     MaskDecoder,
-    check_image_options,
-    image_dtype,
     pixels_are,
 )
 from headrace.datasets.image.labels import (
@@ -44,7 +43,7 @@ from headrace.datasets.image.labels import (
     names_masks,
     read_labels,
 )
-from headrace.datasets.image.pixels import BY_PLUGIN, image_shape, is_readable, remedy
+from headrace.datasets.image.pixels import PLUGINS, image_shape, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.concat import ConcatSource
@@ -98,7 +97,7 @@ def open_images(
     masks = None
     try:
         _check_readable(files.listing)
-        if wanted.are_folders or not names_masks(wanted.targets):
+        if wanted.targets == FOLDERS or not names_masks(wanted.targets):
             return files, labels_of(wanted, files.listing, reach)
         wanted.refuse_options("masks", "unused_targets")
         warn_of_splits(files.listing)
@@ -106,7 +105,7 @@ def open_images(
             masks = FilesSource(wanted.targets, EXTENSIONS, reach)
         except DataNotFoundError as error:
             raise DataNotFoundError(f"targets: {error}") from error
-        mask_of = mask_numbers(files.listing, masks.listing, wanted.skips_unused)
+        mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
         return PairedSource(files, masks, mask_of), Labels(None, [])
     except BaseException:
         files.close()
@@ -117,13 +116,13 @@ def open_images(
 
 def _check_readable(files: FileSet) -> None:
     """Raises a ConfigError where a plugin that some images need is not installed."""
-    for wanted in BY_PLUGIN:
+    for wanted in PLUGINS:
         are_of_it = end_in(files.names, wanted.endings)
         if are_of_it.any() and not is_readable(wanted):
             first = redact(files.names[int(are_of_it.argmax())])
             raise ConfigError(
                 f"{are_of_it.sum():,} of {len(files):,} images are of the format "
-                f"{remedy(wanted)}; the first: {first}; "
+                f"{wanted.name}: pip install {wanted.package}; the first: {first}; "
                 "or name the others by a glob, such as 'photos/**/*.jpg'"
             )
 
@@ -136,7 +135,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
         ConfigError, DataNotFoundError, FormatError, MissingNameError, AccessError: see
             `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
-    if wanted.are_folders:
+    if wanted.targets == FOLDERS:
         wanted.refuse_options("class folders")
         numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
         if numbers is None:
@@ -152,7 +151,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     found = read_labels(path, files, reach, wanted.delimiter)
     if isinstance(found, dict) and is_coco(found):
         wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
-        boxes = read_coco(found, redact(path), files, wanted.masks, wanted.skips_unused)
+        boxes = read_coco(found, redact(path), files, wanted.masks, wanted.unused_targets)
         return Labels(boxes, list(boxes.class_to_idx), class_to_idx=boxes.class_to_idx)
     return given_targets(wanted._replace(targets=found, delimiter=None), files)
 
@@ -166,7 +165,7 @@ def _open_packed(
         ConfigError: targets are wanted that the files don't have.
         FormatError: a file is no pack of images; or they can't be one dataset.
     """
-    if not (wanted.targets is None or wanted.are_folders):
+    if not (wanted.targets in (None, FOLDERS)):
         raise ConfigError(
             "targets= can't be changed for a packed file: give it when you pack, or use "
             "target_transform"
@@ -363,11 +362,17 @@ class ImageDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         check_flag("masks", masks)
-        if unused_targets not in ("raise", "skip"):
-            raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
         if column is not None and not isinstance(column, str):
             raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
-        check_image_options(color, transform_input, decode, normalize)
+        check_normalize(normalize)
+        for name, value, choices in (
+            ("color", color, ("RGB", "L")),
+            ("transform_input", transform_input, ("pil", "tensor", "numpy")),
+            ("decode", decode, ("fast", "exact")),
+            ("unused_targets", unused_targets, ("raise", "skip")),
+        ):
+            if value not in choices:
+                raise ConfigError(f"{name} must be one of {choices}, not {value!r}")
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given
@@ -398,6 +403,11 @@ class ImageDataset(BaseDataset):
         else:
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
+        if dtype is not None and (transformed or not normalize):
+            raise ConfigError(
+                f"dtype={dtype!r} is for images that are normalised, and here a transform or "
+                "normalize=False gives them their dtype: leave one of both out"
+            )
         packed: Any = source
         if isinstance(source, ConcatSource):
             packed = source.sources[0]
@@ -447,7 +457,7 @@ class ImageDataset(BaseDataset):
             hold=common.get("hold"),
             left=MemoryBudget(usage, local_world_size=local_ranks).left,
             is_joint=is_joint,
-            dtype=image_dtype(dtype, normalize, transformed),
+            dtype=normalized_dtype(dtype),
         )
         super().__init__(
             source,

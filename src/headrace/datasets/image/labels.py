@@ -11,8 +11,7 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -70,16 +69,6 @@ class Wanted(NamedTuple):
     is_outright: bool = True
     """True if the user gave `targets`; False: they are the default."""
 
-    @property
-    def are_folders(self) -> bool:
-        """True if they are those of class folders."""
-        return isinstance(self.targets, str) and self.targets == FOLDERS
-
-    @property
-    def skips_unused(self) -> bool:
-        """True if targets of files that are not among the data are left out."""
-        return self.unused_targets == "skip"
-
     def refuse_options(self, of: str, *allowed: str) -> None:
         """Raises a ConfigError where an option of labels was given that is not `allowed`; `of`:
         which targets don't have it.
@@ -115,50 +104,38 @@ def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
     `Table`, or None.
 
     A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, a DataFrame a `Table`, and one value a file, beside a list of files, a callable.
+    mapping, and so do values beside a list of as many files. A DataFrame becomes a `Table`.
 
     Raises:
         ConfigError: it is something else.
     """
-    refusal = ConfigError(
-        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
-        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
-        "mapping, dict(zip(names, values))"
-    )
-    if isinstance(targets, type):
-        pass
-    elif hasattr(targets, "columns"):
+    is_class = isinstance(targets, type)
+    if hasattr(targets, "columns") and not is_class:
         return from_frame(targets)
-    elif targets is None or isinstance(targets, (str, os.PathLike, Mapping)) or callable(targets):
+    is_named = isinstance(targets, (str, os.PathLike, Mapping)) or callable(targets)
+    if targets is None or (is_named and not is_class):
         return targets
-    elif hasattr(targets, "to_dict") and all(
+    if hasattr(targets, "to_dict") and all(
         isinstance(key, str) for key in getattr(targets, "index", [None])
     ):
         return dict(targets.to_dict())
-    elif isinstance(targets, (list, tuple)) or np.ndim(targets):
-        return _by_path(targets, data_path, refusal)
-    raise refusal
-
-
-def _by_path(values: Any, data_path: DataPath, refusal: ConfigError) -> Callable[[str], Any]:
-    """One value for each path of a list of files, by the path: files are sorted."""
+    values = targets
     if isinstance(values, torch.Tensor):
         values = values.numpy(force=True)
     elif not isinstance(values, (list, tuple)):
         values = np.asarray(values)
-    paths = []
-    if not isinstance(data_path, (str, bytes, os.PathLike)):
-        paths = [os.path.expanduser(os.fsdecode(path)) for path in entries_of(data_path)]
-    value_of = dict(zip(map(os.path.normpath, paths), values, strict=False))
-    if not len(values) == len(paths) == len(value_of) or any(map(is_url, paths)):
-        raise refusal
-
-    def target_of(path: str) -> Any:
-        if os.path.normpath(path) not in value_of:  # it lies in a folder that was given
-            raise refusal
-        return value_of[os.path.normpath(path)]
-
-    return target_of
+    is_listed = not isinstance(data_path, (str, bytes, os.PathLike))
+    if is_listed and (isinstance(values, (list, tuple)) or values.ndim):
+        entries = list(map(os.fsdecode, entries_of(data_path)))
+        paths = [os.path.abspath(os.path.expanduser(path)) for path in entries]
+        value_of = dict(zip(paths, values, strict=False))
+        if len(values) == len(paths) == len(value_of) and not any(map(is_url, entries)):
+            return value_of
+    raise ConfigError(
+        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
+        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
+        "mapping, dict(zip(names, values))"
+    )
 
 
 def given_targets(wanted: Wanted, files: FileSet) -> Labels:
@@ -182,7 +159,7 @@ def given_targets(wanted: Wanted, files: FileSet) -> Labels:
         return _of_table(targets, files, wanted)
     if isinstance(targets, Mapping):
         wanted.refuse_options("a mapping", "label_separator", "unused_targets")
-        keys = keys_for(targets, files, skips_unused=wanted.skips_unused)
+        keys = keys_for(targets, files, unused=wanted.unused_targets)
         values = [targets[key] for key in keys]
     else:
         wanted.refuse_options("a callable or None", "label_separator")
@@ -205,51 +182,63 @@ def spellings_of(name: str) -> list[str]:
     return [name, base, _stem(name), _stem(base)]
 
 
-def paths_of(files: FileSet, number: int) -> list[str]:
-    """The path of a file as it was given, and the absolute one; of a remote one its URL."""
-    paths = [files.url(number)]
-    if not files.is_remote:
-        paths.append(os.path.abspath(paths[0]))
-    return paths
+def _keys_of(
+    files: FileSet,
+    keys: Collection[str],
+    spellings: Callable[[str], list[str]] = spellings_of,
+) -> Iterator[list[str]]:
+    """For each file the key that is one of its `spellings`, or else its path: as it was given, or
+    absolute, or a URL. Where none is the same to the byte, those that look the same (`composed`).
+    """
+    alike = dict[str, list[str]]()
+    for key in keys:
+        if isinstance(key, str) and not key.isascii():
+            alike.setdefault(composed(key), []).append(key)
+    may_be_paths = any(os.path.dirname(key) for key in keys if isinstance(key, str))
+
+    def among(names: list[str]) -> list[str]:
+        for name in names:
+            if name in keys:
+                return [name]
+        for name in map(composed, names):
+            if name in alike:
+                return alike[name]
+        return []
+
+    for number, name in enumerate(map(os.fsdecode, files.names)):
+        found = among(spellings(name))
+        if may_be_paths and not found:
+            url = files.url(number)
+            found = among([url] if files.is_remote else [url, os.path.abspath(url)])
+        yield found
 
 
 def keys_for(
     keys: Collection[str],
     files: FileSet,
     where: str = "targets",
-    skips_unused: bool = False,
+    unused: str = "raise",
     spellings: Callable[[str], list[str]] = spellings_of,
     are_files: bool = False,
 ) -> list[str]:
-    """The key of each file, which is one of its `spellings`, or else its path (`paths_of`). Where
-    none is the same to the byte, one that looks the same counts (`composed`).
+    """The key of each file: see `_keys_of`.
 
     Args:
         keys: names that labels have.
         files: of the data.
         where: the labels are from, for messages.
-        skips_unused: leave out keys that no file has, with a warning.
+        unused: "skip": leave out keys that no file has, with a warning.
         are_files: keys are of files too, so that one that is missing is a DataNotFoundError.
 
     Raises:
         ConfigError: a file has no key; or a key fits several files, or several fit one.
         DataNotFoundError: a key has no file, and may not be left out.
     """
-    alike = dict[str, list[str]]()
-    for one in keys:
-        if isinstance(one, str) and not one.isascii():
-            alike.setdefault(composed(one), []).append(one)
-    names = [os.fsdecode(name) for name in files.names]
     owners = dict[str, str]()
-    found = list[str]()
     missing = list[str]()
-    for number, name in enumerate(names):
-        own = spellings(name)
-        if not any(one in keys for one in own):
-            own += paths_of(files, number)
-        fitting = [one for one in own if one in keys][:1]
-        if not fitting and alike:
-            fitting = next((alike[one] for one in map(composed, own) if one in alike), [])
+    for name, fitting in zip(
+        map(os.fsdecode, files.names), _keys_of(files, keys, spellings), strict=True
+    ):
         if not fitting:
             missing.append(name)
             continue
@@ -261,32 +250,28 @@ def keys_for(
             )
         owner = owners.setdefault(fitting[0], name)
         if owner != name:
-            show: Callable[[str], str] = redact
-            if composed(owner) == composed(name):
-                show = in_ascii
             raise ConfigError(
-                f"targets: the name {show(fitting[0])} fits {show(owner)} and {show(name)}: give "
-                "relative paths, or rename one of the files"
+                f"targets: the name {in_ascii(fitting[0])} fits {in_ascii(owner)} and "
+                f"{in_ascii(name)}: give relative paths, or rename one of the files"
             )
-        found.append(fitting[0])
-    unused = [key for key in keys if key not in owners]
-    surplus = f"{named_few(unused)} of {len(keys):,} targets belong to no file"
+    others = [key for key in keys if key not in owners]
+    surplus = f"{named_few(others)} of {len(keys):,} targets belong to no file"
     if missing:
-        said = f"{named_few(missing)} of {len(names):,} files have no target by their name"
-        if unused:
+        said = f"{named_few(missing)} of {len(files):,} files have no target by their name"
+        if others:
             said += f", and {surplus}"
         message = f"{where}: {said}: add the targets, or pass a list of the files that have one"
         if are_files:
             raise DataNotFoundError(message)
         raise ConfigError(message)
-    if unused and not skips_unused:
+    if others and unused != "skip":
         raise DataNotFoundError(
-            f"{where}: {surplus} of the data ({len(names):,} files): is the download complete? "
+            f"{where}: {surplus} of the data ({len(files):,} files): is the download complete? "
             "Add the files, remove these targets, or pass unused_targets='skip'"
         )
-    if unused:
+    if others:
         warn(f"{where}: {surplus} of the data: left out")
-    return found
+    return list(owners)
 
 
 def named_few(names: Sequence[Any]) -> str:
@@ -314,14 +299,14 @@ def names_masks(targets: Any) -> bool:
     return os.path.isdir(path) or not name.endswith(TABLE_ENDINGS)
 
 
-def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) -> IntArray:
+def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntArray:
     """For each image the number of its mask: that of the same relative name, whatever the endings
     ([n] int64). Where no image has one, names count without the words that all images, and all
     masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
 
     Args:
         images, masks: their files.
-        skips_unused: leave out masks that have no image, with a warning.
+        unused: "skip": leave out masks that have no image, with a warning.
 
     Raises:
         DataNotFoundError: an image has no mask; or a mask no image.
@@ -363,7 +348,7 @@ def mask_numbers(images: FileSet, masks: FileSet, skips_unused: bool = False) ->
         numbers,
         images,
         where,
-        skips_unused,
+        unused,
         lambda name: [_stem(name).removesuffix(end)],
         are_files=True,
     )
@@ -514,11 +499,13 @@ class Table(NamedTuple):
         if self.key is not None:
             return self.key
         columns = {name: set(map(str, values)) for name, values in self.columns.items()}
-        found = _names_among(set().union(*columns.values()), files)
         # a class may be called as a file is without its ending
-        found = {name for name in found if os.path.splitext(name)[1]} or found
-        for name, values in columns.items():
-            if not found.isdisjoint(values):
+        ended = {
+            name: {cell for cell in cells if os.path.splitext(cell)[1]}
+            for name, cells in columns.items()
+        }
+        for name, cells in [*ended.items(), *columns.items()]:
+            if any(_keys_of(files, cells)):
                 return name
         raise ConfigError(
             f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files "
@@ -526,7 +513,7 @@ class Table(NamedTuple):
             "called file"
         )
 
-    def rows_for(self, key: str, files: FileSet, skips_unused: bool) -> list[int]:
+    def rows_for(self, key: str, files: FileSet, unused: str) -> list[int]:
         """The row of each file.
 
         Raises:
@@ -544,7 +531,7 @@ class Table(NamedTuple):
                         f"{self.where} give {redact(name)} different targets "
                         f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
                     )
-        keys = keys_for(rows, files, f"targets: {self.where}", skips_unused)
+        keys = keys_for(rows, files, f"targets: {self.where}", unused)
         return [rows[name] for name in keys]
 
     def column(
@@ -580,11 +567,11 @@ class Table(NamedTuple):
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
             return np.array(values, np.float64), []
-        filled = ["" if _is_missing(value) else value for value in values]
-        if str in kinds and set(map(type, filled)) == {str}:
+        if gaps:
+            filled = ["" if _is_missing(value) else value for value in values]
+            if str not in kinds or not all(isinstance(one, str) for one in filled):
+                return values, []
             values = filled
-        elif gaps:
-            return values, []
         made, classes = encoded(values)
         if is_target:
             _check_integers(made, where)
@@ -598,7 +585,7 @@ def _is_missing(value: Any) -> bool:
 
 def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
     key = table.key_for(files)
-    rows = table.rows_for(key, files, wanted.skips_unused)
+    rows = table.rows_for(key, files, wanted.unused_targets)
     names = [name for name in table.columns if name != key]
     chosen = names
     if isinstance(wanted.target_name, str):
@@ -704,7 +691,7 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
     names = ["file", "target"]
     key: str | None = "file"
     first_row = 1
-    if rows and not _names_among(rows[0], files):
+    if rows and not any(_keys_of(files, {cell.strip() for cell in rows[0]})):
         names = [cell.strip() for cell in rows.pop(0)]
         key = None
         first_row = 2
@@ -716,7 +703,7 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
                 "a first row, such as file,label,patient"
             )
     columns: dict[str, Sequence[Any]] = {
-        name: _cells([row[place] for row in rows]) for place, name in enumerate(names)
+        name: [row[place].strip() for row in rows] for place, name in enumerate(names)
     }
     if len(names) > 2 and columns.get("") == [str(row) for row in range(len(rows))]:
         names.remove("")
@@ -727,16 +714,6 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
             f"({', '.join(map(repr, names))}): give each a name of its own (pandas: index=False)"
         )
     return Table(where, columns, first_row, key, is_text=True)
-
-
-def _cells(raw: list[str]) -> list[str]:
-    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are
-    names, and keep their spaces.
-    """
-    cells = [cell.strip() for cell in raw]
-    if len(set(raw)) > len(set(cells)) and parsed(cells).values != cells:
-        return raw
-    return cells
 
 
 def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
@@ -758,10 +735,11 @@ def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of an object, of which none comes twice."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {name!r} comes several times in one object")
+    fields = dict[str, Any]()
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"the key {name!r} comes several times in one object")
+        fields[name] = value
     return fields
 
 
@@ -798,20 +776,3 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ == "NAType":
         return None
     return value
-
-
-def _names_among(cells: Iterable[str], files: FileSet) -> set[str]:
-    """Those of some cells that name files."""
-    cell_of = {composed(cell.strip()): cell for cell in cells}
-    found = set[str]()
-    may_be_paths = any(map(os.path.dirname, cell_of))
-    for number, name in enumerate(map(os.fsdecode, files.names)):
-        spellings = spellings_of(name)
-        if may_be_paths and cell_of.keys().isdisjoint(spellings[:2]):  # those with endings
-            spellings += paths_of(files, number)
-        for spelling in map(composed, spellings):
-            if spelling in cell_of:
-                found.add(cell_of[spelling])
-        if len(found) == len(cell_of):
-            break
-    return found

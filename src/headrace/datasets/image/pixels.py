@@ -25,37 +25,21 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from headrace.casting import as_tensor, cast_into
 from headrace.collate.vision import STATISTICS, Normalization
-from headrace.dtypes import BFLOAT16
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import format_size
 from headrace.memory.processes import renew_after_fork
 
-_HEIF_BRANDS = (
-    b"heic",
-    b"heix",
-    b"heim",
-    b"heis",
-    b"hevc",
-    b"hevx",
-    b"hevm",
-    b"hevs",
-    b"mif1",
-    b"msf1",
-)
-_JXL = b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a"
-_LONGEST_HEAD = 128  # bytes of a file's first box, which names its brands
 
-
-class ImageDecoder(NamedTuple):
-    """One of these formats.
+class Plugin(NamedTuple):
+    """What reads a format that not each Pillow reads.
 
     Attributes:
-        name: as Pillow has it.
+        name: of the format, as Pillow has it.
         endings: of its files.
         module: a plugin of Pillow's that reads it.
         package: which holds the plugin.
@@ -67,62 +51,33 @@ class ImageDecoder(NamedTuple):
     package: str
 
 
-AVIF = ImageDecoder("AVIF", (".avif",), "pillow_avif", "pillow-avif-plugin")
-HEIC = ImageDecoder("HEIF", (".heic", ".heif"), "pillow_heif", "pillow-heif")
-JPEG_XL = ImageDecoder("JXL", (".jxl",), "pillow_jxl", "pillow-jxl-plugin")
-BY_PLUGIN = (AVIF, HEIC, JPEG_XL)
-
-
-def format_by_content(data: bytes | memoryview) -> ImageDecoder | None:
-    """The one of these formats that a file's first bytes are of."""
-    head = bytes(data[:_LONGEST_HEAD])
-    if head.startswith((b"\xff\x0a", _JXL)):
-        return JPEG_XL
-    if head[4:8] != b"ftyp":
-        return None
-    brands = head[8 : int.from_bytes(head[:4], "big")]
-    if b"avif" in brands or b"avis" in brands:
-        return AVIF
-    return HEIC if brands[:4] in _HEIF_BRANDS else None
+PLUGINS = (
+    Plugin("AVIF", (".avif",), "pillow_avif", "pillow-avif-plugin"),
+    Plugin("HEIF", (".heic", ".heif"), "pillow_heif", "pillow-heif"),
+    Plugin("JXL", (".jxl",), "pillow_jxl", "pillow-jxl-plugin"),
+)
 
 
 @functools.cache
-def is_readable(wanted: ImageDecoder) -> bool:
+def is_readable(wanted: Plugin) -> bool:
     """True if Pillow reads a format in this process, where need be by its plugin, which is
     loaded.
     """
-    Image.init()
-    if wanted.name in Image.OPEN and wanted is not AVIF:
-        return True
-    if wanted is AVIF and _pillow_reads_avif():
+    if wanted.name.lower() in features.get_supported_modules():
         return True
     try:
         plugin = importlib.import_module(wanted.module)
     except ImportError:
         return False
-    if wanted is HEIC:
+    if wanted.name == "HEIF":
         plugin.register_heif_opener()
-    return wanted.name in Image.OPEN
-
-
-def _pillow_reads_avif() -> bool:
-    try:
-        from PIL import AvifImagePlugin
-    except ImportError:  # before Pillow 11.3
-        return False
-    return bool(AvifImagePlugin.SUPPORTED)
-
-
-def remedy(wanted: ImageDecoder) -> str:
-    """What to install."""
-    return f"{wanted.name}, which needs the package {wanted.package}: pip install {wanted.package}"
+    return True
 
 
 FREE = 64 << 20
 """Bytes that an image may take without the budget being asked: a photograph of 16 million
 pixels.
 """
-_WEIGHTS = 16  # bytes that torch takes for each row and column of what it resizes
 _BY_PILLOW = 24  # bytes a pixel, at most, of Pillow's images and their arrays
 _PROGRESSIVE = 6  # libjpeg holds the coefficients of a progressive JPEG until the last scan
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -183,15 +138,14 @@ def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator
             _claimed.changed.notify_all()
 
 
-def image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | None) -> int:
+def _image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | None) -> int:
     """At most what an image of that shape takes to be decoded, at `each` bytes a pixel, and to be
     resized then: torch makes rows of the new width first.
     """
     height, width = shape
-    nbytes = height * width * each
-    if size is not None:
-        nbytes += height * min(width, size[1]) * 4 + (height + width) * _WEIGHTS
-    return nbytes
+    if size is None:
+        return height * width * each
+    return height * (width * each + size[1] * 4)
 
 
 Pixels = npt.NDArray[np.uint8]
@@ -205,7 +159,6 @@ _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _MAX_SAMPLE_VALUE = 281
 _WHITE_16 = 65535
-_WIDENED = 1 << 24  # pixels between the two steps of resizing
 _KEPT = 16 << 20  # bytes of memory that a thread keeps for the next image
 # libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a
 # sound file
@@ -268,9 +221,14 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except Image.DecompressionBombError as error:
             raise FormatError(_bomb(str(error))) from error
         except UnidentifiedImageError as error:
-            names = (*FORMATS, *(one.name for one in BY_PLUGIN))
+            names = ", ".join([*FORMATS, *_by_plugin()])
+            missing = [one for one in PLUGINS if not is_readable(one)]
+            if missing:
+                others = ", ".join(one.name for one in missing)
+                packages = " ".join(one.package for one in missing)
+                names += f"; for {others} pip install {packages}"
             raise FormatError(
-                f"the content is no image ({', '.join(names)}), whatever the file's name says"
+                f"the content is no image ({names}), whatever the file's name says"
             ) from error
         except Exception as error:
             if is_of_machine(error):
@@ -456,7 +414,7 @@ def _decode_jpeg(
     copies = 1 + (header.orientation in _TURNED)
     each = _PROGRESSIVE * header.is_progressive
     if header.space in ("CMYK", "YCCK"):
-        with claimed(left, *shape, image_nbytes(shape, each + 4 * copies, None)):
+        with claimed(left, *shape, _image_nbytes(shape, each + 4 * copies, None)):
             _simplejpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
         return None
     if header.space not in ("YCbCr", "Gray"):
@@ -488,7 +446,7 @@ def _decode_jpeg(
     width = -(-shape[1] // factor)
     if factor > 1:
         options = {"min_height": height, "min_width": width, "min_factor": factor}
-    nbytes = image_nbytes((height, width), channels * copies, size) + shape[0] * shape[1] * each
+    nbytes = _image_nbytes((height, width), channels * copies, size) + shape[0] * shape[1] * each
     with claimed(left, *shape, nbytes):
         if space == "RGBX":
             options["buffer"] = _scratch.take("jpeg", height * width * 4)
@@ -554,17 +512,21 @@ def open_image(data: Any) -> Image.Image:
     """The image as Pillow opens it: its header is read.
 
     Raises:
-        FormatError: it is empty, of a format that nothing installed here reads, or may be a
-            decompression bomb.
+        FormatError: it is empty, or may be a decompression bomb.
+        UnidentifiedImageError: it is of a format that nothing installed here reads.
     """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
-    own = format_by_content(data)
-    if own is not None and not is_readable(own):
-        raise FormatError(f"the content is {remedy(own)}")
-    image = Image.open(io.BytesIO(data), formats=FORMATS if own is None else (own.name,))
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        image = Image.open(io.BytesIO(data), formats=_by_plugin())
     _check_pixels(*image.size)
     return image
+
+
+def _by_plugin() -> list[str]:
+    return [one.name for one in PLUGINS if is_readable(one)]
 
 
 def _decode_pillow(
@@ -572,7 +534,7 @@ def _decode_pillow(
 ) -> Pixels:
     with open_image(data) as image:
         shape = (image.height, image.width)
-        with claimed(left, *shape, image_nbytes(shape, _BY_PILLOW, size)):
+        with claimed(left, *shape, _image_nbytes(shape, _BY_PILLOW, size)):
             image.load()  # the reader of TIFF turns the image itself, and clears the tag
             orientation = _orientation_of(image)
             grey = _deep_grey(image)
@@ -639,7 +601,7 @@ def _orientation_of(image: Image.Image) -> Any:
     """How an image is to be turned, as its metadata (EXIF, or else XMP) say; 1: it stands
     upright.
     """
-    if image.format == JPEG_XL.name and not getattr(image, "jpeg", False):
+    if image.format == "JXL" and not getattr(image, "jpeg", False):
         return 1  # the decoder turns it; what EXIF says counts only in a JPEG that was recompressed
     try:
         return image.getexif().get(_ORIENTATION, 1)
@@ -684,9 +646,6 @@ def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
     height, width = pixels.shape[:2]
     if size is None or (height, width) == size:
         return pixels
-    # torch resizes the width first: 1 x 4,000,000 would take GB
-    if width < size[1] and size[0] < height and height * size[1] > _WIDENED:
-        pixels = resize_image(pixels, (size[0], width))
     shape = (*size, pixels.shape[2])
     if shape[2] == 4:
         made = _scratch.take("resized", math.prod(shape)).reshape(shape)
@@ -737,13 +696,7 @@ def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
     np.copyto(values, pixels)
     np.multiply(values, scale, out=values)
     np.add(values, shift, out=values)
-    if out.dtype == BFLOAT16 and torch.get_num_threads() > 1:
-        # torch's threads would wait for one another; none lies halfway between two of bfloat16
-        bits = values.view(np.uint32)
-        np.add(bits, np.uint32(1 << 15), out=bits)
-        np.right_shift(bits, np.uint32(16), out=bits)
-        np.copyto(out.view(np.uint16), bits, casting="unsafe")
-    elif values is not out:
+    if values is not out:
         cast_into(values, out)
 
 
