@@ -29,7 +29,7 @@ from headrace.datasets.image.decoder import (
     resize_nearest,
 )
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.pixels import decode_image, image_shape, load_image
+from headrace.datasets.image.pixels import decode_image, image_shape
 from headrace.datasets.memory_efficient import ALONE
 from headrace.dtypes import BFLOAT16, IntArray
 from headrace.errors import BudgetError, ConfigError, FormatError, SampleError
@@ -447,7 +447,7 @@ class Contents:
         image, *masks = record if self._has_masks else (record,)
         try:
             if is_decoded:
-                decode_image(image, self._color, left)
+                decode_image(image, self._color, left=left)
             else:
                 image_shape(image, left)
             for mask in masks:
@@ -572,11 +572,10 @@ class Contents:
         scale = 1.0
         if self.options.max_size is not None:
             scale = self.options.max_size / max(height, width)
+        size = None
         if scale < 1:
             size = max(1, round(height * scale)), max(1, round(width * scale))
-            pixels = load_image(data, self._color, size, False, left=left)
-        else:
-            pixels = decode_image(data, self._color, left)
+        pixels = decode_image(data, self._color, size, left=left)
         if max(pixels.shape) > LARGEST_SIDE:
             return bytes(data)
         space = {"colorspace": "RGB", "colorsubsampling": "420"}

@@ -19,7 +19,6 @@ from headrace.datasets.image.pixels import (
     FREE,
     claimed,
     decode_image,
-    load_image,
 )
 from headrace.errors import FormatError
 from headrace.memory import budget as budgeting
@@ -80,8 +79,8 @@ def test_a_jpeg_counts_at_the_size_it_is_decoded_at(tmp_path: Path) -> None:
     Image.new("L", (5000, 5000)).convert("RGB").save(tmp_path / "a.jpg")
     for options, nbytes in (
         ({"decode": "exact"}, "10[4-7]"),
-        ({"image_size": None}, "75"),
-        ({"color": "L"}, "20[4-7]"),
+        ({"image_size": None}, "100"),
+        ({"color": "L"}, "10[4-7]"),
     ):
         dataset = ImageDataset(tmp_path, targets=None, max_memory_usage=FREE, **options)  # type: ignore[arg-type]
         with pytest.raises(SampleError, match=rf"takes {nbytes}\S+ MB .* leaves 6\d\.\d MB"):
@@ -109,7 +108,7 @@ def test_every_way_to_pixels_asks(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="pixels takes"):
             decode_image(data, left=lambda: FREE)
         with pytest.raises(FormatError, match="pixels takes"):
-            load_image(data, "RGB", (8, 8), True, left=lambda: FREE)
+            decode_image(data, "RGB", (8, 8), True, left=lambda: FREE)
 
 
 def test_a_worker_has_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

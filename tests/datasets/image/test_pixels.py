@@ -18,7 +18,6 @@ from headrace.datasets.image import pixels as pixels_module
 from headrace.datasets.image.pixels import (
     decode_image,
     image_shape,
-    load_image,
     resize_image,
 )
 from headrace.errors import FormatError
@@ -323,7 +322,7 @@ class TestBad:
 
 
 def small_of(data: bytes) -> Any:
-    return load_image(data, "RGB", (8, 8), True)
+    return decode_image(data, "RGB", (8, 8), True)
 
 
 def apart(pixels: Any, image: Image.Image) -> int:

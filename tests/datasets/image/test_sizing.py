@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from headrace.datasets.image import pixels as pixels_module
-from headrace.datasets.image.pixels import Box, decode_image, image_shape, load_image, resize_image
+from headrace.datasets.image.pixels import Box, decode_image, image_shape, resize_image
 from tests.data.make import READABLE, image_bytes, make_bad, turned
 
 Pixels = np.ndarray[Any, Any]
@@ -41,7 +41,7 @@ def plainly(
 
 def difference(data: bytes, size: tuple[int, int], box: Box | None = None) -> float:
     """From the plain twin, in grey levels a pixel."""
-    found = load_image(data, "RGB", size, False, box)
+    found = decode_image(data, "RGB", size, False, box)
     return float(np.abs(found.astype(int) - plainly(data, "RGB", size, box)).mean())
 
 
@@ -53,7 +53,7 @@ class TestTwins:
             height, width = decode_image(data).shape[:2]
             assert image_shape(data) == (height, width)
             for size in ((height, width), (height + 7, width - 3)):
-                found = load_image(data, "RGB", size, False)
+                found = decode_image(data, "RGB", size, False)
                 assert np.array_equal(found, plainly(data, "RGB", size)), name
 
     @given(st.data())
@@ -70,8 +70,8 @@ class TestTwins:
         flip, color = data.draw(st.booleans()), data.draw(st.sampled_from(["RGB", "L"]))
         encoded = jpeg((height, width), seed=height, subsampling=data.draw(st.integers(0, 2)))
         wanted = plainly(encoded, color, size, box, flip)
-        assert np.array_equal(load_image(encoded, color, size, False, box, flip), wanted)
-        first = load_image(encoded, color, size, True, box, flip)
+        assert np.array_equal(decode_image(encoded, color, size, False, box, flip), wanted)
+        first = decode_image(encoded, color, size, True, box, flip)
         assert first.flags.c_contiguous
         assert np.array_equal(first.transpose(1, 2, 0), wanted)
 
@@ -105,7 +105,7 @@ class TestScaled:
             (8, (6, 5)),
         ):
             shapes.clear()
-            assert load_image(data, "RGB", size, False).shape == (*size, 3)
+            assert decode_image(data, "RGB", size, False).shape == (*size, 3)
             assert shapes == [(-(-400 // factor), -(-300 // factor))], size
             assert difference(data, size) < 3
         assert difference(jpeg((401, 307)), (50, 40)) < 3  # sides that do not divide
@@ -119,12 +119,12 @@ class TestScaled:
 class TestMemory:
     def test_threads_have_memory_of_their_own(self) -> None:
         data = [jpeg((48 + seed, 64), seed) for seed in range(8)]
-        wanted = [load_image(one, "RGB", (50, 40), True) for one in data]
+        wanted = [decode_image(one, "RGB", (50, 40), True) for one in data]
         wrong: list[int] = []
 
         def work(number: int) -> None:
             for _ in range(50):
-                if (load_image(data[number], "RGB", (50, 40), True) != wanted[number]).any():
+                if (decode_image(data[number], "RGB", (50, 40), True) != wanted[number]).any():
                     wrong.append(number)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]

@@ -30,7 +30,6 @@ from headrace.datasets.image.pixels import (
     decode_image,
     decoding,
     image_shape,
-    load_image,
     normalize,
     normalize_into,
     open_image,
@@ -228,18 +227,13 @@ class ImageDecoder(Decoder):
             record = record.tobytes()  # arrays are taken for pixels
         if self.is_encoded:
             return record
-        if self.image_size is not None and not self.is_stored_decoded:
-            first = bool(self.channels_first)
-            return load_image(
+        first = bool(self.channels_first)
+        if not self.is_stored_decoded:
+            return decode_image(
                 record, self.color, self.image_size, first, exact=self.exact, left=self.left
             )
-        pixels = record
-        if not self.is_stored_decoded:
-            pixels = decode_image(record, self.color, self.left)
-        pixels = resize_image(pixels, self.image_size)
-        if self.channels_first:
-            pixels = to_channels_first(pixels)
-        return pixels
+        pixels = resize_image(record, self.image_size)
+        return to_channels_first(pixels) if first else pixels
 
     def value_spec(self) -> ArraySpec | None:
         size = self.crop_size if self.is_encoded else self.image_size
@@ -265,7 +259,7 @@ class ImageDecoder(Decoder):
         size = self.crop_size
         if self.is_encoded and size is not None:
             first = self._shows_channels_first
-            return load_image(value, self.color, size, first, box, flip, self.exact, self.left)
+            return decode_image(value, self.color, size, first, box, flip, self.exact, self.left)
         pixels = value
         if self.channels_first:
             pixels = value.transpose(1, 2, 0)

@@ -165,7 +165,7 @@ def _open_packed(
         ConfigError: targets are wanted that the files don't have.
         FormatError: a file is no pack of images; or they can't be one dataset.
     """
-    if not (wanted.targets in (None, FOLDERS)):
+    if wanted.targets not in (None, FOLDERS):
         raise ConfigError(
             "targets= can't be changed for a packed file: give it when you pack, or use "
             "target_transform"

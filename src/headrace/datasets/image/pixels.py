@@ -78,6 +78,7 @@ FREE = 64 << 20
 """Bytes that an image may take without the budget being asked: a photograph of 16 million
 pixels.
 """
+_BY_JPEG = 4  # bytes a pixel
 _BY_PILLOW = 24  # bytes a pixel, at most, of Pillow's images and their arrays
 _PROGRESSIVE = 6  # libjpeg holds the coefficients of a progressive JPEG until the last scan
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -239,8 +240,17 @@ def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @decoding
-def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pixels:
-    """Decodes an image file to pixels.
+def decode_image(
+    data: Any,
+    color: str = "RGB",
+    size: tuple[int, int] | None = None,
+    channels_first: bool = False,
+    box: Box | None = None,
+    flip: bool = False,
+    exact: bool = False,
+    left: Left | None = None,
+) -> Pixels:
+    """Decodes an image file, or a part of it, to pixels of its own size or of another one.
 
     Colours are those of Pillow's ``convert``, and the orientation of EXIF (or XMP) is applied.
     Greyscale images of more than 8 bits are scaled and not clipped: 16 bits by 1/257, other depths
@@ -252,56 +262,34 @@ def decode_image(data: Any, color: str = "RGB", left: Left | None = None) -> Pix
     Args:
         data: bytes of the file (bytes-like).
         color: "RGB" or "L".
+        size: height and width of the result; see `resize_image`.
+        channels_first: give [C, H, W].
+        box: the part of the image; None: all of it.
+        flip: mirror it, left to right.
+        exact: decode large JPEGs whole, and not at a fraction of their size.
         left: returns the remaining memory budget; it is called for images that take more than
             `FREE`.
 
     Returns:
-        [H, W, 3] or [H, W, 1] uint8.
+        [H, W, C] or [C, H, W] uint8, contiguous.
 
     Raises:
         FormatError: the file is not an image, is broken, has so many pixels that it may be a
             decompression bomb, or takes more memory than the remaining budget.
     """
-    return _decoded(data, color, None, None, True, left)
-
-
-@decoding
-def load_image(
-    data: Any,
-    color: str,
-    size: tuple[int, int],
-    channels_first: bool,
-    box: Box | None = None,
-    flip: bool = False,
-    exact: bool = False,
-    left: Left | None = None,
-) -> Pixels:
-    """An encoded image, or a part of it, at a size: what `decode_image`, cropping, `resize_image`
-    and mirroring give, but for large JPEGs, which are decoded at a fraction of their size.
-
-    Args:
-        data, color: as for `decode_image`.
-        size: height and width of the result.
-        channels_first: give [C, H, W].
-        box: the part of the image; None: all of it.
-        flip: mirror it, left to right.
-        exact: decode large JPEGs whole, too.
-        left: as for `decode_image`.
-
-    Returns:
-        [C, H, W] or [H, W, C] uint8, contiguous, and of nobody else's memory.
-
-    Raises:
-        FormatError: as `decode_image`.
-    """
-    pixels = _decoded(data, color, size, box, exact, left)
+    pixels = _decode_jpeg(data, color, size, box, exact, left)
+    if pixels is None:
+        pixels = _decode_pillow(data, color, size, box, left)
     if flip:
         pixels = pixels[:, ::-1]
+    if not channels_first and pixels.shape[2] < 4:
+        return np.ascontiguousarray(pixels)
     channels = 3 if color == "RGB" else 1
+    shape = (*pixels.shape[:2], channels)
     if channels_first:
-        made = planes = np.empty((channels, *size), np.uint8)
+        made = planes = np.empty((channels, *shape[:2]), np.uint8)
     else:
-        made = np.empty((*size, channels), np.uint8)
+        made = np.empty(shape, np.uint8)
         planes = made.transpose(2, 0, 1)
     words = None
     if channels_first and pixels.shape[2] == 4:  # bytes of one number are cheaper to come by
@@ -330,21 +318,6 @@ def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
         pass
     height, width = decode_image(data, left=left).shape[:2]
     return height, width
-
-
-def _decoded(
-    data: Any,
-    color: str,
-    size: tuple[int, int] | None,
-    box: Box | None,
-    exact: bool,
-    left: Left | None,
-) -> Pixels:
-    """[H, W, C], or [H, W, 4] in memory that the next image will use."""
-    pixels = _decode_jpeg(data, color, size, box, exact, left)
-    if pixels is None:
-        return _decode_pillow(data, color, size, box, left)
-    return pixels
 
 
 # -- JPEG
@@ -411,10 +384,10 @@ def _decode_jpeg(
     if header is None:
         return None
     shape = header.shape
-    copies = 1 + (header.orientation in _TURNED)
-    each = _PROGRESSIVE * header.is_progressive
+    each = _BY_JPEG * (1 + (header.orientation in _TURNED))
+    whole_nbytes = math.prod(shape) * _PROGRESSIVE * header.is_progressive
     if header.space in ("CMYK", "YCCK"):
-        with claimed(left, *shape, _image_nbytes(shape, each + 4 * copies, None)):
+        with claimed(left, *shape, _image_nbytes(shape, each, None) + whole_nbytes):
             _simplejpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
         return None
     if header.space not in ("YCbCr", "Gray"):
@@ -424,20 +397,11 @@ def _decode_jpeg(
         box = None
     factor = 1
     options: dict[str, Any] = {}
+    space = "RGB"
     if header.space == "Gray":
         space = "GRAY"
-        channels = 1
-        if color == "RGB":
-            channels = 4  # with what is repeated
-    elif color == "L":
-        space = "RGB"
-        channels = 8  # with Pillow's image between
-    elif size is None:
-        space = "RGB"
-        channels = 3
-    else:
+    elif color == "RGB" and size is not None:
         space = "RGBX"  # faster to decode, resize and take apart than three bytes
-        channels = 4
         if not exact:
             part = box or whole
             least = min(part.height // size[0], part.width // size[1])
@@ -446,8 +410,7 @@ def _decode_jpeg(
     width = -(-shape[1] // factor)
     if factor > 1:
         options = {"min_height": height, "min_width": width, "min_factor": factor}
-    nbytes = _image_nbytes((height, width), channels * copies, size) + shape[0] * shape[1] * each
-    with claimed(left, *shape, nbytes):
+    with claimed(left, *shape, _image_nbytes((height, width), each, size) + whole_nbytes):
         if space == "RGBX":
             options["buffer"] = _scratch.take("jpeg", height * width * 4)
         pixels = _simplejpeg(data, space, **options)
