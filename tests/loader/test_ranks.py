@@ -19,7 +19,6 @@ from torch.utils.data import TensorDataset
 
 from headrace import ConfigError, create_dataloader
 from headrace.loader import ranks as agreement
-from headrace.order import EpochOrder
 from tests.testing.test_contract import SquareDataset
 
 Body = Callable[[int, Callable[[], None]], Any]
@@ -150,12 +149,6 @@ def resume_alone(rank: int, built: Any) -> None:
         built.load_state_dict({**built.state_dict(), "batches": 1, "samples": 8})
 
 
-def compute_another_order(rank: int, built: Any) -> None:
-    if rank == 1:
-        original = EpochOrder.__getitem__
-        EpochOrder.__getitem__ = lambda order, positions: original(order, positions) ^ 1  # type: ignore
-
-
 def name_another_epoch(rank: int, built: Any) -> None:
     built.set_epoch(rank)
 
@@ -165,10 +158,9 @@ def name_another_epoch(rank: int, built: Any) -> None:
     [
         (name_another_epoch, "epochs: epoch is 0 on rank 0, 1 on rank 1. "),
         (resume_alone, "position is 'batch 0' on rank 0, 'batch 1' on rank 1. "),
-        (compute_another_order, "order is ["),
     ],
 )
-def test_other_epochs_positions_and_orders_are_said(prepare: Any, said: str) -> None:
+def test_other_epochs_and_positions_are_said(prepare: Any, said: str) -> None:
     def body(rank: int, barrier: Callable[[], None]) -> int:
         built = loader()
         prepare(rank, built)

@@ -410,10 +410,6 @@ class BlockMemory:
         self._held = 0
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
-        self.stays_decoded = False
-        """True if there is room for all blocks of a table, which each process decodes once for
-        all epochs.
-        """
         # for each purpose by owner, as long as it lives: bytes for each of its processes, and what
         # is reserved for all
         self._shares: dict[str, MutableMapping[Any, tuple[int, Reservation]]] = {}
@@ -448,13 +444,6 @@ class BlockMemory:
         """
         self._held = self._reserve("decoded chunks", nbytes, workers, owner)
         self._source.hold_chunks(self._held)
-        self.stays_decoded = 0 < self._source.decoded_nbytes <= self._held
-
-    @property
-    def has_room_for_all(self) -> bool:
-        """True if each process may cache all blocks while it reads an epoch."""
-        sizes = self._source.blocks()
-        return sizes is not None and self._source.block_nbytes * len(sizes) <= self._held
 
     def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
         """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it

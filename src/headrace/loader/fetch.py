@@ -27,7 +27,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import EmptyBatchError, WorkerError
-from headrace.loader.config import inner_datasets, length_of
+from headrace.loader.config import inner_datasets
 from headrace.loader.signals import leave_to_parent
 from headrace.loader.state import asked, is_stateful, iterator_of, load_state
 from headrace.memory.anonymous import Flags
@@ -128,7 +128,8 @@ class Fetch(Dataset[Any]):
                 raise
             if "counts" not in report:
                 self._count(report, cpu)
-            return _delivery(arena, None, {**report, "failure": self._failure(error, request)})
+            report["failure"] = pickled(error) if is_worker else error
+            return _delivery(arena, None, report)
 
     def _made(self, request: BatchRequest, report: dict[str, Any]) -> MadeBatch:
         if self.init_error is not None:
@@ -138,29 +139,15 @@ class Fetch(Dataset[Any]):
         if request.is_idle:
             report["idle"] = True
             return MadeBatch(None, 0)
-        if self._batches is not None:
-            self.look_ahead(self._batches, request.epoch, request.step)
+        if self._batches is not None:  # a streaming dataset prefetches it, and what comes after it
+            self._batches = self._batches.with_epoch(request.epoch)
+            steps = range(request.step, self._batches.steps, self._stride)
+            self.dataset.prefetch(request.epoch, steps, self._batches)
         if self._pixels is None:
             return self._make(request, report)
         make = functools.partial(self._make, report=report)
         made, report["pixels"] = self._pixels.make(request, make)
         return made
-
-    def _failure(self, error: Exception, request: BatchRequest) -> Any:
-        """An error as it is delivered. That of an index names the indices that there are."""
-        if isinstance(error, IndexError):
-            n = length_of(self.dataset)
-            for index in request:
-                if n is not None and isinstance(index, int) and not -n <= index < n:
-                    wrong = IndexError(
-                        f"the order, or the sampler, gave index {index}, and "
-                        f"{type(self.dataset).__name__} has {n} samples: indices must lie in "
-                        f"[0, {n}), or in [{-n}, 0) from the end"
-                    )
-                    wrong.__cause__ = error
-                    error = wrong
-                    break
-        return error if get_worker_info() is None else pickled(error)
 
     def _count(self, report: dict[str, Any], cpu: float) -> None:
         """Reports the work on a batch, which began at that moment of the CPU."""
@@ -176,19 +163,6 @@ class Fetch(Dataset[Any]):
         if report.get("pixels"):
             counts["normalized_on_device"] = 1
         report["counts"] = counts
-
-    def look_ahead(self, batches: RankBatches, epoch: int, step: int) -> None:
-        """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
-        self._batches = batches = batches.with_epoch(epoch)
-        steps = range(step, batches.steps, self._stride)
-        self.dataset.prefetch(epoch, steps, batches)
-
-    def begin(self, epoch: int, step: int, worker: int) -> None:
-        """The same for the first batch of a worker, when the workers begin at a step."""
-        # else its first request may bring no batch, but a state
-        if self._batches is not None and not self._is_stateful:
-            with contextlib.suppress(Exception):  # raised again where the batch is made
-                self.look_ahead(self._batches, epoch, step + worker)
 
     def _begin(self, request: BatchRequest) -> None:
         """The dataset gets its state."""
@@ -447,22 +421,17 @@ class WorkerInit:
     """What a worker does first: leave signals to its parent, end with it, say that its loop begins,
     and call the user's `worker_init_fn`.
 
-    Then it has its first batch prefetched, which the parent asks for when all workers have been
-    started. What a fork brought along stays out of garbage collection: the parent's loaders and
-    their workers are not the worker's to end. Torch's default dtype is the parent's.
+    What a fork brought along stays out of garbage collection: the parent's loaders and their
+    workers are not the worker's to end. Torch's default dtype is the parent's.
 
     Args:
         function: the user's.
         flags: of the workers.
-        begins: epoch and step with which the workers begin.
     """
 
-    def __init__(
-        self, function: Callable[[int], Any] | None, flags: Flags, begins: tuple[int, int]
-    ) -> None:
+    def __init__(self, function: Callable[[int], Any] | None, flags: Flags) -> None:
         self._function = function
         self._flags = flags
-        self._begins = begins
         self._collects = gc.isenabled()
         self._dtype = torch.get_default_dtype()
 
@@ -485,8 +454,6 @@ class WorkerInit:
             except Exception as error:
                 error.add_note("headrace: raised by worker_init_fn")
                 fetch.init_error = error  # each batch raises it
-                return
-        fetch.begin(*self._begins, worker)
 
 
 def _generator_from(device: str, state: bytes) -> torch.Generator:

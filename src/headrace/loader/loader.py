@@ -70,7 +70,6 @@ else:
     from typing import TypeVar
 
     B = TypeVar("B")
-_COMPARED = 8  # positions of an order that ranks compare, about
 
 
 class Loader(DataLoader[B]):
@@ -230,12 +229,7 @@ class Loader(DataLoader[B]):
             at = self._state.start()
             goes_on = at is before.loaded
             if self._agreement is not None:
-                assert isinstance(self._plan, RankBatches)
-                # some of the order too, which other code may compute differently
-                order = self._plan.with_epoch(at.epoch).order
-                sample = order[: len(order) : max(1, len(order) // _COMPARED)]
-                facts = {"epoch": at.epoch, "position": f"batch {at.batches}"}
-                self._agreement.begin({**facts, "order": sample.tolist()})
+                self._agreement.begin({"epoch": at.epoch, "position": f"batch {at.batches}"})
             if self._pool is not None and not self._pool.is_sound:
                 self._pool = None
             is_free = self._pool is None or self._pool.is_free
@@ -275,16 +269,15 @@ class Loader(DataLoader[B]):
 
     def _start(self, iterator: EpochIterator) -> None:
         """Gives an iterator a pool that no other one uses."""
-        pool = self._pool
-        if pool is None or not pool.is_free:
-            pool = self._new_pool(iterator.states)
-        try:
-            iterator.start(pool)
-        except RuntimeError as error:
-            if pool is not self._pool or not is_of_workers(error):
-                raise
-            # a worker of an earlier epoch died just now, with nothing that anybody waits for
-            iterator.start(self._new_pool(iterator.states))
+        if self._pool is not None and self._pool.is_free:
+            try:
+                iterator.start(self._pool)
+                return
+            except RuntimeError as error:
+                if not is_of_workers(error):
+                    raise
+                # a worker of an earlier epoch died just now, with nothing that anybody waits for
+        iterator.start(self._new_pool(iterator.states))
 
     def _new_pool(self, states: States | None) -> WorkerPool:
         if self.config.num_workers and self.given.multiprocessing_context is None:
@@ -561,8 +554,8 @@ class Loader(DataLoader[B]):
         return f"{type(self).__name__}(<{about}>, {options})"
 
     def explain(self) -> str:
-        """Describes each option and the reason for its value, the epoch, when a block is decoded
-        once only, the dataset, and the memory budget.
+        """Describes each option and the reason for its value, the epoch, the dataset, and the
+        memory budget.
         """
         config = self.config
         plan = self._plan
@@ -579,22 +572,9 @@ class Loader(DataLoader[B]):
         is_own = isinstance(dataset, BaseDataset)
         if is_own:
             nbytes = dataset.sample_source.block_nbytes
-            if nbytes and self._is_ordered and dataset.loading_mode is not LoadingMode.EAGER:
-                how = "for nearly every sample; shuffle='block' reads each about once"
-                in_turn = order["shuffle"] in (False, "block")
-                if dataset.block_memory.stays_decoded:
-                    how = "and all stay decoded in each process"
-                elif not in_turn and dataset.block_memory.has_room_for_all:
-                    how = "at most once an epoch in each process, whose cache has room for all"
-                elif order["interleave"]:
-                    how = (
-                        f"once an epoch if num_workers divides turns={order['turns']} and "
-                        f"world_size divides interleave={order['interleave']}"
-                    )
-                elif order["shuffle"] is False:
-                    how = "one after the other"
+            if nbytes and dataset.loading_mode is not LoadingMode.EAGER:
                 size = format_size(nbytes)
-                lines.append(f"blocks of the storage: each of {size} is decoded as a whole, {how}")
+                lines.append(f"blocks of the storage: each of {size} is decoded as a whole")
             lines.append(f"batches: {Batcher(dataset, self._collating).explain()}")
         if self._why_on_host is not None:
             lines.append(
