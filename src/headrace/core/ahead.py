@@ -99,9 +99,6 @@ class Ahead(Records):
             self._record_nbytes = sum(map(size_of, records)) / len(records)
         return records
 
-    def stats(self) -> dict[str, int]:
-        return {"ahead": len(self._pending)}
-
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

@@ -12,6 +12,7 @@ import operator
 import os
 import time
 from abc import ABCMeta
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, overload
@@ -257,6 +258,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         # which a view has some; None: all
         self._chosen: IntArray | None = None
         self._held_of: IntArray | None = None
+        self._is_view = False
         # of a view: what `split_target` is called on, if overridden
         self._whole: BaseDataset | None = None
         self._fingerprint: str | None = None
@@ -507,6 +509,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._value_source = self.value_source
+        view._is_view = True
         view._chosen = self.whole_indices(chosen)
         view._length = len(chosen)
         if "split_target" in self._overridden and self._whole is None:
@@ -658,10 +661,11 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         found.held = self.held_nbytes()
         if getattr(self.targets, "ndim", 0) == 1 and self.targets.dtype.kind in "iu":
             names = dict(enumerate(getattr(self, "classes", None) or ()))
-            numbers, counts = np.unique(np.asarray(self.targets), return_counts=True)
-            classes = {number: 0 for number in names}
-            classes.update(zip(numbers.tolist(), counts.tolist(), strict=True))
-            found.classes = {str(names.get(one, one)): count for one, count in classes.items()}
+            counts = Counter(self.targets.tolist())
+            found.classes = {
+                str(names.get(number, number)): counts[number]
+                for number in dict.fromkeys([*names, *sorted(counts)])
+            }
         return found
 
     def explain(self) -> str:
@@ -679,16 +683,16 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             f"loading_mode {self.loading_mode}: {held}",
             *(f"{name}: {way}" for name, way in self.sample_source.describe().ways.items()),
         ]
-        stats = {} if self._value_source is None else self._value_source.stats()
-        if stats:
-            lines.append("now: " + ", ".join(f"{name} {count:,}" for name, count in stats.items()))
+        if self.held is not None:
+            counts = [f"{name} {count:,}" for name, count in self.held.stats().items()]
+            lines.append(f"now: {', '.join(counts)}")
         return Lines("\n".join([*lines, self.budget.explain()]))
 
     def close(self) -> None:
         """Frees what is cached and closes the files that are open in this process. The dataset
         can be used again afterwards.
         """
-        if self._chosen is not self._held_of:
+        if self._is_view:
             return
         if self._value_source is not None:
             self._value_source.close()
@@ -703,7 +707,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self.close()
 
     def __repr__(self) -> str:
-        view = "" if self._chosen is self._held_of else f".subset(<{len(self):,} indices>)"
+        view = f".subset(<{len(self):,} indices>)" if self._is_view else ""
         return (
             f"{describe_call(type(self).__name__, self._arguments)}{view}  # {len(self):,} samples"
         )
@@ -979,7 +983,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         try:
             value, target = self.split_value(index, value)
             if key is None:
-                value, target = decoder.to_pair(value, target)
+                value, target = self._transformed(decoder, value, target)
             else:
                 value, target = self._call_seeded(decoder, value, target, key)
             sample = self.make_sample(value, target)
@@ -1001,7 +1005,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         seeder = self.seeder()
         untouched = copy.deepcopy((value, target)) if self._is_untried else None
         seeder(*key)
-        made = self._call(*decoder.to_pair(value, target))
+        made = self._transformed(decoder, value, target)
         if untouched is not None:
             self._is_untried = False
             now = SampleSeeder(*self.seeded_objects())
@@ -1009,10 +1013,11 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             if len(now.generators) != len(seeder.generators):
                 self._seeder = now
                 now(*key)
-                made = self._call(*decoder.to_pair(*untouched))
+                made = self._transformed(decoder, *untouched)
         return made
 
-    def _call(self, value: Any, target: Any) -> tuple[Any, Any]:
+    def _transformed(self, decoder: Decoder, value: Any, target: Any) -> tuple[Any, Any]:
+        value, target = decoder.to_pair(value, target)
         if self.transforms is not None:
             value, target = self.transforms(value, target)
         if self.transform is not None:
@@ -1075,12 +1080,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         state = {name: value for name, value in vars(self).items() if name not in LEFT_BEHIND}
         if is_spawning():
             state["_world"] = detect_world()  # a spawned worker does not see torch.distributed
-            is_view = self._chosen is not self._held_of
-            for name in ("targets", "_chosen", *(["_held_of"] if is_view else [])):
+            for name in ("targets", "_chosen", "_held_of"):
                 state[name] = self._mapped_by_workers(name)
-            if not is_view:  # a view is told by another array
-                self._held_of = self._chosen
-                state["_held_of"] = state["_chosen"]
         else:
             state["_value_source"] = None
         return state

@@ -67,19 +67,13 @@ class Decoder:
         return record
 
     def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        """Decodes the records of a batch. Default: each separately, by `decode`.
+        """Decodes the records of a batch.
 
         Args:
             items: the number of each sample in its source, and its record.
             failed: called for a sample that can't be decoded; its result replaces the value.
         """
-        values = []
-        for position, (_, record) in enumerate(items):
-            try:
-                values.append(self.decode(record))
-            except Exception as error:
-                values.append(failed(position, "can't be decoded", error))
-        return values
+        raise NotImplementedError
 
     def value_spec(self) -> ArraySpec | None:
         """Shape and dtype of all values, if they are arrays of one kind and known in advance."""

@@ -61,7 +61,7 @@ class Coming(NamedTuple):
 class ValueSource(ABC):
     """Numbered values over a `parent`.
 
-    `announce`, `find`, `stats` and `close` go on to the parent. `rows`, `row_spec`, `read_into` and
+    `announce`, `find` and `close` go on to the parent. `rows`, `row_spec`, `read_into` and
     `is_direct` don't: without them each value is read by `each`.
     """
 
@@ -110,10 +110,6 @@ class ValueSource(ABC):
     def find(self, kind: type[T]) -> T | None:
         """The source of that class in the chain, if there is one."""
         return self if isinstance(self, kind) else self.parent.find(kind)
-
-    def stats(self) -> dict[str, int]:
-        """Counters of what is held or was read ahead, for `explain()`."""
-        return self.parent.stats()
 
     def close(self) -> None:
         """Frees what is held or was read ahead."""
@@ -179,9 +175,6 @@ class Records(ValueSource):
 
     def find(self, kind: type[T]) -> T | None:
         return self if isinstance(self, kind) else None
-
-    def stats(self) -> dict[str, int]:
-        return {}
 
     def close(self) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.formats.source import (
     ArraySource,
     Description,
@@ -107,14 +107,6 @@ class ConcatSource(ArraySource, Generic[S]):
         self.prefetch(parts)
         for part in parts:
             part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
-
-    def gather(self, rows: IntArray, out: AnyArray, run: Map | None) -> None:
-        """As `ArraysSource.gather`, of sources that have it."""
-        for part in self.parts_of(rows):
-            some = np.empty((len(part.places), *out.shape[1:]), out.dtype)
-            source: Any = part.source
-            source.gather(np.asarray(part.indices, np.int64), some, run)
-            out[part.places] = some
 
     @functools.cached_property
     def is_remote(self) -> bool:

@@ -224,6 +224,8 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> AnyArray
     if first.holds_objects:
         for at, record in enumerate(source.read(rows.tolist())):
             out[at] = record
+    elif source is not first:
+        source.read_into(rows.tolist(), out)
     elif len(rows):
         threads = max(1, min(threads, -(-nbytes // _WORTH)))
         if threads == 1:

@@ -326,7 +326,7 @@ def _try_cached(loader: Loader) -> tuple[float, float] | None:
                 for request in requests:
                     batcher.make(request)
                 seconds.append(time.perf_counter() - start)
-        stats = cached.value_source.stats()
+        stats = cached.held.stats() if cached.held else {}
     finally:
         cached.close()
     if not stats.get("held"):
