@@ -185,15 +185,26 @@ class Unnormalized(NamedTuple):
     path: tuple[str, ...] = ()
 
 
-_NEVER_OVERRIDDEN = (
+_SHARED = (
+    "decodes_batches",
+    "stores_values",
+    "splits_targets",
+    "makes_plain_samples",
     "always_pairs",
     "draws",
+    "casts_to",
+    "copies",
     "decodes_late",
+    "decode_batch",
+    "value_spec",
+    "to_pair",
+    "packed_value",
+    "input_spec",
     "draw",
     "write_input",
     "placed",
 )
-"""What the class of a dataset leaves to its decoder."""
+"""What a class that overrides other steps leaves to its dataset's own decoder."""
 
 
 class Overriding(Decoder):
@@ -209,44 +220,24 @@ class Overriding(Decoder):
         self._dataset = dataset
         self._base = base
         self._overridden = overridden
-        vars(self).update({name: getattr(base, name) for name in _NEVER_OVERRIDDEN})
-        decodes = "decode" in overridden
-        self.decodes_batches: bool = base.decodes_batches and not decodes
-        self.stores_values: bool = base.stores_values and not decodes
-        self.casts_to = None if decodes else base.casts_to
-        self.splits_targets: bool = base.splits_targets or "split_target" in overridden
-        self.makes_plain_samples: bool = (
-            base.makes_plain_samples and "make_sample" not in overridden
-        )
-        self.copies: bool = base.copies and "to_input" not in overridden
+        steps: dict[str, Any] = {name: getattr(base, name) for name in _SHARED}
+        steps |= {"decode": dataset.decode, "to_input": dataset.to_input}
+        if "decode" in overridden:
+            steps |= {"decodes_batches": False, "stores_values": False, "casts_to": None}
+            steps |= {"value_spec": super().value_spec, "packed_value": super().packed_value}
+        if "value_spec" in overridden:
+            steps["value_spec"] = self._said_spec
+        if "split_target" in overridden:
+            steps |= {"splits_targets": True, "packed_value": super().packed_value}
+        if "to_input" in overridden:
+            steps |= {"copies": False, "to_pair": super().to_pair, "input_spec": lambda value: None}
+        if "make_sample" in overridden:
+            steps["makes_plain_samples"] = False
+        vars(self).update(steps)
 
-    def decode(self, record: Any) -> Any:
-        return self._dataset.decode(record)
-
-    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        return self._base.decode_batch(items, failed)
-
-    def value_spec(self) -> ArraySpec | None:
-        if "value_spec" in self._overridden:
-            spec = self._dataset.value_spec()
-            return None if spec is None else ArraySpec(*spec)
-        return None if "decode" in self._overridden else self._base.value_spec()
-
-    def to_input(self, value: Any) -> Any:
-        return self._dataset.to_input(value)
-
-    def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        if "to_input" in self._overridden:
-            return self._dataset.to_input(value), target
-        return self._base.to_pair(value, target)
-
-    def packed_value(self, value: Any) -> Any:
-        if self._overridden & {"decode", "split_target"}:
-            return value
-        return self._base.packed_value(value)
-
-    def input_spec(self, value: ArraySpec) -> ArraySpec | None:
-        return None if "to_input" in self._overridden else self._base.input_spec(value)
+    def _said_spec(self) -> ArraySpec | None:
+        spec = self._dataset.value_spec()
+        return None if spec is None else ArraySpec(*spec)
 
     def unnormalized(self) -> Unnormalized | str | None:
         left = self._base.unnormalized()
