@@ -97,23 +97,14 @@ class Transfer:
         self._format = memory_format
         self._seconds = 0.0
 
-    def _steps(self, delivered: Delivered) -> Callable[[torch.Tensor], Step | None]:
-        """What is done with a tensor of a delivery on the device, or None: to be called with each
-        in turn, as `map_tensors` does.
-        """
-        numbers = itertools.count()
-        pixels = delivered.report.get("pixels", ())
-
-        def step(tensor: torch.Tensor) -> Step | None:
-            if next(numbers) in pixels:
-                assert self._normalization is not None
-                normalized = self._normalization.normalized
-                return functools.partial(normalized, memory_format=self._format)
-            if self._format is None or tensor.layout is not torch.strided or tensor.ndim != 4:
-                return None
-            return functools.partial(torch.Tensor.contiguous, memory_format=self._format)
-
-        return step
+    def _finished(self, tensor: torch.Tensor, is_pixels: bool) -> torch.Tensor:
+        """A tensor that lies on the device, normalised and in the memory format it is to have."""
+        if is_pixels:
+            assert self._normalization is not None
+            return self._normalization.normalized(tensor, memory_format=self._format)
+        if self._format is None or tensor.layout is not torch.strided or tensor.ndim != 4:
+            return tensor
+        return tensor.contiguous(memory_format=self._format)
 
     def await_device(self) -> None:
         """Waits while the device has too much in its queue."""
@@ -125,12 +116,11 @@ class Transfer:
     def move(self, delivered: Delivered) -> Any:
         """The batch of the delivery that was received last, on the device."""
         began = time.perf_counter()
-        steps = self._steps(delivered)
+        numbers = itertools.count()
+        pixels = delivered.report.get("pixels", ())
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            step = steps(tensor)
-            moved = _moved(tensor, self._device)
-            return moved if step is None else step(moved)
+            return self._finished(_moved(tensor, self._device), next(numbers) in pixels)
 
         batch = map_tensors(delivered.batch, move)
         self._seconds += time.perf_counter() - began
@@ -306,16 +296,15 @@ class CudaPrefetcher(Transfer):
         accelerator = self._accelerator
         began = accelerator.mark()
         copy = _Copy(delivered, began, done=began)
-        steps = self._steps(delivered)
+        numbers = itertools.count()
+        pixels = delivered.report.get("pixels", ())
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            step = steps(tensor)
+            finished = functools.partial(self._finished, is_pixels=next(numbers) in pixels)
             if not _is_copyable(tensor):
                 copy.is_whole = False
                 return tensor
-            made = accelerator.copy(tensor)
-            if step is not None:
-                made = accelerator.convert(made, step)
+            made = accelerator.convert(accelerator.copy(tensor), finished)
             copy.made.append(made)
             return made
 

@@ -89,6 +89,8 @@ def _bits(value: Any) -> Any:
     about = (value.dtype, value.shape, value.layout)
     if value.layout in SPARSE:
         return about, _bits(sparse_parts(value)[1])
+    if not value.numel():  # of strides that no view of its bytes may have
+        return about, b""
     flat = value.detach().contiguous().reshape(-1).cpu()
     return about, flat.view(torch.uint8).numpy().tobytes()
 
