@@ -112,13 +112,10 @@ class _Scan:
     """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
 
     def __init__(self, coming: Coming, source: Locatable) -> None:
-        self._key = coming.key
+        self._coming = coming
         self._source = source
-        self._files = source.files
-        self._whole = coming.whole
         self._first = coming.steps.start  # steps
         self._next = coming.steps.start
-        self._reader = coming.steps.start
         self._edges = None if coming.segments is None else coming.segments()
         self._begun: set[int] = set()  # segments
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
@@ -127,8 +124,8 @@ class _Scan:
         """True if these are the rest of the batches that it has gone through."""
         is_aligned = (self._next - coming.steps.start) % coming.steps.step == 0
         return (
-            coming.key == self._key
-            and self._reader <= coming.steps.start <= self._next
+            coming.key == self._coming.key
+            and self._coming.steps.start <= coming.steps.start <= self._next
             and is_aligned
         )
 
@@ -138,25 +135,27 @@ class _Scan:
         Until a worker has made its first batch that one alone: the rest would wait for it, and
         computing it delays the threads that fetch.
         """
-        self._reader = coming.steps.start
+        self._coming = coming
+        reader = coming.steps.start
         # a worker is asked for its next batch as soon as it has made one
-        is_alone = self._reader == self._first and parent_process() is not None
+        is_alone = reader == self._first and parent_process() is not None
         while self._next < coming.steps.stop:
-            is_urgent = self._next == self._reader  # nothing of it was fetched before
-            is_full = is_alone or self._files.bytes_prefetched >= window
-            if self._next > self._reader and is_full:
+            is_urgent = self._next == reader  # nothing of it was fetched before
+            is_full = is_alone or self._source.files.bytes_prefetched >= window
+            if self._next > reader and is_full:
                 break
-            self._files.prefetch(self._pieces(self._batch(coming)), is_urgent)
+            self._source.files.prefetch(self._pieces(self._batch()), is_urgent)
             self._next += coming.steps.step
 
-    def _batch(self, coming: Coming) -> IntArray:
+    def _batch(self) -> IntArray:
         """The next batch. Several are computed together, and located if that takes requests."""
         if self._next not in self._batches:
+            steps = self._coming.steps
             count = LOCATED if self._batches or self._source.locating_needs_io else 1
-            steps = range(self._next, coming.steps.stop, coming.steps.step)[:count]
-            self._batches = dict(zip(steps, coming.batches(steps), strict=True))
+            steps = range(self._next, steps.stop, steps.step)[:count]
+            self._batches = dict(zip(steps, self._coming.batches(steps), strict=True))
             if self._source.locating_needs_io:
-                self._source.byte_ranges(self._whole(np.concatenate(list(self._batches.values()))))
+                self._located(np.concatenate(list(self._batches.values())))
         return self._batches[self._next]
 
     def _pieces(self, indices: IntArray) -> list[ByteRanges]:
@@ -176,4 +175,4 @@ class _Scan:
         return pieces
 
     def _located(self, indices: IntArray) -> ByteRanges:
-        return self._source.byte_ranges(self._whole(indices))
+        return self._source.byte_ranges(self._coming.whole(indices))
