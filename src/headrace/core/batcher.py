@@ -21,7 +21,7 @@ from headrace.collate.stack import Step, stack_tree
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.held import Held
-from headrace.core.reader import NotTogetherError, nothing_readable
+from headrace.core.reader import NotTogetherError
 from headrace.core.values import as_rows
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import CollateError, ConfigError, FormatError, SampleError
@@ -326,7 +326,7 @@ class Batcher:
 
     def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch | None:
         """Decodes each record, and writes its input, and of pairs its target, into their rows.
-        None: stand-ins for some, which may be anything, have to be collated.
+        None: some can't be read, and are left out or replaced.
         """
         dataset = self._dataset
         counts = dataset.sample_reader.counts
@@ -340,35 +340,12 @@ class Batcher:
         write = self._writer(request, as_array(out), beside)
         with dataset.restoring(self._decoder.draws):
             failures = dataset.value_source.each(indices, write, dataset.access())
-        indices = request
-        if any(failures):
-            if callable(dataset.on_error):
-                counts["errors"] = errors  # those are counted again
-                return None
-            good = self._readable(failures, request)
-            indices = [request[position] for position in good]
-            out = out[good]
-            if beside is not None:
-                beside = beside[good] if spec else [beside[position] for position in good]
+        if any(failures):  # those are read, and counted, again
+            counts["errors"] = errors
+            return None
         if beside is None:
-            return with_targets(dataset, out, indices)
-        return MadeBatch((out, beside), len(indices))
-
-    def _readable(self, failures: list[SampleError | None], request: BatchRequest) -> list[int]:
-        """Positions of the samples that can be read; counts and lists the others."""
-        dataset = self._dataset
-        good = []
-        first: SampleError | None = None
-        for position, failure in enumerate(failures):
-            if failure is None:
-                good.append(position)
-                continue
-            first = first or failure
-            index = request[position]
-            dataset.sample_reader.replacement(index, dataset.source_of(index), failure)
-        if first is not None and not good:
-            raise nothing_readable(first, len(request))
-        return good
+            return with_targets(dataset, out, request)
+        return MadeBatch((out, beside), len(request))
 
     def _writer(
         self, request: BatchRequest, rows: AnyArray, beside: Any

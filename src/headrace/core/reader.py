@@ -198,39 +198,33 @@ class SampleReader:
         """The records of samples that `read` reads together; a SampleError for each that can't be
         read and may be left out. (`error`: why they could not be read in another way before. Of a
         server's, that other way had more patience: it is what is told.)
+
+        Before a sample is blamed for what its server did not give, the next ones are asked for:
+        where nothing comes of them either, it is the server's fault.
         """
         try:
             return read(indices)
         except Exception as caught:
             first = error if isinstance(error, RemoteError) else caught
-        try:
-            # to name the one at fault, and to have the others
-            return self._each_alone(indices, first)
-        finally:
-            del first, error  # else it and this frame would hold one another
-
-    def _each_alone(self, indices: list[int], first: Exception) -> list[Any]:
-        """Records that were to be read together, when there was an error. Before a sample is blamed
-        for what its server did not give, the next ones are asked for: where nothing comes of them
-        either, it is the server's fault.
-        """
-        records, blamed = [], None
+        # to name the one at fault, and to have the others
+        records = []
+        blamed: SampleError | None = None
         try:
             for index in indices:
                 try:
                     records.append(self._record(index, first))
-                except SampleError as error:
-                    if not isinstance(error.__cause__, RemoteError | AccessError):
+                except SampleError as failure:
+                    if not isinstance(failure.__cause__, RemoteError | AccessError):
                         raise
-                    blamed = blamed or error
+                    blamed = blamed or failure
                 else:
                     if blamed is not None:
-                        raise blamed
+                        break
             if blamed is not None:
                 raise blamed
             return records
         finally:
-            del blamed, first  # else they and this frame would hold one another
+            del blamed, first, error  # else they and this frame would hold one another
 
     def _record(self, index: int, first: Exception) -> Any:
         """The record of a sample that was to be read before, with others, when there was an
