@@ -26,12 +26,8 @@ PADS = ("reflect", "edge", "constant")
 EDGES = ("drop", "pad", "shift")
 
 
-@dataclass(frozen=True)
-class Box:
-    """A part of a volume: along each axis from `start` to before `stop`."""
-
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+Box = tuple[Sequence[int], Sequence[int]]
+"""A part of a volume: along each axis from the first number to before the second."""
 
 
 class PatchGrid:
@@ -73,20 +69,20 @@ class PatchGrid:
                 )
         if 0 in self.shape:
             raise ConfigError(f"a volume of {list(shape)} has no voxels, and so no patches")
-        self.boxes = [Box((0,) * len(self.shape), self.shape)] if boxes is None else list(boxes)
-        for box in self.boxes:
-            inside = all(
-                0 <= a < b <= s for a, b, s in zip(box.start, box.stop, self.shape, strict=True)
+        self.boxes: list[Box] = [((0,) * len(self.shape), self.shape)]
+        if boxes is not None:
+            self.boxes = [(tuple(map(int, start)), tuple(map(int, stop))) for start, stop in boxes]
+        self.counts: list[tuple[int, ...]] = []
+        for start, stop in self.boxes:
+            is_inside = len(start) == len(stop) == len(self.shape) and all(
+                0 <= a < b <= s for a, b, s in zip(start, stop, self.shape, strict=True)
             )
-            if len(box.start) != len(self.shape) or not inside:
+            if not is_inside:
                 raise ConfigError(
-                    f"the box from {list(box.start)} to {list(box.stop)} does not lie inside of a "
-                    f"volume of {list(shape)}"
+                    f"the box from {list(start)} to {list(stop)} does not lie inside of a volume "
+                    f"of {list(shape)}"
                 )
-        self.counts: list[tuple[int, ...]] = [
-            tuple(map(self._count, box.start, box.stop, self.patch, self.stride))
-            for box in self.boxes
-        ]
+            self.counts.append(tuple(map(self._count, start, stop, self.patch, self.stride)))
         self._ends = np.cumsum([math.prod(counts) for counts in self.counts], dtype=np.int64)
 
     def _count(self, start: int, stop: int, patch: int, stride: int) -> int:
@@ -102,9 +98,7 @@ class PatchGrid:
         return -(-room // stride) + 1
 
     def __len__(self) -> int:
-        if len(self._ends):
-            return int(self._ends[-1])
-        return 0
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def too_short(self) -> list[int]:
         """The axes along which no patch fits into any box."""
@@ -117,12 +111,12 @@ class PatchGrid:
     def corner(self, index: int) -> tuple[int, ...]:
         """The lowest corner of a patch."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        box = self.boxes[number]
-        first = int(self._ends[number - 1]) if number else 0
-        places = np.unravel_index(index - first, self.counts[number])
-        corner = np.multiply(places, self.stride) + box.start
+        start, stop = self.boxes[number]
+        inner = index - int(self._ends[number]) + math.prod(self.counts[number])
+        places = np.unravel_index(inner, self.counts[number])
+        corner = np.multiply(places, self.stride) + start
         if self.edges == "shift":
-            corner = np.minimum(corner, np.subtract(box.stop, self.patch))
+            corner = np.minimum(corner, np.subtract(stop, self.patch))
         return tuple(corner.tolist())
 
     def reaches_beyond(self, corner: Sequence[int]) -> bool:
@@ -287,40 +281,32 @@ class PatchSource(ReadersSource):
         them.
         """
         out[...] = volume.value
-        box = _box_of(axes)
-        if box is None:
-            return
-        part = np.empty(box[1], out.dtype)
-        volume.reader.read_boxes([box[0]], [part], self.run)
         inside = [places >= 0 for places in axes]
-        each = zip(axes, inside, box[0], strict=True)
-        taken = [places[mask] - start for places, mask, start in each]
-        out[np.ix_(*inside)] = part[np.ix_(*taken)]
-
-    # -- byte ranges
+        for start, extents in _box_of(axes):
+            part = np.empty(extents, out.dtype)
+            volume.reader.read_boxes([start], [part], self.run)
+            each = zip(axes, inside, start, strict=True)
+            taken = [places[mask] - first for places, mask, first in each]
+            out[np.ix_(*inside)] = part[np.ix_(*taken)]
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
         located: list[ByteRanges] = []
         for volume in self.volumes:
-            boxes: list[tuple[Sequence[int], Sequence[int]]] = []
+            boxes: list[Box] = []
             for corner in corners:
                 axes = volume.places(corner, self.grid)
                 if axes is None:
                     boxes.append((volume.corner(corner), volume.shape(self.grid.patch)))
-                    continue
-                box = _box_of(axes)
-                if box is not None:
-                    boxes.append(box)
+                else:
+                    boxes += _box_of(axes)
             located.append(volume.reader.box_ranges(boxes, missing))
         return located
 
     @property
     def stored_nbytes(self) -> int:
         """As if nothing were compressed; chunks count for each line of patches that they are in."""
-        return len(self.blocks_of(0)) * sum(self._line_nbytes(volume) for volume in self.volumes)
-
-    # -- the rest
+        return len(self.blocks_of(0)) * sum(map(self._line_nbytes, self.volumes))
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Patches along the last axis."""
@@ -369,10 +355,8 @@ class PatchSource(ReadersSource):
             for volume in self.volumes
             for axis, table in sorted(volume.tables.items())
         ]
-        boxes = [[box.start, box.stop] for box in self.grid.boxes]
-        return layout_fingerprint(
-            [arrays, tables, self.grid.patch, self.grid.stride, self.grid.edges, boxes]
-        )
+        grid = self.grid
+        return layout_fingerprint([arrays, tables, grid.patch, grid.stride, grid.edges, grid.boxes])
 
     def location(self, index: int) -> str:
         return (
@@ -381,13 +365,12 @@ class PatchSource(ReadersSource):
         )
 
 
-def _box_of(axes: Sequence[IntArray]) -> tuple[list[int], list[int]] | None:
+def _box_of(axes: Sequence[IntArray]) -> list[Box]:
     """Lowest corner and extents of the box that has all of these places along each axis (-1:
-    none); None: there are none.
+    none); []: there are none.
     """
     inside = [places[places >= 0] for places in axes]
-    if not all(len(places) for places in inside):
-        return None
-    return [int(places.min()) for places in inside], [
-        int(places.max() - places.min()) + 1 for places in inside
-    ]
+    if not all(map(len, inside)):
+        return []
+    start = [int(places.min()) for places in inside]
+    return [(start, [int(np.ptp(places)) + 1 for places in inside])]

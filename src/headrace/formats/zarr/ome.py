@@ -18,13 +18,15 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import shown_array
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.arrays.volumes import Box, PatchGrid, PatchSource, Volume
+from headrace.formats.arrays.volumes import PatchGrid, PatchSource, Volume
 from headrace.formats.tree import join
 from headrace.formats.zarr.rows import ZarrTree
 from headrace.io.paths import listed_names
 
 Extents = Sequence[int] | Mapping[str, int]
 Scale = float | Sequence[float] | Mapping[str, float]
+
+Floats = npt.NDArray[np.float64]
 
 _FARTHEST = 2.0  # how many times larger or smaller than asked for a voxel may be
 _TIE = 1e-6  # of a voxel: what counts as halfway between two
@@ -53,8 +55,8 @@ class Level(NamedTuple):
     """
 
     path: str
-    scale: npt.NDArray[np.float64]
-    translation: npt.NDArray[np.float64]
+    scale: Floats
+    translation: Floats
 
 
 class Image(NamedTuple):
@@ -94,7 +96,7 @@ class Image(NamedTuple):
         """
         if scale is None:
             return self.levels[0]
-        axes = self.spatial_axes or [*range(len(self.axes))]
+        axes = self.spatial_axes or list(range(len(self.axes)))
         if isinstance(scale, Mapping):
             _check_names("scale", scale, self.names)
             axes = [self.names.index(name) for name in scale]
@@ -103,13 +105,12 @@ class Image(NamedTuple):
         if isinstance(scale, int | float):
             voxels = voxels.min(axis=1, keepdims=True)
         wanted = np.array(scale, np.float64).reshape(-1)
-        if len(wanted) != voxels.shape[1]:
+        if len(wanted) != voxels.shape[1] or not ((wanted > 0) & (wanted < np.inf)).all():
             names = ", ".join(self.names[axis] for axis in axes)
             raise ConfigError(
-                f"scale={scale} needs {len(axes)} extents, along {names} of {self.where}"
+                f"scale={scale} must be {voxels.shape[1]} positive numbers, extents of a voxel along "
+                f"{names} of {self.where}"
             )
-        if not (np.isfinite(wanted).all() and (wanted > 0).all()):
-            raise ConfigError(f"scale={scale!r}: the extents of a voxel are positive numbers")
         ratios = np.abs(np.log(voxels / wanted))
         nearest = int(ratios.sum(axis=1).argmin())
         if ratios[nearest].max() > np.log(_FARTHEST) + _TIE:
@@ -134,7 +135,7 @@ def image_at(tree: ZarrTree, name: str) -> Image | None:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
     ome = _ome_in(tree, name)
-    where = f"{tree.shown}{', ' + repr(name) if name else ''}"
+    where = shown_array(tree.path, name)
     if ome.get("multiscales") is None:
         return None
     try:
@@ -174,30 +175,22 @@ def image_at(tree: ZarrTree, name: str) -> Image | None:
         ) from error
 
 
-def _transform(
-    metadata: dict[str, Any], axes: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _transform(metadata: dict[str, Any], axes: int) -> tuple[Floats, Floats]:
     """Scale and translation that the transformations of an image or level make together."""
     scale = np.ones(axes)
     translation = np.zeros(axes)
-    for transformation in metadata.get("coordinateTransformations", []):
-        kind = transformation["type"]
-        if kind == "identity":
+    for one in metadata.get("coordinateTransformations", []):
+        if one["type"] == "identity":
             continue
-        if kind not in ("scale", "translation"):
-            raise ValueError(
-                f"a transformation of type {kind!r}, where a scale and a translation may stand"
-            )
-        values = np.array(transformation[kind], np.float64)
-        if values.shape != (axes,) or not np.isfinite(values).all():
-            raise ValueError(f"a {kind} of {transformation[kind]} for {axes} axes")
-        if kind == "translation":
+        values = np.array(one.get(one["type"]), np.float64)
+        is_fit = values.shape == (axes,) and np.isfinite(values).all()
+        if one["type"] == "translation" and is_fit:
             translation = translation + values
-            continue
-        if (values <= 0).any():
-            raise ValueError(f"a scale of {transformation[kind]}, which is not positive")
-        scale = scale * values
-        translation = translation * values
+        elif one["type"] == "scale" and is_fit and (values > 0).all():
+            scale = scale * values
+            translation = translation * values
+        else:
+            raise ValueError(f"{one} is no positive scale, and no translation, of {axes} axes")
     return scale, translation
 
 
@@ -330,28 +323,19 @@ def patch_source(
     patch = _extents(array, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
     names = array.axis_names[before:]
-    if stride is None:
-        steps = patch
-    elif isinstance(stride, int | np.integer):
-        steps = [int(stride)] * len(patch)
+    if isinstance(stride, int | np.integer):
+        stride = [int(stride)] * len(patch)
     elif isinstance(stride, Mapping):
         _check_names("stride", stride, names)
-        steps = [stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
-    else:
-        steps = list(stride)
-    parts: list[Box] | None = None
-    if boxes is not None:
-        parts = [Box(tuple(map(int, first)), tuple(map(int, last))) for first, last in boxes]
-    grid = PatchGrid(reader.shape[before:], patch, steps, edges, parts)
+        stride = [stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
+    grid = PatchGrid(reader.shape[before:], patch, stride or patch, edges, boxes)
     if not len(grid):
         short = [names[axis] or str(axis) for axis in grid.too_short()]
-        along = ""
-        if short:
-            along = f", along {', '.join(short)}"
         raise ConfigError(
             f"{array.where}: no patch of {list(grid.patch)} fits into a volume of "
-            f"{list(grid.shape)}, or into its boxes{along}: use a smaller patch_shape, or "
-            "edges='pad', which fills patches up (edges='shift' only moves back patches that fit)"
+            f"{list(grid.shape)}, or into its boxes, along {', '.join(short) or 'all axes'}: use a "
+            "smaller patch_shape, or edges='pad', which fills patches up (edges='shift' only moves "
+            "back patches that fit)"
         )
     axes = (*[None] * before, *range(len(patch)))
     volumes = [Volume(array.name, reader, pad, reader.chunks.fill, axes)]
@@ -424,7 +408,6 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
                 f"{list(grid.shape)} as {array.name!r} does"
             )
         return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
-    axes = _follow(image, labels, len(grid.patch))
     shared = [(n, image.names.index(a)) for n, a in enumerate(labels.names) if a in image.names]
     differences: list[float] = []
     for other in labels.levels:
@@ -434,6 +417,7 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
     own = labels.levels[differences.index(min(differences))]
     reader = _level_of(tree, labels, own).reader()
     before = len(image.axes) - len(grid.patch)
+    axes = _follow(image.axes[before:], labels)
     tables: dict[int, npt.NDArray[np.int64]] = {}
     for number, axis in enumerate(axes):
         if axis is None:
@@ -458,31 +442,23 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
     return Volume(own.path, reader, pad, 0, tuple(axes), tables)
 
 
-def _follow(image: Image, labels: Image, patch_axes: int) -> list[int | None]:
-    """For each axis of the labels, the axis of patches that it goes along; None: none.
+def _follow(own: Sequence[Axis], labels: Image) -> list[int | None]:
+    """For each axis of the labels, which of the axes of patches it goes along; None: none.
 
     Raises:
         ConfigError: an axis of space is missing, axes come in another order, or are in other units.
     """
-    own = image.axes[len(image.axes) - patch_axes :]
     names = [axis.name for axis in own]
-    missing = [axis.name for axis in own if axis.kind == "space" and axis.name not in labels.names]
-    if missing:
-        raise ConfigError(
-            f"{labels.where} has axes {', '.join(labels.names)}: patches of the image go along "
-            f"{', '.join(missing)} too"
-        )
     axes = [names.index(name) if name in names else None for name in labels.names]
     shared = [axis for axis in axes if axis is not None]
-    if shared != sorted(shared):
+    is_missing = any(axis.kind == "space" and axis.name not in labels.names for axis in own)
+    if is_missing or shared != sorted(shared):
         raise ConfigError(
-            f"{labels.where} has its axes in another order, {', '.join(labels.names)}, than the "
-            f"image: {', '.join(names)}"
+            f"{labels.where} has axes {', '.join(labels.names)}: patches of the image go along "
+            f"{', '.join(names)}, in this order"
         )
     for label, axis in zip(labels.axes, axes, strict=True):
-        if axis is None or not label.unit or not own[axis].unit:
-            continue
-        if label.unit != own[axis].unit:
+        if axis is not None and "" != label.unit != own[axis].unit != "":
             raise ConfigError(
                 f"{labels.where} is measured in {label.unit} along {label.name!r}, and the image "
                 f"in {own[axis].unit}: write both in one unit"
