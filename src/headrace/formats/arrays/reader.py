@@ -43,8 +43,6 @@ None if it was never written.
 GROUP = 64 << 20
 """Decoded bytes of the chunks whose stored bytes are held at once."""
 _MANY = 4  # rows of a chunk from which on they are copied by one call
-_NEAR = 4 << 10  # bytes between two rows that are rather read than asked for apart
-_STRETCH = 8 << 20  # bytes that are read by one call into scratch memory
 _PARTS = 16  # of sorted rows, which threads share
 
 
@@ -318,7 +316,13 @@ class ArrayReader:
         if not len(outs) or not outs[0].size:
             return
         if self.raw is not None:
-            self._read_raw_rows(self._rows, rows, outs)
+            if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
+                whole = bytes_of(outs)
+                step = outs[:1].nbytes
+                buffers = [whole[start : start + step] for start in range(0, len(whole), step)]
+            else:
+                buffers = [bytes_of(out) for out in outs]
+            self._rows.read_raw(self._rows.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
             return
         grid = self._rows.grid
         if grid.inner > 1:
@@ -371,8 +375,8 @@ class ArrayReader:
         visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run)
 
     def gather(self, rows: IntArray, out: AnyArray, run: Map | None) -> None:
-        """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that lie
-        near one another as they are, are read together.
+        """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that follow
+        one another are read by one call.
 
         Args:
             rows: [n] numbers of rows, in any order; one may come twice.
@@ -382,52 +386,54 @@ class ArrayReader:
         if self.raw is None or not out.size:
             self.read_rows(rows, out, run or one_after_the_other)
             return
-        raw = self.raw
-        row_bytes = out[:1].nbytes
         order = np.argsort(rows, kind="stable")
-        most = -(-len(rows) * (row_bytes + _NEAR) // _STRETCH)
-        if run is not None and not raw.is_remote:
-            most = max(most, _PARTS)
-        parts = np.array_split(order, max(1, min(most, len(rows))))
+        count = 1 if run is None or self.raw.is_remote else min(_PARTS, len(rows))
+        parts = np.array_split(order, count)
 
         def part(number: int) -> None:
             places = parts[number]
-            some = rows[places]
-            steps = np.diff(some)
-            if (steps == 1).all() and (np.diff(places) == 1).all():
-                self.read_spans(some[:1], [out[places[0] : places[-1] + 1]], one_after_the_other)
-                return
-            is_new = np.concatenate([[True], (steps - 1) * row_bytes > _NEAR])
-            if 2 * is_new.sum() > len(some):
-                self.read_rows(some, [out[place, ...] for place in places], one_after_the_other)
-                return
-            firsts = some[is_new]
-            ends = some[np.append(is_new[1:], True)] + 1
-            begins = np.cumsum(ends - firsts) - (ends - firsts)
-            scratch = np.empty((int((ends - firsts).sum()), *self.shape[1:]), self.dtype)
-            spans = [
-                scratch[begin : begin + end - first]
-                for begin, first, end in zip(begins, firsts, ends, strict=True)
-            ]
-            self.read_spans(firsts, spans, one_after_the_other)
-            out[places] = scratch[some + (begins - firsts)[np.cumsum(is_new) - 1]]
+            is_new = np.ones(len(places), bool)
+            is_new[1:] = (np.diff(rows[places]) != 1) | (np.diff(places) != 1)
+            edges = np.append(np.flatnonzero(is_new), len(places))
+            starts = places[is_new]
+            each = zip(starts.tolist(), (starts + np.diff(edges)).tolist(), strict=True)
+            self.read_spans(rows[starts], [out[a:b] for a, b in each], one_after_the_other)
 
-        (run or one_after_the_other)(part, len(parts))
+        (run or one_after_the_other)(part, count)
 
     def read_spans(self, firsts: IntArray, outs: Sequence[AnyArray], run: Map) -> None:
         """Copies spans of rows: for each array as many as it has, from its first one on."""
+        if self.chunks.grid.inner > 1:
+            some = [number for number, out in enumerate(outs) if out.size]
+            corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
+            self.read_boxes(corners, [outs[number] for number in some], run)
+            return
+        ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
+        cuts = Cuts.of_spans(firsts, ends, self.height)
+        starts = (cuts.starts - firsts[cuts.spans]).tolist()
+        stops = (cuts.stops - firsts[cuts.spans]).tolist()
+        each = zip(cuts.spans.tolist(), starts, stops, strict=True)
+        self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], run)
+
+    def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], run: Map) -> None:
+        """Copies parts of chunks, of which each has whole rows."""
         if self.raw is not None:
-            ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
-            cuts = Cuts.of_spans(firsts, ends, self.height)
-            starts = cuts.starts - firsts[cuts.spans]
-            stops = cuts.stops - firsts[cuts.spans]
-            each = zip(cuts.spans.tolist(), starts.tolist(), stops.tolist(), strict=True)
-            parts = [outs[span][start:stop] for span, start, stop in each]
             self.raw.read_raw(cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
             return
-        some = [number for number, out in enumerate(outs) if out.size]
-        corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
-        self.read_boxes(corners, [outs[number] for number in some], run)
+        begins = cuts.chunks * self.height
+        starts = (cuts.starts - begins).tolist()
+        stops = (cuts.stops - begins).tolist()
+        fill = self.chunks.fill
+        clip = tuple(slice(0, extent) for extent in self.shape[1:])
+
+        def take(numbers: IntArray, chunk: AnyArray | None) -> None:
+            for number in numbers.tolist():
+                rows = fill
+                if chunk is not None:
+                    rows = chunk[(slice(starts[number], stops[number]), *clip)]
+                parts[number][...] = rows
+
+        self._visit_parts(cuts.chunks, cuts.stops - cuts.starts, take, run)
 
     def whole(self, run: Map) -> AnyArray:
         """All rows, as one array."""
@@ -468,44 +474,15 @@ class ArrayReader:
             used = [height if any(one.source == whole for one in some) else 0 for some in each]
         visit(chunks, self.cache, self.key, list(pieces), used, use, run)
 
-    # -- rows that lie as they are
-
-    def _read_raw_rows(self, raw: DirectChunks, rows: Sequence[int] | IntArray, outs: Rows) -> None:
-        if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
-            whole = bytes_of(outs)
-            nbytes = raw.nbytes
-            buffers = [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
-        else:
-            buffers = [bytes_of(out) for out in outs]
-        raw.read_raw(raw.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
-
-    def read_cuts(self, cuts: Cuts, run: Map) -> AnyArray:
+    def joined(self, cuts: Cuts, run: Map) -> AnyArray:
         """The elements of parts of a 1-D array, one part behind the other, perhaps read-only."""
-        raw = self.raw
-        sizes = cuts.stops - cuts.starts
-        ends = np.cumsum(sizes)
-        if raw is not None:
-            ranges = cuts.ranges(raw)
+        if self.raw is not None:
+            ranges = cuts.ranges(self.raw)
             if len(ranges.paths) == 1 and ranges.is_written.all():
-                return np.frombuffer(raw.files.read_joined(ranges), self.dtype)
-            out = np.empty(int(ends[-1]), self.dtype)
-            parts = np.split(out, ends[:-1])
-            raw.read_raw(ranges, parts, list(map(bytes_of, parts)))
-            return out
-        out = np.empty(int(ends[-1]), self.dtype)
-        fill = self.chunks.fill
-        first_rows = cuts.chunks * self.height
-        starts = (cuts.starts - first_rows).tolist()
-        stops = (cuts.stops - first_rows).tolist()
-        begins = (ends - sizes).tolist()
-        targets = ends.tolist()
-
-        def take(parts: IntArray, chunk: AnyArray | None) -> None:
-            for part in parts.tolist():
-                rows = fill if chunk is None else chunk[starts[part] : stops[part]]
-                out[begins[part] : targets[part]] = rows
-
-        self._visit_parts(cuts.chunks, sizes, take, run)
+                return np.frombuffer(self.raw.files.read_joined(ranges), self.dtype)
+        edges = [0, *np.cumsum(cuts.stops - cuts.starts).tolist()]
+        out = np.empty(edges[-1], self.dtype)
+        self._read_cuts(cuts, [out[a:b] for a, b in itertools.pairwise(edges)], run)
         return out
 
 
@@ -537,7 +514,7 @@ def read_joined(
         firsts = firsts[is_new]
     heights = {reader.height for reader in readers}
     cuts = {height: Cuts.of_spans(firsts, ends, height) for height in heights}
-    return [reader.read_cuts(cuts[reader.height], run) for reader in readers]
+    return [reader.joined(cuts[reader.height], run) for reader in readers]
 
 
 class Cuts(NamedTuple):

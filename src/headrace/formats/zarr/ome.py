@@ -108,8 +108,8 @@ class Image(NamedTuple):
         if len(wanted) != voxels.shape[1] or not ((wanted > 0) & (wanted < np.inf)).all():
             names = ", ".join(self.names[axis] for axis in axes)
             raise ConfigError(
-                f"scale={scale} must be {voxels.shape[1]} positive numbers, extents of a voxel along "
-                f"{names} of {self.where}"
+                f"scale={scale} must be {voxels.shape[1]} positive numbers: extents of a voxel, "
+                f"along {names} of {self.where}"
             )
         ratios = np.abs(np.log(voxels / wanted))
         nearest = int(ratios.sum(axis=1).argmin())
