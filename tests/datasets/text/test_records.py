@@ -12,7 +12,7 @@ import pytest
 
 from headrace import TextDataset, open_dataset, pack
 from headrace.datasets.text import passes
-from headrace.errors import ConfigError, FormatError, HeadraceWarning, SampleError
+from headrace.errors import ConfigError, FormatError, SampleError
 from tests.datasets.text.test_text import labels, texts, write
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -198,8 +198,3 @@ class TestTargets:
             assert again.lengths().tolist() == [5, 5]
         with pytest.raises(pytest.fail.Exception):
             TextDataset(path, on_error="skip", **options)
-
-    def test_texts_that_are_hardly_classes(self, tmp_path: Path) -> None:
-        path = one_file(tmp_path, "a.csv", table(*(f"text {n}" for n in range(150))))
-        with pytest.warns(HeadraceWarning, match="150 different texts in 150 records"):
-            TextDataset(path, target_field="label")

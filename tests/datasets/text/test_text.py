@@ -358,7 +358,7 @@ class TestAround:
             del dataset
             gc.collect()
             assert MemoryBudget().reserved == before
-        with pytest.raises(BudgetError, match="tokens of 1 documents"):
+        with pytest.raises(BudgetError, match="tokens of all documents"):
             TextDataset(path, max_memory_usage="10MB", **options)
 
     def test_pickled_and_read_elsewhere(

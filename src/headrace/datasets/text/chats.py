@@ -12,11 +12,10 @@ Ids of chats are marked: an id that is supervised stands for itself, another one
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,28 +57,20 @@ _FORM = '{"role": ..., "content": ...}'
 _MARKS = re.compile(r"\{%[-+]?\s*generation\b")
 
 
-class Chat(NamedTuple):
-    """A conversation.
-
-    Attributes:
-        messages: each has a "role", and a "content" or something instead of it; what is None is
-            left out.
-        weights: of each message: 0 if it is not supervised, though it is the assistant's.
-        fields: of the record.
-    """
-
-    messages: list[dict[str, Any]]
-    weights: list[int]
-    fields: Mapping[str, Any]
-
-
-def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
-    """The chat of a record.
+def chat_of(
+    record: Any, field: str | Callable[[Any], Any]
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """The messages of a record, and the weight of each: 0 if it is not supervised, though it is
+    the assistant's.
 
     Args:
         record: as its file has it.
         field: the name of the field that holds the messages, or a callable from the record to them;
             "text": see `CHAT_FIELDS`.
+
+    Returns:
+        Messages with a "role", and a "content" or something instead of it; what is None is left
+        out.
 
     Raises:
         FormatError: there is none, or it is not of the form above.
@@ -89,37 +80,33 @@ def chat_of(record: Any, field: str | Callable[[Any], Any]) -> Chat:
         given = _json_field({"messages": given}, "messages", list)
     if not isinstance(given, list) or not given:
         raise FormatError(
-            f"its messages are {_short(given)}: they must be a list of at least one {_FORM}"
+            f"its messages are {given!r:.60}: they must be a list of at least one {_FORM}"
         )
-    chat = Chat([], [], record if isinstance(record, Mapping) else {})
+    messages = []
     for number, message in enumerate(given, 1):
         try:
-            one = _message(message)
+            messages.append(_message(message))
         except FormatError as error:
             raise FormatError(f"message {number} of {len(given)} {error}") from None
-        chat.weights.append(one.pop("weight", 1))
-        chat.messages.append(one)
-    if not callable(field):
-        _add_system(chat)
-    if not any(
-        message["role"] == _ASSISTANT and weight
-        for message, weight in zip(chat.messages, chat.weights, strict=True)
-    ):
-        roles = ", ".join(message["role"] for message in chat.messages)
+    if isinstance(record, Mapping) and not callable(field):
+        _add_system(messages, record.get(SYSTEM))
+    weights = [message.pop("weight", 1) for message in messages]
+    roles = [message["role"] for message in messages]
+    if (_ASSISTANT, 1) not in zip(roles, weights, strict=True):
         raise FormatError(
             "it has no assistant's turn, or each of them has the weight 0, so there is nothing to "
-            f"learn from it; its roles are {roles}"
+            f"learn from it; its roles are {', '.join(roles)}"
         )
-    return chat
+    return messages, weights
 
 
 def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
     if callable(field):
         return made_by(field, record)
-    if isinstance(record, list) and field == TEXT_FIELD:
-        return record
-    if field != TEXT_FIELD or not isinstance(record, Mapping):
+    if field != TEXT_FIELD or not isinstance(record, (Mapping, list)):
         return field_of(record, field)
+    if isinstance(record, list):
+        return record
     for name in CHAT_FIELDS:
         if record.get(name) is not None:
             return record[name]
@@ -129,20 +116,18 @@ def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
     )
 
 
-def _add_system(chat: Chat) -> None:
+def _add_system(messages: list[dict[str, Any]], system: Any) -> None:
     """Puts the field `SYSTEM` in front, unless a system's message is there already."""
-    system = chat.fields.get(SYSTEM)
     if system is None or (isinstance(system, str) and not system.strip()):
         return
     if not isinstance(system, str):
         raise FormatError(
-            f"its field {SYSTEM!r} is {_short(system)}: it must be a text, or pass as text_field= "
+            f"its field {SYSTEM!r} is {system!r:.60}: it must be a text, or pass as text_field= "
             "a callable, which leaves it out"
         )
-    first = chat.messages[0]
+    first = messages[0]
     if first["role"] not in ("system", "developer"):
-        chat.messages.insert(0, {"role": "system", "content": system})
-        chat.weights.insert(0, 1)
+        messages.insert(0, {"role": "system", "content": system})
     elif (first.get("content") or "").strip() != system.strip():
         raise FormatError(
             f"its field {SYSTEM!r} and its first message, the {first['role']}'s, are different "
@@ -153,52 +138,49 @@ def _add_system(chat: Chat) -> None:
 def _message(message: Any) -> dict[str, Any]:
     """A message as templates take it, perhaps with its weight."""
     if not has_role(message):
-        raise FormatError(f"is {_short(message)}: it must be {_FORM}")
+        raise FormatError(f"is {message!r:.60}: it must be {_FORM}")
     made = {key: value for key, value in message.items() if value is not None}
     if "role" not in message:
         sender = message["from"]
         if not isinstance(sender, str) or sender not in _SENDERS:
             raise FormatError(
-                f"is from {_short(sender)}: it must be from one of {', '.join(map(repr, _SENDERS))}"
+                f"is from {sender!r:.60}: it must be from one of {', '.join(map(repr, _SENDERS))}"
             )
         made = {"role": _SENDERS[sender], "content": message.get("value")}
     role = made.get("role")
     if not isinstance(role, str) or not role:
-        raise FormatError(f"has the role {_short(role)}: it must be a text such as 'user'")
+        raise FormatError(f"has the role {role!r:.60}: it must be a text such as 'user'")
     if made.get("weight", 1) not in (0, 1):
-        raise FormatError(f"has the weight {_short(made['weight'])}: it must be 0 or 1")
+        raise FormatError(f"has the weight {made['weight']!r:.60}: it must be 0 or 1")
     content = made.get("content")
     if isinstance(content, list):
-        content = "".join(_text_of_part(part, number) for number, part in enumerate(content, 1))
-        made["content"] = content
-    has_more = any(map(made.get, _INSTEAD))
-    if content is None and has_more:
+        joined = ""
+        for number, part in enumerate(content, 1):
+            text = part
+            if isinstance(part, Mapping) and part.get("type") in ("text", None):
+                text = part.get("text")
+            if not isinstance(text, str):
+                raise FormatError(
+                    f"has at part {number} of its content {part!r:.60}: only parts "
+                    f'{{"type": "text", "text": ...}} are read'
+                )
+            joined += text
+        made["content"] = content = joined
+    if any(map(made.get, _INSTEAD)) and (content is None or isinstance(content, str)):
         return made
     if not isinstance(content, str):
-        has = "no content"
-        if content is not None:
-            has = f"a content of type {type(content).__name__}"
-        raise FormatError(f"({role}) has {has}: give it a text, or a list of parts of text")
-    if role == _ASSISTANT and not content.strip() and not has_more:
+        raise FormatError(
+            f"({role}) has no content that is a text, or a list of parts of text: it is "
+            f"{content!r:.60}"
+        )
+    if role == _ASSISTANT and not content.strip():
         raise FormatError("(assistant) has an empty content, so there is nothing to learn from it")
     return made
 
 
-def _text_of_part(part: Any, number: int) -> str:
-    text = part
-    if isinstance(part, Mapping) and part.get("type") in ("text", None):
-        text = part.get("text")
-    if not isinstance(text, str):
-        raise FormatError(
-            f'has at part {number} of its content {_short(part)}: only parts {{"type": "text", '
-            f'"text": ...}} are read'
-        )
-    return text
-
-
-def _json_field(record: Mapping[str, Any], name: str, kind: type) -> Any:
+def _json_field(record: Any, name: str, kind: type) -> Any:
     """A field that holds JSON, or its text; None where it holds nothing."""
-    value = record.get(name)
+    value = record.get(name) if isinstance(record, Mapping) else None
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
@@ -207,15 +189,8 @@ def _json_field(record: Mapping[str, Any], name: str, kind: type) -> Any:
     if not value:
         return None
     if not isinstance(value, kind):
-        raise FormatError(f"its field {name!r} is {_short(value)}, and no {kind.__name__} of JSON")
+        raise FormatError(f"its field {name!r} is {value!r:.60}, and no {kind.__name__} of JSON")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    if len(text) <= 60:
-        return text
-    return f"{text[:57]}..."
 
 
 class Chats(Texts):
@@ -236,7 +211,6 @@ class Chats(Texts):
         options.check_chats()
         tokenizer = options.tokenizer
         _check_template(tokenizer, options.chat_template)
-        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
         about = json.dumps([tokenizer.chat_template, options.chat_template], default=repr)
         self._template_identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
@@ -245,66 +219,52 @@ class Chats(Texts):
         known = super().identity
         return None if known is None else f"{known}|chat:{self._template_identity}"
 
-    def _chat(self, index: int, record: Any) -> Chat:
-        row = self.row(index, record)
-        column = self.options.column
-        if column is not None and not isinstance(row, dict):
-            row = {column: row}
-        return chat_of(_plain(row), self.options.text_field if column is None else column)
-
-    def text_and_target(self, index: int, record: Any) -> tuple[Any, Any]:
-        return self._applied(self._chat(index, record), tokenize=False), None
-
-    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
-        made: list[Any] = []
-        for number, (index, record) in enumerate(items):
-            try:
-                ids = self._encoded(self._chat(index, record))
-                most = self.options.max_length
-                if most is not None and len(ids) > most:
-                    check_supervised(ids[:most])
-                    ids = ids[:most].copy()  # a view would hold all of it
-                made.append(ids)
-            except Exception as error:
-                made.append(failed(number, "can't be decoded", error))
-        return made
-
-    def _applied(self, chat: Chat, **how: Any) -> Any:
-        """What the tokenizer's template makes of a chat."""
-        tools = _json_field(chat.fields, TOOLS, list)
-        own = _json_field(chat.fields, OPTIONS, dict) or {}
-        reserved = self._reserved & own.keys()
-        if reserved:
-            raise FormatError(
-                f"its chat_template_kwargs hold {', '.join(sorted(reserved))}, which is not the "
-                "template's: leave it out"
-            )
-        given = {**own, **how}
+    def _applied(self, index: int, record: Any, **how: Any) -> tuple[Any, list[bool]]:
+        """What the tokenizer's template makes of a chat, and which of the assistant's turns are
+        supervised.
+        """
+        row = _plain(self.row(index, record))
+        field = self.options.column or self.options.text_field
+        if self.options.column is not None and not isinstance(row, dict):
+            row = {field: row}
+        messages, weights = chat_of(row, field)
+        given = _json_field(row, OPTIONS, dict) or {}
+        given["tools"] = _json_field(row, TOOLS, list)
         if self.options.chat_template is not None:
             given["chat_template"] = self.options.chat_template
         try:
-            return self.options.tokenizer.apply_chat_template(chat.messages, tools=tools, **given)
+            made = self.options.tokenizer.apply_chat_template(messages, **given, **how)
         except MemoryError:
             raise
         except Exception as error:
             raise FormatError(
                 f"the chat template can't render it: {error or type(error).__name__}"
             ) from error
+        each = zip(messages, weights, strict=True)
+        return made, [weight != 0 for message, weight in each if message["role"] == _ASSISTANT]
 
-    def _encoded(self, chat: Chat) -> npt.NDArray[np.int32]:
+    def text_and_target(self, index: int, record: Any) -> tuple[Any, Any]:
+        return self._applied(index, record, tokenize=False)[0], None
+
+    def decode_batch(self, items: Sequence[tuple[int, Any]], failed: Failed) -> list[Any]:
+        made: list[Any] = []
+        for number, (index, record) in enumerate(items):
+            try:
+                made.append(self._encoded(index, record))
+            except Exception as error:
+                made.append(failed(number, "can't be decoded", error))
+        return made
+
+    def _encoded(self, index: int, record: Any) -> npt.NDArray[np.int32]:
         """The ids of a chat with their marks: int32 [tokens]."""
-        made = self._applied(chat, return_dict=True, return_assistant_tokens_mask=True)
+        how = {"return_dict": True, "return_assistant_tokens_mask": True}
+        made, turns = self._applied(index, record, **how)
         is_supervised = np.array(made["assistant_masks"], bool)
         if not is_supervised.any():
             raise FormatError(
                 "the chat template marks no token of it as the assistant's: its {% generation %} "
                 "must enclose each turn"
             )
-        turns = [
-            weight != 0
-            for weight, message in zip(chat.weights, chat.messages, strict=True)
-            if message["role"] == _ASSISTANT
-        ]
         if not all(turns):
             begins = np.diff(is_supervised, prepend=False) & is_supervised
             if begins.sum() != len(turns):
@@ -315,7 +275,12 @@ class Chats(Texts):
                 )
             is_supervised &= np.array(turns)[np.cumsum(begins) - 1]
         ids = np.array(made["input_ids"]).astype(np.int32)
-        return np.where(is_supervised, ids, ~ids)
+        ids = np.where(is_supervised, ids, ~ids)
+        most = self.options.max_length
+        if most is None or len(ids) <= most:
+            return ids
+        check_supervised(ids[:most])
+        return ids[:most].copy()  # a view would hold all of it
 
 
 def _plain(value: Any) -> Any:

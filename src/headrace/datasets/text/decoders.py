@@ -42,19 +42,18 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _OF_FILES = ("text_field", "labels", "delimiter")
 """What has no meaning for a column of another container."""
-_PACKED = (
+_OF_DOCUMENTS = (
     "unit",
     "column",
-    "target_field",
-    "end_token",
     "text_field",
+    "target_field",
     "labels",
     "encoding",
     "errors",
     "chat_template",
     "delimiter",
 )
-"""What packing has decided already."""
+"""What says which documents there are."""
 IGNORED = -100
 """The label of what is not supervised."""
 CHAT_FIELDS = ("messages", "conversations")
@@ -146,7 +145,7 @@ class TextOptions:
                 f"chat_template is for chats: pass unit='chat', not unit={self.unit!r}"
             )
         if self.column is not None:
-            given = self._given(_OF_FILES)
+            given = self.given(_OF_FILES)
             if given or self.unit in ("file", "line"):
                 what = ", ".join(given) or f"unit={self.unit!r}"
                 raise ConfigError(f"{what} has no meaning with column=: leave it out")
@@ -195,14 +194,14 @@ class TextOptions:
             self, max_length=None, target_field=None, stride=None, packing=False, end_token=None
         )
 
-    def packed_already(self) -> dict[str, Any]:
-        """What was given, and packing has decided, by name."""
-        return self._given(_PACKED)
+    def which_documents(self) -> dict[str, Any]:
+        """The options that say which documents there are, by name."""
+        return {name: getattr(self, name) for name in _OF_DOCUMENTS}
 
-    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def given(self, names: Sequence[str] = (*_OF_DOCUMENTS, "end_token")) -> dict[str, Any]:
+        """Of some options those that were given, by name; of all that packing has decided."""
         usual = {field.name: field.default for field in fields(self)}
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value != usual[name]}
+        return {name: getattr(self, name) for name in names if getattr(self, name) != usual[name]}
 
 
 # -- decoders
@@ -330,17 +329,7 @@ class Texts(TextDecoder):
         row = self.source.row(index, record)
         if self.name != "record":
             return row, None
-        try:
-            text = records.text_of(row, self.options.text_field)
-        except FormatError as error:
-            name = chat_field(row)
-            if name is None or callable(self.options.text_field):
-                raise
-            # no flags: none exist
-            raise FormatError(
-                f"{error}; {name!r} holds a chat: from Python its unit is 'chat', with a "
-                "HuggingFace tokenizer that has a chat template"
-            ) from None
+        text = records.text_of(row, self.options.text_field)
         field = self.options.target_field
         if field is None:
             return text, None
@@ -496,10 +485,7 @@ def _text_or_ids(value: Any, column: str) -> Any:
                     "least 0, and fit int32"
                 )
             return ids.astype(np.int32)
-    hint = ""
-    if are_messages(value):
-        hint = ": it holds chats: pass unit='chat', and a tokenizer that has a chat template"
-    raise FormatError(f"column {column!r} has a {type(value).__name__}, no text and no ids{hint}")
+    raise FormatError(f"column {column!r} has a {type(value).__name__}, no text and no ids")
 
 
 def are_messages(value: Any) -> bool:
@@ -587,10 +573,8 @@ class TokensDecoder(TextDecoder):
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         if not self._are_blocks:
             return super().own_reader(dataset, collating)
-        source = dataset.sample_source
+        source = self.source
         if not collating.stacks or not dataset.value_source.is_direct:
-            return None
-        if not isinstance(source, BlocksSource):
             return None
         long = ArraySpec((source.length,), np.dtype(np.int64))
         columns = {"input_ids": long}

@@ -8,30 +8,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.core.reader import SampleReader
 from headrace.core.values import Access, Decoded, Records
 from headrace.datasets.cells import is_rounded, parsed
 from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, warn
 from headrace.formats.text.index import kept_or_held
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens import Tokens
-from headrace.io.array_file import ArrayFile, FileArrays, Unkept
+from headrace.io.array_file import ArrayFile, Arrays, FileArrays, Unkept
 from headrace.io.paths import cache_folder, composed
-from headrace.memory.budget import MemoryBudget, format_size
+from headrace.memory.budget import MemoryBudget
 from headrace.tokenizer import dtype_for
-
-_log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """For another process that makes the same pass over all texts, while it writes nothing."""
@@ -39,9 +34,10 @@ _TOKENS_VERSION = 2
 _TOGETHER = 256  # texts that are tokenised at a time
 _TARGETS_VERSION = 5
 _SHOWN_FROM = 100_000  # records from which on progress is shown
-_MANY_CLASSES = 100  # that many, and of half of the records each its own, are hardly classes
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNREAD = object()
+Take = Callable[[AnyArray], None]
+"""Gets a long array a piece at a time."""
 
 
 def way_fingerprint(identity: str | None, end_token: int | None) -> str:
@@ -109,18 +105,19 @@ def tokens_of(
     source = texts.source
     identity = texts.identity
     with reading_all(texts, reader) as (about, expect):
-        every = _AllTokens(texts, reader, end_token, expect)
+
+        def make(take: Take) -> tuple[str, Arrays]:
+            return _tokenise(texts, reader, end_token, expect, take)
+
         arrays: FileArrays | None = None
-        if about is None or identity is None:
-            _log.info("the tokens of these texts are not kept: texts or tokenizer have no version")
-        else:
+        if about is not None and identity is not None:
             made_of = {"version": _TOKENS_VERSION, **about, "tokenizer": identity, "end": end_token}
             folder = str(cache_folder(texts.options.cache_dir))
             kept = ArrayFile(folder, "tokens", made_of)
             with Unkept(folder, "tokens are", "they are held in memory"):
-                arrays = kept.found_or_built(PATIENCE_S, lambda: every.written(kept))
+                arrays = kept.found_or_built(PATIENCE_S, lambda: _written(kept, make))
         if arrays is None:
-            arrays = every.held(budget)
+            arrays = _held(make, budget)
     left_out = arrays.short[1]
     if len(left_out):
         count = len(source)
@@ -137,124 +134,101 @@ def tokens_of(
     return Tokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
 
-class _AllTokens:
-    """The tokens of all documents, made some documents at a time.
+def _written(kept: ArrayFile, make: Callable[[Take], tuple[str, Arrays]]) -> FileArrays:
+    """The tokens in a file."""
+    with kept.writing("<i4") as writer:
+        dtype, short = make(writer.write)
+        if dtype == "uint16":
+            writer.narrow("<u2")
+        writer.short(short)
+    return kept.open()
+
+
+def _held(make: Callable[[Take], tuple[str, Arrays]], budget: MemoryBudget) -> FileArrays:
+    """The tokens in memory."""
+    pieces = [np.empty(0, np.int32)]
+    reserved = budget.reserve(0, "tokens")
+    nbytes = 0
+
+    def take(tokens: AnyArray) -> None:
+        nonlocal nbytes
+        pieces.append(tokens)
+        nbytes += tokens.nbytes
+        reserved.resize(2 * nbytes)  # in pieces, and as one array
+
+    try:
+        dtype, short = make(take)
+    except BudgetError as error:
+        reserved.close()
+        raise BudgetError(
+            "the tokens of all documents don't fit memory: give the tokenizer a `fingerprint` "
+            f"(str), so that they can be kept on disk, or raise max_memory_usage. {error}"
+        ) from None
+    whole = np.concatenate(pieces, dtype=dtype, casting="unsafe")
+    reserved.resize(whole.nbytes + short[0].nbytes)
+    return FileArrays(whole, short, reserved=reserved)
+
+
+def _tokenise(
+    texts: Texts,
+    reader: SampleReader,
+    end_token: int | None,
+    expect: Callable[[range], None],
+    take: Take,
+) -> tuple[str, Arrays]:
+    """Hands out the tokens of all documents (int32), those of some documents at a time.
 
     Args:
-        texts: the documents.
-        reader: reads them.
-        end_token: an id that is put behind each document; None: none.
-        expect: is told which ones are read next.
+        texts, reader, end_token: as for `tokens_of`.
+        expect: is told which documents are read next.
+        take: gets the tokens.
+
+    Returns:
+        The smallest dtype that holds them, and the short arrays of `Tokens`.
     """
-
-    def __init__(
-        self,
-        texts: Texts,
-        reader: SampleReader,
-        end_token: int | None,
-        expect: Callable[[range], None],
-    ) -> None:
-        self._documents = Decoded(Records(texts.source))
-        self._access = Access(reader, texts.uncut())
-        self._expect = expect
-        self._progress = texts.options.progress
-        self._end = np.array([] if end_token is None else [end_token], np.int32)
-        self._edges = np.zeros(len(texts.source) + 1, np.int64)
-
-    def written(self, kept: ArrayFile) -> FileArrays:
-        """Writes the tokens into a file."""
-        with kept.writing("<i4") as writer:
-            for tokens in self:
-                writer.write(tokens)
-            if self._dtype == "uint16":
-                writer.narrow("<u2")
-            writer.short(self._short)
-        return kept.open()
-
-    def held(self, budget: MemoryBudget) -> FileArrays:
-        """The tokens in memory."""
-        pieces = deque[npt.NDArray[np.int32]]()
-        nbytes = self._edges.nbytes
-        reserved = budget.reserve(nbytes, "tokens")
-        try:
-            for tokens in self:
-                pieces.append(tokens)
-                nbytes += tokens.nbytes
-                reserved.resize(nbytes)
-        except BudgetError as error:
-            reserved.close()
-            raise BudgetError(
-                f"the tokens of {len(self._edges) - 1:,} documents don't fit memory: give the "
-                "tokenizer a `fingerprint` (str), so that they can be kept on disk, or raise "
-                f"max_memory_usage. {error}"
-            ) from None
-        whole = np.empty(int(self._edges[-1]), self._dtype)
-        position = 0
-        while pieces:
-            piece = pieces.popleft()
-            whole[position : position + len(piece)] = piece
-            position += len(piece)
-        reserved.resize(self._edges.nbytes + whole.nbytes)
-        _log.info("%s of tokens are held in memory", format_size(whole.nbytes))
-        return FileArrays(whole, self._short, reserved=reserved)
-
-    @property
-    def _dtype(self) -> str:
-        return dtype_for(self._least, self._most)
-
-    @property
-    def _short(self) -> list[npt.NDArray[np.int64]]:
-        return [self._edges, np.array(self._left_out, np.int64)]
-
-    def __iter__(self) -> Iterator[npt.NDArray[np.int32]]:
-        """Notes where documents begin, and the least and largest id."""
-        count = len(self._edges) - 1
-        self._least = 0
-        self._most = 0
-        self._left_out: list[int] = []
-        is_short = count < _TOGETHER
-        with progress_bar(
-            self._progress, is_short=is_short, total=count, desc="tokenising", unit="document"
-        ) as bar:
-            for start in range(0, count, _TOGETHER):
-                some = range(start, min(start + _TOGETHER, count))
-                self._expect(some)
-                pieces = [np.empty(0, np.int32)]
-                size = int(self._edges[start])
-                documents = self._documents.read(list(some), self._access)
-                for number, ids in zip(some, documents, strict=True):
-                    if isinstance(ids, SampleError):
-                        self._left_out.append(number)
-                    else:
-                        pieces += [ids, self._end]
-                        size += len(ids) + len(self._end)
-                    self._edges[number + 1] = size
-                tokens = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
-                self._least = min(self._least, int(tokens.min(initial=0)))
-                self._most = max(self._most, int(tokens.max(initial=0)))
-                bar.update(len(some))
-                yield tokens
+    count = len(texts.source)
+    documents = Decoded(Records(texts.source))
+    access = Access(reader, texts.uncut())
+    end = np.array([] if end_token is None else [end_token], np.int32)
+    edges = np.zeros(count + 1, np.int64)
+    left_out: list[int] = []
+    least = 0
+    most = 0
+    with progress_bar(
+        texts.options.progress,
+        is_short=count < _TOGETHER,
+        total=count,
+        desc="tokenising",
+        unit="document",
+    ) as bar:
+        for start in range(0, count, _TOGETHER):
+            some = range(start, min(start + _TOGETHER, count))
+            expect(some)
+            pieces = [np.empty(0, np.int32)]
+            for number, ids in zip(some, documents.read(list(some), access), strict=True):
+                if isinstance(ids, SampleError):
+                    left_out.append(number)
+                    continue
+                pieces += [ids, end]
+                edges[number + 1] = len(ids) + len(end)
+            tokens = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
+            least = min(least, int(tokens.min(initial=0)))
+            most = max(most, int(tokens.max(initial=0)))
+            take(tokens)
+            bar.update(len(some))
+    return dtype_for(least, most), [np.cumsum(edges), np.array(left_out, np.int64)]
 
 
 # -- targets
 
 
-class Targets(NamedTuple):
-    """The targets of all records.
+def targets_of(texts: Texts, reader: SampleReader) -> tuple[AnyArray | None, list[str]]:
+    """The targets of all records, cached on disk where the index of these is.
 
-    Attributes:
-        numbers: [n] int64 or float64: the numbers themselves, or those of classes; -1 or NaN of
-            what can't be read. None: they are of several kinds, and stay as they are.
-        classes: names of classes, sorted.
-    """
-
-    numbers: npt.NDArray[Any] | None
-    classes: list[str]
-
-
-def targets_of(texts: Texts, reader: SampleReader) -> Targets:
-    """The targets of all records, cached on disk where the index of these is. Many classes are
-    warned of.
+    Returns:
+        [n] int64 or float64: the numbers themselves, or those of classes; -1 or NaN of what can't
+        be read. None: they are of several kinds, and stay as they are. And the names of classes,
+        sorted.
 
     Raises:
         SampleError: a record can't be read, or has no text or target, and none may be left out.
@@ -266,7 +240,7 @@ def targets_of(texts: Texts, reader: SampleReader) -> Targets:
             folder = str(cache_folder(texts.options.cache_dir))
             cached = ArrayFile(folder, "records", {"version": _TARGETS_VERSION, **about})
 
-        def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+        def make(take: Take) -> Arrays:
             everything = np.arange(len(texts.source))
             values = read_targets(texts, reader, everything, expect)
             numbers, classes = _numbers_of(texts, values)
@@ -279,16 +253,9 @@ def targets_of(texts: Texts, reader: SampleReader) -> Targets:
 
         arrays = kept_or_held(cached, PATIENCE_S, "targets of records are", "<i8", make)
     found = json.loads(bytes(arrays.short[0]))
-    numbers = np.array(arrays.long)
-    if len(found["classes"]) > max(_MANY_CLASSES, len(numbers) // 2):
-        warn(
-            f"target_field={texts.options.target_field!r} holds {len(found['classes']):,} "
-            f"different texts in {len(numbers):,} records, and each is a class: is it the right "
-            "field? Records as they are come from StreamingDataset"
-        )
     if found["dtype"] is None:
-        return Targets(None, [])
-    return Targets(numbers.view(found["dtype"]), found["classes"])
+        return None, []
+    return np.array(arrays.long).view(found["dtype"]), found["classes"]
 
 
 def read_targets(
@@ -323,46 +290,50 @@ def read_targets(
     return targets
 
 
-def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[npt.NDArray[Any] | None, list[str]]:
+def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list[str]]:
     """The targets as integers, else as floats, else as the numbers of classes; and the names of
     classes.
     """
     field = texts.options.target_field
     read = [index for index, target in enumerate(targets) if target is not _UNREAD]
     values = [targets[index] for index in read]
-    kinds = set(map(type, values))
-    if str in kinds and all(texts.is_cell(i) for i in read if type(targets[i]) is str):
-        cells = parsed([value for value in values if type(value) is str])
+    words = [index for index in read if type(targets[index]) is str]
+    if words and all(map(texts.is_cell, words)):
+        cells = parsed([targets[index] for index in words])
         if cells.same is not None:
             raise ConfigError(
                 f"target_field={field!r}: the fields {cells.same[0]!r} and {cells.same[1]!r} are "
                 "one number and two texts: write each number in one way, or save the records as "
                 ".jsonl, where a class is a string and a number is none"
             )
-        if len(kinds) == 1 or not any(isinstance(value, str) for value in cells.values):
+        if len(words) == len(read) or not any(isinstance(value, str) for value in cells.values):
             numbers = iter(cells.values)
             values = [next(numbers) if type(value) is str else value for value in values]
-            kinds = set(map(type, values))
+    kinds = set(map(type, values))
     if kinds == {str}:
-        values = list(map(composed, values))
-        classes = sorted(set(values))
-        rank = {name: number for number, name in enumerate(classes)}
+        ranks, classes = class_numbers(list(map(composed, values)))
         found = np.full(len(targets), -1, np.int64)
-        found[read] = [rank[value] for value in values]
+        found[read] = ranks
         return found, classes
     if not kinds <= {int, float}:
         return None, []
+    found = np.full(len(targets), np.nan)
     if kinds <= {int} and all(value in _INT64 for value in values):
         found = np.full(len(targets), -1, np.int64)
-        found[read] = values
-        return found, []
-    for index in read:
-        if isinstance(targets[index], (int, str)) and is_rounded(targets[index]):
-            raise ConfigError(
-                f"target_field={field!r}: {texts.source.location(index)} has "
-                f"{targets[index]!s:.40}, an integer that neither int64 nor, among floats, float64 "
-                "holds: give integers in the range of int64, or strings in .jsonl"
-            )
-    floats = np.full(len(targets), np.nan)
-    floats[read] = values
-    return floats, []
+    else:
+        for index in read:
+            if isinstance(targets[index], (int, str)) and is_rounded(targets[index]):
+                raise ConfigError(
+                    f"target_field={field!r}: {texts.source.location(index)} has "
+                    f"{targets[index]!s:.40}, an integer that neither int64 nor, among floats, "
+                    "float64 holds: give integers in the range of int64, or strings in .jsonl"
+                )
+    found[read] = values
+    return found, []
+
+
+def class_numbers(names: list[str]) -> tuple[IntArray, list[str]]:
+    """The number of each name among the sorted ones ([n] int64), and these."""
+    classes = sorted(set(names))
+    rank = {name: number for number, name in enumerate(classes)}
+    return np.array([rank[name] for name in names], np.int64), classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
@@ -38,7 +37,13 @@ from headrace.datasets.text.decoders import (
     chat_field,
     has_template,
 )
-from headrace.datasets.text.passes import read_targets, targets_of, tokens_of, way_fingerprint
+from headrace.datasets.text.passes import (
+    class_numbers,
+    read_targets,
+    targets_of,
+    tokens_of,
+    way_fingerprint,
+)
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import folder_targets, warn_of_splits
@@ -47,7 +52,6 @@ from headrace.formats.hdf5.tree import open_files
 from headrace.formats.registry import look_up, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
-from headrace.formats.source import Description
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
@@ -179,7 +183,6 @@ class TextDataset(BaseDataset):
     collate: Callable[[list[Any]], Any] | str | None = "text"
     classes: list[str]
     _decoder: TextDecoder
-    _texts: TextDecoder
     _documents: TextDataset | None = None
     """Of windows and blocks of texts: the whole documents."""
 
@@ -207,35 +210,32 @@ class TextDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
+        is_of_fields = text_field != TEXT_FIELD or target_field is not None or delimiter is not None
         if unit is None and chat_template is not None:
             unit = "chat"
-        is_of_fields = text_field != TEXT_FIELD or target_field is not None or delimiter is not None
-        if unit is None and is_of_fields and column is None:
+        elif unit is None and is_of_fields and column is None:
             unit = "record"
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
         self.classes = []
         reach, common = split_options(options)
-        of_texts: dict[str, Any] = {
-            "unit": unit,
-            "column": column,
-            "text_field": text_field,
-            "target_field": target_field,
-            "labels": labels,
-            "encoding": check_encoding(encoding, errors),
-            "errors": errors,
-            "chat_template": chat_template,
-            "delimiter": delimiter,
-        }
         texts = TextOptions(
             tokenizer=self.tokenizer,
             max_length=max_length,
+            unit=unit,
+            column=column,
+            text_field=text_field,
+            target_field=target_field,
+            labels=labels,
             stride=stride,
             packing=packing,
             end_token=end_token,
+            encoding=check_encoding(encoding, errors),
+            errors=errors,
+            chat_template=chat_template,
+            delimiter=delimiter,
             cache_dir=reach.cache_dir,
             progress=common.get("progress"),
-            **of_texts,
         )
         reading: dict[str, Any] = {
             name: value for name, value in options.items() if name in _OF_READING
@@ -244,7 +244,7 @@ class TextDataset(BaseDataset):
         decoder: TextDecoder
         packed = None
         if column is None:
-            given = texts.packed_already()
+            given = texts.given()
             if tokenizer is not None:
                 given["tokenizer"] = tokenizer
             packed = _packed_tokens(data_path, given, reach)
@@ -262,7 +262,8 @@ class TextDataset(BaseDataset):
             self.classes = list(info.classes or [])
             targets = self._targets_of_parts(packed.targets, decoder, texts)
         elif texts.is_in_parts:
-            documents = TextDataset(data_path, tokenizer=self.tokenizer, **of_texts, **reading)
+            which = texts.which_documents()
+            documents = TextDataset(data_path, tokenizer=self.tokenizer, **which, **reading)
             decoder = _decoder_of_tokens(
                 *documents.tokens(end_token),
                 documents.sample_source.location,
@@ -292,7 +293,6 @@ class TextDataset(BaseDataset):
                 reader = SampleReader(decoder.source, on_error, WorkerThreads())
                 targets, self.classes = targets_of(decoder, reader)
                 decoder.splits_targets = decoder.always_pairs = targets is None
-        self._texts = decoder
         super().__init__(
             decoder.source,
             sample_decoder=decoder,
@@ -302,16 +302,6 @@ class TextDataset(BaseDataset):
             **common,
         )
 
-    def describe(self) -> Description:
-        found = super().describe()
-        texts = self._texts
-        if isinstance(texts, Texts) and isinstance(texts.source, LinesSource) and len(texts.source):
-            with contextlib.suppress(FormatError):
-                row = texts.row(0, texts.source.read([0])[0])
-                if isinstance(row, dict):
-                    found.facts["fields"] = ", ".join(row)
-        return found
-
     @property
     def class_to_idx(self) -> dict[str, int]:
         """Numbers of the classes by name."""
@@ -320,14 +310,14 @@ class TextDataset(BaseDataset):
     @property
     def is_of_chats(self) -> bool:
         """True if the documents are chats, of which the assistant's tokens are labels."""
-        return self._texts.is_marked
+        return self._decoder.is_marked
 
     @property
     def tokenizer_identity(self) -> str | None:
         """What the tokenizer, and of chats its template, are known by at another start; None:
         they can't be known again.
         """
-        texts = self._texts if self._documents is None else self._documents._texts
+        texts = self._decoder if self._documents is None else self._documents._decoder
         if isinstance(texts, Texts):
             return texts.identity
         return identity_of(self.tokenizer)
@@ -335,12 +325,12 @@ class TextDataset(BaseDataset):
     @property
     def document_unit(self) -> str:
         """What a document is: "file", "line", "record" or "chat"."""
-        return self._texts.name
+        return self._decoder.name
 
     @property
     def _tokenized(self) -> Texts:
-        assert isinstance(self._texts, Texts)
-        return self._texts
+        assert isinstance(self._decoder, Texts)
+        return self._decoder
 
     def text_of(self, index: int) -> str:
         """Returns the text of a sample before tokenisation; for a chat the rendered text, for a
@@ -351,7 +341,7 @@ class TextDataset(BaseDataset):
             ConfigError: there are no texts; or, with `packing`, a block belongs to no single one.
         """
         whole = int(self.whole_indices(range(len(self))[index]))
-        return self._texts.text_of(whole, self.sample_reader)
+        return self._decoder.text_of(whole, self.sample_reader)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of tokens of each sample ([n] int64).
@@ -360,7 +350,7 @@ class TextDataset(BaseDataset):
         records and columns, which are all read for it, and bytes for files, lines and chats in text
         files.
         """
-        lengths = self._texts.lengths(self.sample_reader)
+        lengths = self._decoder.lengths(self.sample_reader)
         if self._chosen is not None:
             lengths = lengths[self._chosen]
         if isinstance(self.tokenizer, CharTokenizer) and self.max_length is not None:
@@ -414,7 +404,7 @@ class TextDataset(BaseDataset):
 
     def record_targets(self) -> list[Any] | None:
         """The target of each record, where they are of several kinds; None: there are none."""
-        texts = self._texts
+        texts = self._decoder
         if not isinstance(texts, Texts) or not texts.splits_targets:
             return None
         return read_targets(texts, self.sample_reader, self.whole_indices(np.arange(len(self))))
@@ -504,8 +494,8 @@ def _check_headers(source: LinesSource, options: TextOptions) -> None:
     if options.unit == CHAT and options.text_field == records.TEXT_FIELD:
         wanted = []  # messages may stand in several fields
     for number, names in enumerate(source.headers):
-        for name in wanted if names else ():
-            if not isinstance(name, str) or names.count(name) == 1:
+        for name in wanted:
+            if not names or not isinstance(name, str) or names.count(name) == 1:
                 continue
             hint = ": pass text_field= or target_field="
             if len(names) == 1:
@@ -562,9 +552,7 @@ def _open_column(
             "leave out column="
         )
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
-        classes = sorted(set(targets))
-        rank = {name: number for number, name in enumerate(classes)}
-        targets = np.array([rank[target] for target in targets], np.int64)
+        targets, classes = class_numbers(targets)
     texts = Texts(source, options, "record", value_of)
     is_chat = options.unit == CHAT
     if options.unit is None and has_template(options.tokenizer):
