@@ -586,7 +586,8 @@ class TokensDecoder(TextDecoder):
             source.read_into(indices.tolist(), outs["input_ids"], outs["document_ids"])
             if self.is_marked:
                 unmark(outs["input_ids"], outs["labels"])
-            return int(outs["input_ids"].size) * source.dtype.itemsize
+            nbytes: int = outs["input_ids"].size * source.dtype.itemsize
+            return nbytes
 
         return ColumnReader("blocks straight from storage", dataset, columns, read_blocks)
 
