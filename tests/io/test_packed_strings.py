@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.io.packed_strings import PackedNames, order_of_parts
+from headrace.io.packed_strings import PackedNames
 
 listed_names = st.lists(st.binary(max_size=20))
 
@@ -40,32 +40,3 @@ class TestPackedNames:
             chunks = list(packed.chunks())
             assert [name for chunk in chunks for name in chunk] == wanted == list(packed)
             assert all(chunks)
-
-
-# Bytes on both sides of "/", and what stands for it.
-odd_names = st.lists(
-    st.lists(
-        st.text("ab\x01 -./é", min_size=1, max_size=3).map(str.encode), min_size=1, max_size=3
-    ).map(b"/".join)
-)
-
-
-class TestOrder:
-    @given(odd_names, st.booleans())
-    def test_is_that_of_the_parts(self, listed: list[bytes], are_doubled: bool) -> None:
-        """Equal names stay as they come."""
-        if are_doubled:
-            listed = listed + listed
-        order = order_of_parts(PackedNames(listed))
-        wanted = sorted(range(len(listed)), key=lambda number: listed[number].split(b"/"))
-        if order is None:
-            assert wanted == list(range(len(listed)))
-        else:
-            assert order.tolist() == wanted != list(range(len(listed)))
-
-    def test_looks_at_all_chunks(self) -> None:
-        for at in [0, 65_535, 69_999]:
-            listed = [b"%08d" % i for i in range(70_000)]
-            listed[at : at + 2] = listed[at : at + 2][::-1]
-            order = order_of_parts(PackedNames(listed))
-            assert (order is None) == (at == 69_999)

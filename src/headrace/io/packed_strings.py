@@ -8,7 +8,6 @@ room, and each worker would copy it.
 from __future__ import annotations
 
 import itertools
-import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -87,15 +86,18 @@ class PackedNames(Sequence[bytes]):
             joined = data[first : ends[-1]].tobytes()
             yield [joined[a - first : b - first] for a, b in itertools.pairwise(ends)]
 
-    def end_in(self, ending: bytes) -> npt.NDArray[np.bool_]:
-        """Which names end in these ASCII letters and dots, in any case ([n] bool)."""
+    def end_in(self, *endings: str) -> npt.NDArray[np.bool_]:
+        """Which names end in one of these, in ASCII letters and dots, in any case ([n] bool)."""
         data, offsets = self.arrays
-        fits = np.diff(offsets) >= len(ending)
-        for place, byte in enumerate(reversed(ending), 1):
-            left = np.flatnonzero(fits)
-            # which makes letters small, and leaves a dot
-            fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)
-        return fits
+        found = np.zeros(len(self), bool)
+        for ending in endings:
+            fits = np.diff(offsets) >= len(ending)
+            for place, byte in enumerate(reversed(ending.encode()), 1):
+                left = np.flatnonzero(fits)
+                # which makes letters small, and leaves a dot
+                fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)
+            found |= fits
+        return found
 
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
         """The names at some positions ([m] int64), in that order."""
@@ -144,33 +146,3 @@ class NamesBuilder:
     def build(self) -> PackedNames:
         """The names that were added; nothing more can be added then."""
         return PackedNames.from_arrays(*self.arrays())
-
-
-def order_of_parts(names: PackedNames) -> npt.NDArray[np.int64] | None:
-    """Which name comes first, second, ... when they are sorted by their parts ([n] int64); None:
-    they are in order already.
-
-    Equal names stay in the order in which they come.
-    """
-    if _are_in_order(names):
-        return None
-    keys = np.fromiter((key_of_parts(name) for name in names), object, len(names))
-    order: npt.NDArray[np.int64] = np.argsort(keys, kind="stable")
-    return order
-
-
-def _are_in_order(names: PackedNames) -> bool:
-    last = b""
-    for chunk in names.chunks():
-        keys = [last, *map(key_of_parts, chunk)]
-        if not all(map(operator.le, keys, keys[1:])):
-            return False
-        last = keys[-1]
-    return True
-
-
-def key_of_parts(name: bytes) -> bytes:
-    """What to sort by: names sort as the lists of their parts, byte by byte, if what stands
-    between the parts is less than any byte.
-    """
-    return name.replace(b"/", b"\0")

@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.formats.resolve.local import list_folder
-from tests.formats.resolve.scanning import touch
-
-ENDINGS = (b".jpg",)
+from tests.formats.resolve.scanning import names_of, scan, touch
 
 
 def listed(root: Path) -> list[str]:
-    return [os.fsdecode(name) for name in list_folder(os.fsencode(root), ENDINGS).names]
+    return names_of(scan(root, (".jpg",)))
 
 
 class TestOrder:
@@ -27,6 +24,14 @@ class TestOrder:
         wanted += ["a-b.jpg", "a.jpg", "b.jpg", "d/" * 300 + "x.jpg", "é/1.jpg"]
         touch(tmp_path, *wanted[::-1])
         assert listed(tmp_path) == wanted
+
+    def test_parts_with_bytes_on_both_sides_of_a_slash(self, tmp_path: Path) -> None:
+        parts = ["a", "b", "\x01", " ", "-", ".", "é"]
+        made = [f"a{x}/{y}b/{z}.jpg" for x in parts for y in parts[:5] for z in parts[:5]]
+        made += [f"a{x}{y}.jpg" for x in parts for y in parts]
+        wanted = sorted(map(os.fsencode, made), key=lambda name: name.split(b"/"))
+        touch(tmp_path, *made)
+        assert list(map(os.fsencode, listed(tmp_path))) == wanted
 
     def test_does_not_depend_on_which_listing_comes_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,7 @@ from headrace.formats.files import (
     warn_of_splits,
 )
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format, end_in
+from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
 from headrace.formats.source import Description
 from headrace.formats.tar import TARS
@@ -117,7 +117,7 @@ def open_images(
 def _check_readable(files: FileSet) -> None:
     """Raises a ConfigError where a plugin that some images need is not installed."""
     for wanted in PLUGINS:
-        are_of_it = end_in(files.names, wanted.endings)
+        are_of_it = files.names.end_in(*wanted.endings)
         if are_of_it.any() and not is_readable(wanted):
             first = redact(files.names[int(are_of_it.argmax())])
             raise ConfigError(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from headrace.io.files import Files
 from headrace.io.packed_strings import PackedNames
@@ -186,25 +184,20 @@ class Found:
         folders: those of its first level.
         searched: True if all below the root was looked through.
         tail: what follows the names.
-        are_sorted: True if names are in the order of their parts.
-        others: what else is there, where nothing counts.
+        others: what else is there, some thousands at most.
     """
 
     root: str
-    names: PackedNames
+    names: list[bytes]
     folders: set[bytes] = field(default_factory=set)
     searched: bool = False
     tail: str = ""
-    are_sorted: bool = False
-    others: list[str] = field(default_factory=list)
+    others: list[bytes] = field(default_factory=list)
 
 
-def end_in(names: PackedNames, endings: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which names end in one of some endings, in any case ([n] bool)."""
-    fits = np.zeros(len(names), bool)
-    for ending in endings:
-        fits |= names.end_in(os.fsencode(ending))
-    return fits
+def encoded(endings: Iterable[str]) -> tuple[bytes, ...]:
+    """Endings as those of names have them."""
+    return tuple(map(os.fsencode, endings))
 
 
 def is_hidden_part(part: bytes) -> bool:
@@ -227,19 +220,22 @@ def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKK
     return len(names) > 0
 
 
-def are_tables(names: Sequence[str]) -> bool:
+def are_tables(names: Sequence[bytes]) -> bool:
     """True if some files are Arrow or Parquet tables, and all others are written beside these."""
-    others = [os.fsencode(name) for name in names if not name.lower().endswith(_TABLES)]
+    others = [name for name in names if not name.lower().endswith(encoded(_TABLES))]
     return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
-def summary_of(names: Sequence[str]) -> str:
+def summary_of(names: Sequence[bytes]) -> str:
     """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
     ImageDataset".
     """
     if not names:
         return "nothing else is there: is the path right?"
-    counts = sorted(Counter(map(_ending_of, names)).items(), key=lambda item: (-item[1], item[0]))
+    # of a store all files are one
+    stores = {re.sub(rb"(?i)(\.zarr)/.*", rb"\1", name, flags=re.DOTALL) for name in names}
+    endings = Counter(_ending_of(os.fsdecode(name)) for name in stores)
+    counts = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} {ending or 'without an ending'}" for ending, count in counts[:3]]
     readers = [
         reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings
@@ -250,7 +246,7 @@ def summary_of(names: Sequence[str]) -> str:
     if readers:
         advice = f"use {readers[0]}"
     verb = "are"
-    if len(names) == 1:
+    if len(stores) == 1:
         verb = "is"
     return f"there {verb} {' and '.join(shown)}: {advice}"
 

@@ -6,24 +6,20 @@ from __future__ import annotations
 
 import errno
 import glob
-import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from headrace.errors import AccessError, DataNotFoundError, warn
 from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
-    are_bookkeeping,
+    encoded,
     is_hidden_part,
 )
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import check_regular, redact
 
 _THREADS = 8
@@ -39,11 +35,11 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
     """
     path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
     if os.path.isdir(path) and not _is_store(path, kinds):
-        return _searched(path.rstrip("/") or "/", kinds)
+        return list_folder(path.rstrip("/") or "/", kinds)
     if os.path.exists(path):
         check_regular(path)
         path = path.rstrip("/") or path
-        return Found(os.path.dirname(path), PackedNames([os.fsencode(os.path.basename(path))]))
+        return Found(os.path.dirname(path), [os.fsencode(os.path.basename(path))])
     if glob.has_magic(path):
         return _matched(path, kinds)
     if os.path.islink(path):
@@ -68,35 +64,6 @@ def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
     return None
 
 
-def _searched(folder: str, kinds: Sequence[Format]) -> Found:
-    """All files below a folder, and the stores that lie in it."""
-    endings = list[bytes]()
-    ends_of_stores = list[bytes]()
-    for kind in kinds:
-        endings += map(os.fsencode, kind.endings)
-        ends_of_stores += map(os.fsencode, kind.stores)
-    stores = tuple(ends_of_stores)
-    inside = list[bytes]()
-    if stores:
-        for name in os.listdir(os.fsencode(folder)):
-            if name.lower().endswith(stores) and not is_hidden_part(name):
-                inside.append(name)
-    if not endings:
-        found = Found(folder, PackedNames(inside), searched=True)
-    else:
-        listing = list_folder(os.fsencode(folder), tuple(endings), stores)
-        if listing.dead_links:
-            _warn_of_dead_links(folder, list(map(os.fsdecode, listing.dead_links)))
-        names = listing.names
-        if inside:
-            names = PackedNames([*inside, *names])
-        found = Found(folder, names, listing.folders, searched=True, are_sorted=not inside)
-    if not inside and (not len(found.names) or are_bookkeeping(found.names)):
-        listing = list_folder(os.fsencode(folder), (b"",), (b".zarr",))
-        found.others = list(map(os.fsdecode, itertools.islice(listing.names, MOST)))
-    return found
-
-
 def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     """What a glob matches: names that end as they should; or, where none does, what is recognized
     by its content.
@@ -104,37 +71,34 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     root = before_magic(pattern, os.sep).rstrip("/")
     if not root and pattern.startswith("/"):
         root = "/"
-    paths = _globbed(pattern)
     endings = tuple(ending for kind in kinds for ending in kind.endings)
     stores = tuple(ending for kind in kinds for ending in kind.stores)
-    matches = list[str]()
-    fitting = list[str]()
+    found = Found(root, [])
     dead = list[str]()
-    for path in paths:
+    for path in _globbed(pattern):
         is_file = os.path.isfile(path)
+        name = os.path.relpath(path, root or ".")
+        ends = name.lower()
         if not is_file and not os.path.exists(path):
             dead.append(path)
-            continue
-        name = os.path.relpath(path, root or ".")
         # `glob` leaves out what begins with a dot
-        if "__MACOSX" in name.split("/") or not (is_file or stores):
+        elif "__MACOSX" in name.split("/") or not (is_file or stores):
             continue
-        matches.append(name)
-        if name.lower().endswith(stores) or (is_file and name.lower().endswith(endings)):
-            fitting.append(name)
+        elif ends.endswith(stores) or (is_file and ends.endswith(endings)):
+            found.names.append(os.fsencode(name))
+        else:
+            found.others.append(os.fsencode(name))
     if dead:
         _warn_of_dead_links(pattern, dead)
-    if not fitting:
-        fitting = [name for name in matches if recognized(os.path.join(root, name), kinds)]
-    if not matches:
+    if not found.names:
+        for other in found.others:
+            if recognized(os.path.join(root, os.fsdecode(other)), kinds):
+                found.names.append(other)
+    if not found.names and not found.others:
         raise DataNotFoundError(
             f"nothing matches {redact(pattern)} (working folder: {os.getcwd()}): is the path right?"
         )
-    names = list(map(os.fsencode, fitting))
-    folders = {name.partition(b"/")[0] for name in names if b"/" in name}
-    found = Found(root, PackedNames(names), folders)
-    if not fitting:
-        found.others = matches[:MOST]
+    found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
     return found
 
 
@@ -200,22 +164,8 @@ def before_magic(path: str, separator: str) -> str:
 # -- listing
 
 
-class Listing(NamedTuple):
-    """What was found below a folder.
-
-    Attributes:
-        names: the files, relative to the folder, in the order of their parts.
-        folders: names of the folders of its first level.
-        dead_links: names of links that lead to nothing.
-    """
-
-    names: PackedNames
-    folders: set[bytes]
-    dead_links: list[bytes]
-
-
 class _Folder(NamedTuple):
-    """A folder that is listed: its name with b"\0" behind each part, and (device, inode) of the
+    """A folder that is listed: its name with b"/" behind each part, and (device, inode) of the
     folders that it lies in, to which no link may lead back.
     """
 
@@ -223,70 +173,87 @@ class _Folder(NamedTuple):
     above: frozenset[tuple[int, int]]
 
 
-def list_folder(root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...] = ()) -> Listing:
-    """All files below a folder whose names end in one of `endings` (lower case); links are
-    followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`) are
-    left out; folders that end in one of `stores` are not entered, and count as files.
+class _Wanted(NamedTuple):
+    """Below which folder what is looked for: endings of files, and of stores, in lower case."""
 
-    Names sort as the lists of their parts do, byte by byte: with b"\0" for b"/" that is the order
-    of plain byte strings, since b"\0" is less than any byte of a part.
+    root: bytes
+    endings: tuple[bytes, ...]
+    stores: tuple[bytes, ...]
+
+
+def list_folder(root: str, kinds: Sequence[Format]) -> Found:
+    """All files of some kinds below a folder, in any order, and the stores that lie in it. Links
+    are followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`)
+    are left out; stores are not entered.
 
     Raises:
         AccessError: a folder may not be listed.
         DataNotFoundError: one went away meanwhile.
     """
+    wanted = _Wanted(
+        os.fsencode(root),
+        encoded(ending for kind in kinds for ending in kind.endings),
+        encoded(ending for kind in kinds for ending in kind.stores),
+    )
+    found = Found(root, [], searched=True)
     level = [_Folder(b"", frozenset())]
-    names = list[bytes]()
-    folders = set[bytes]()
-    dead_links = list[bytes]()
+    dead_links = list[str]()
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
-            count = len(level)
-            listings = pool.map(_listed, [root] * count, level, [endings] * count, [stores] * count)
+            listings = pool.map(_listed, [wanted] * len(level), level)
             level = []
-            for files, below, dead in listings:
-                names += files
+            for names, others, below, dead in listings:
+                found.names += names
+                found.others += others[: MOST - len(found.others)]
                 level += below
                 dead_links += dead
-            if not folders:
-                folders.update(folder.name[:-1] for folder in level)
-    names.sort()
-    offsets = np.cumsum([0, *map(len, names)])
-    data = np.frombuffer(b"".join(names).replace(b"\0", b"/"), np.uint8)
-    return Listing(PackedNames.from_arrays(data, offsets), folders, dead_links)
+            if not found.folders:
+                found.folders = {folder.name[:-1] for folder in level}
+            if found.names and not wanted.endings:  # stores are on the first level
+                break
+    if dead_links:
+        _warn_of_dead_links(root, dead_links)
+    return found
 
 
 def _listed(
-    root: bytes, folder: _Folder, endings: tuple[bytes, ...], stores: tuple[bytes, ...]
-) -> tuple[list[bytes], list[_Folder], list[bytes]]:
-    """The files, folders and dead links in one folder."""
-    files = list[bytes]()
+    wanted: _Wanted, folder: _Folder
+) -> tuple[list[bytes], list[bytes], list[_Folder], list[str]]:
+    """The files that are wanted, other files, folders and dead links in one folder."""
+    names = list[bytes]()
+    others = list[bytes]()
     below = list[_Folder]()
-    dead_links = list[bytes]()
-    path = os.path.join(root, folder.name.replace(b"\0", b"/")).rstrip(b"/") or b"/"
+    dead_links = list[str]()
+    path = os.path.join(wanted.root, folder.name).rstrip(b"/") or b"/"
     try:
         status = os.stat(path)
         identity = (status.st_dev, status.st_ino)
         if identity in folder.above:
-            return files, below, dead_links
+            return names, others, below, dead_links
         above = folder.above | {identity}
         with os.scandir(path) as entries:
             for entry in entries:
-                name = entry.name.lower()
                 if is_hidden_part(entry.name):
                     continue
+                name = folder.name + entry.name
+                ends = entry.name.lower()
                 try:
-                    if name.endswith(endings) and (entry.is_file() or name.endswith(stores)):
-                        files.append(folder.name + entry.name)
+                    if ends.endswith(wanted.stores):
+                        if not folder.name:
+                            names.append(name)
+                    elif entry.is_file():
+                        if ends.endswith(wanted.endings):
+                            names.append(name)
+                        else:
+                            others.append(name)
                     elif entry.is_dir():
-                        if not name.endswith(stores):
-                            below.append(_Folder(folder.name + entry.name + b"\0", above))
+                        below.append(_Folder(name + b"/", above))
                     elif entry.is_symlink() and not os.path.exists(entry.path):
-                        dead_links.append(entry.path)
+                        dead_links.append(os.fsdecode(entry.path))
                 except OSError as error:
                     if error.errno != errno.ELOOP:  # a link to itself
                         raise
-                    dead_links.append(entry.path)
+                    dead_links.append(os.fsdecode(entry.path))
     except PermissionError as error:
         raise AccessError(
             f"{redact(error.filename or path)}: this user may not list the folder "
@@ -296,4 +263,4 @@ def _listed(
         raise DataNotFoundError(
             f"{redact(path)} went away while its files were listed: start again"
         ) from error
-    return files, below, dead_links
+    return names, others, below, dead_links

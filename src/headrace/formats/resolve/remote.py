@@ -21,12 +21,11 @@ from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
-    are_bookkeeping,
+    encoded,
     is_hidden,
     is_hidden_part,
 )
 from headrace.formats.resolve.local import before_magic
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import chain_of, named_part, redact
 from headrace.io.remote.requests import path_in, server_of
 from headrace.io.remote_files import RemoteFiles
@@ -71,29 +70,23 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
         )
 
 
-def are_folders(urls: Sequence[str], kind: Format, server: RemoteFiles) -> bool:
-    """True if a URL that looks like that of a file is one of a folder. All are asked for at once.
+def learn(urls: Sequence[str], server: RemoteFiles) -> None:
+    """Asks for the versions of files, all at once.
 
     Raises:
-        DataNotFoundError, AccessError, RemoteError: there is no such file; see `Remote.versions`.
+        DataNotFoundError: a URL that looks like that of a file is one of a folder; there is no such
+            file.
+        AccessError, RemoteError: see `Remote.versions`.
     """
-    named = [url for url in urls if names_file(url, kind)]
-    empty = [
-        url for url, version in zip(named, server.learn(named), strict=True) if not version.size
-    ]
-    server.forget(named)  # files are read as they are then
-    return any(map(server.is_folder, empty))
+    for url, version in zip(urls, server.learn(urls), strict=True):
+        if not version.size and server.is_folder(url):
+            raise DataNotFoundError(
+                f"{redact(url)} is a folder with the name of a file: add a slash to its end"
+            )
 
 
-def find_remote(entry: Any, kind: Format, server: RemoteFiles, asks: bool) -> Found:
-    """The files of a kind that a URL or glob means.
-
-    Args:
-        entry: the URL.
-        kind: of the files that count.
-        server: that lists.
-        asks: look at what ends as a file does, too: it may be a folder. Else whoever reads it finds
-            out.
+def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
+    """The files of a kind that a URL or glob means. What ends as a file does is not looked at.
 
     Raises:
         DataNotFoundError: nothing is there.
@@ -101,14 +94,14 @@ def find_remote(entry: Any, kind: Format, server: RemoteFiles, asks: bool) -> Fo
     """
     url = os.fspath(entry)
     path = path_in(url, server.filesystem)
+    if names_file(url, kind):
+        return _named(path)
     try:
-        if names_file(url, kind) and not asks:
-            return _named(path)
         found = _listed(url, path, kind, server)
     except FileNotFoundError:
         # the cause may show the URL's secrets
         raise DataNotFoundError(f"{redact(url)} does not exist") from None
-    if not len(found.names) and not found.searched and not found.others:
+    if not (found.names or found.searched or found.others):
         raise DataNotFoundError(f"nothing matches {redact(url)}: is the path right?")
     return found
 
@@ -121,9 +114,9 @@ def _named(path: str) -> Found:
         root = "/"
     query = path[len(plain) :].removeprefix("/")
     if path.startswith(("http://", "https://")):
-        return Found(root, PackedNames([os.fsencode(name)]), tail=query)
+        return Found(root, [os.fsencode(name)], tail=query)
     # elsewhere a question mark may be part of a name
-    return Found(root, PackedNames([os.fsencode(name + query)]))
+    return Found(root, [os.fsencode(name + query)])
 
 
 def _listed(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
@@ -135,7 +128,7 @@ def _listed(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
             root = path.rstrip("/")
             names = _stores_below(root, _first_level(url, server), kind)
             if names:
-                return Found(root, PackedNames(names), searched=True)
+                return Found(root, names, searched=True)
         return _named(path)
     is_a = _type(url, path, server)
     if is_a == "file":
@@ -159,8 +152,7 @@ def _listed(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
     found.searched = True
     stores = _stores_below(root, paths, kind)
     if stores:
-        found.names = PackedNames({*stores, *found.names})
-        found.others = []
+        found.names = list({*stores, *found.names})
     return found
 
 
@@ -175,7 +167,7 @@ def _first_level(url: str, server: RemoteFiles) -> list[str]:
 def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
     if not kind.stores:
         return []
-    stores = tuple(map(os.fsencode, kind.stores))
+    stores = encoded(kind.stores)
     first = {_name_below(root, path).partition(b"/")[0] for path in paths}
     return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
 
@@ -184,7 +176,7 @@ def _globbed(pattern: str, paths: list[str], kind: Format) -> Found:
     root = _root(before_magic(pattern, "/"), paths)
     shows_hidden = "/." in pattern[len(root) :]
     found = _below(root, paths, kind.all_endings, shows_hidden)
-    if not len(found.names) and not kind.endings:  # stores may have any name
+    if not found.names and not kind.endings:  # stores may have any name
         found = _below(root, paths, ("",), shows_hidden)
     return found
 
@@ -232,21 +224,17 @@ def _name_below(root: str, path: str) -> bytes:
 
 def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
     """The files of some paths that end as they should."""
-    folders = set[bytes]()
-    ends = tuple(map(os.fsencode, endings))
-
-    def names() -> Iterator[bytes]:
-        for path in paths:
-            name = _name_below(root, path)
-            if name.lower().endswith(ends) and (shows_hidden or not is_hidden(name)):
-                folder, slash, _ = name.partition(b"/")
-                if slash:
-                    folders.add(folder)
-                yield name
-
-    found = Found(root, PackedNames(names()), folders)
-    if not len(found.names) or are_bookkeeping(found.names):
-        found.others = [path for path in paths[:MOST] if not is_hidden(_name_below(root, path))]
+    found = Found(root, [])
+    ends = encoded(endings)
+    for path in paths:
+        name = _name_below(root, path)
+        if not shows_hidden and is_hidden(name):
+            continue
+        if name.lower().endswith(ends):
+            found.names.append(name)
+        elif len(found.others) < MOST:
+            found.others.append(name)
+    found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
     return found
 
 

@@ -24,8 +24,8 @@ import os
 import posixpath
 import re
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
-from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import (
     MOST,
@@ -42,18 +41,19 @@ from headrace.formats.resolve.file_set import (
     Found,
     are_bookkeeping,
     are_tables,
-    end_in,
+    encoded,
     summary_of,
 )
 from headrace.formats.resolve.local import find_local, recognized
 from headrace.formats.resolve.remote import (
-    are_folders,
     check_one_filesystem,
     find_remote,
     has_magic,
+    learn,
     names_below,
+    names_file,
 )
-from headrace.io.packed_strings import NamesBuilder, PackedNames, order_of_parts
+from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, read_whole
@@ -99,23 +99,26 @@ def resolve(
     entries = parts_among(entries_of(data_path, name), options, kind)
     urls = urls_among(entries, name)
     if not urls:
-        found = _gathered(entries, partial(find_local, kinds=[kind]), [kind])
-        assert found is not None
-        return replace(found[1], given=data_path)
+        _, files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
+        assert files is not None
+        return files
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
-        looks = asks and are_folders(urls, kind, opened)
-        find = partial(find_remote, kind=kind, server=opened, asks=looks)
-        found = _gathered(urls, find, [kind], opened)
-        assert found is not None
+        if asks:
+            named = [url for url in urls if names_file(url, kind)]
+            learn(named, opened)
+            opened.forget(named)  # files are read as they are then
+        find = partial(find_remote, kind=kind, server=opened)
+        _, files = _gathered(data_path, urls, find, [kind], opened)
         # else it holds what the listing said of each file, and each worker with it
         opened.filesystem.invalidate_cache()
     except BaseException:
         if server is None:
             opened.close()
         raise
-    return replace(found[1], given=data_path)
+    assert files is not None
+    return files
 
 
 def look_for(
@@ -143,10 +146,8 @@ def look_for(
     entries = parts_among(entries_of(data_path), options)
     urls = urls_among(entries)
     if lists and not urls:
-        found = _gathered(entries, partial(find_local, kinds=kinds), kinds, chooses=True)
-        if found is None:
-            return None, None
-        return found[0], replace(found[1], given=data_path)
+        find = partial(find_local, kinds=kinds)
+        return _gathered(data_path, entries, find, kinds, chooses=True)
     paths = list[str]()
     for entry in entries:
         path = os.path.expanduser(os.fsdecode(entry))
@@ -161,115 +162,111 @@ def look_for(
                     break
         finally:
             server.close()
-    names = PackedNames(os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths)
+    names = [os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths]
     path_of = None
     if not urls:
         path_of = paths.__getitem__
-    kind, _ = _chosen(names, kinds, path_of, entries) or (None, None)
-    return kind, None
+    return _chosen(names, kinds, path_of, entries)[0], None
 
 
 def _gathered(
+    data_path: DataPath,
     entries: Sequence[Any],
     find: Callable[[Any], Found],
     kinds: Sequence[Format],
     server: RemoteFiles | None = None,
     chooses: bool = False,
-) -> tuple[Format, FileSet] | None:
+) -> tuple[Format, FileSet] | tuple[None, None]:
     """The files of all entries that are of the first of some kinds, in their order. Of equal names
     that of an earlier entry comes first. None: `chooses`, and nothing is of any kind.
     """
-    builder = NamesBuilder()
+    names = list[bytes]()
     roots = dict[tuple[str, str], int]()
-    numbers = list[int]()
+    root_of = array("i")
     ends = [0]
     folders = set[bytes]()
     searched = set[str]()
-    others = list[str]()
+    others = list[bytes]()
     for entry in entries:
         found = find(entry)
-        data, offsets = found.names.arrays
-        builder.add_joined(data, np.diff(offsets))
-        numbers.append(roots.setdefault((found.root, found.tail), len(roots)))
-        ends.append(len(builder))
+        names += found.names
+        root = roots.setdefault((found.root, found.tail), len(roots))
+        root_of += array("i", [root]) * len(found.names)
+        ends.append(len(names))
         folders |= found.folders
         if found.searched:
             searched.add(found.root)
         others += found.others
-    are_sorted = len(entries) == 1 and found.are_sorted
-    root_of = None
-    if len(roots) > 1:
-        root_of = SharedArray(np.repeat(np.array(numbers, np.int32), np.diff(ends)))
     places, tails = zip(*roots, strict=True)
+    kind: Format | None = kinds[0]
+    numbers = np.arange(len(names))
+    if chooses:
+
+        def path_of(number: int) -> str:
+            return os.path.join(places[root_of[number]], os.fsdecode(names[number]))
+
+        kind, fits = _chosen(names, kinds, path_of, entries)
+        numbers = np.flatnonzero(fits)
+    if kind is None:
+        return None, None
+    edges = np.searchsorted(numbers, ends).tolist()
+    _check_found(kind, entries, edges, others)
+    if are_bookkeeping(names) and are_tables(others):
+        raise FormatError(
+            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
+            "them: use TableDataset"
+        )
+    if kind.keeps_order:
+        parts = [numbers[start:stop].tolist() for start, stop in itertools.pairwise(edges)]
+        order = [number for part in parts for number in sorted(part, key=names.__getitem__)]
+    else:
+        # names sort as the lists of their parts, byte by byte, if what stands between the parts is
+        # less than any byte
+        keys = [name.replace(b"/", b"\0") for name in names]
+        order = sorted(numbers.tolist(), key=keys.__getitem__)
+    numbered = None
+    if len(roots) > 1:
+        numbered = SharedArray(np.array(root_of, np.int32)[order])
     files = FileSet(
         places,
         tails,
-        root_of,
-        builder.build(),
+        numbered,
+        PackedNames(map(names.__getitem__, order)),
         tuple(map(os.fsdecode, sorted(folders))),
         frozenset(searched),
         server,
+        data_path,
     )
-    kind = kinds[0]
-    if chooses:
-        chosen = _chosen(files.names, kinds, files.__getitem__, entries)
-        if chosen is None:
-            return None
-        kind, fits = chosen
-        if not fits.all():
-            files = _taken(files, np.flatnonzero(fits))
-            ends = np.concatenate([[0], np.cumsum(fits)])[ends].tolist()
+    if ".json" in kind.endings:
+        _refuse_sidecars(files)
+    return kind, files
+
+
+def _check_found(
+    kind: Format, entries: Sequence[Any], edges: list[int], others: list[bytes]
+) -> None:
+    """Raises a DataNotFoundError where an entry has no files of a kind."""
     endings = ", ".join(kind.all_endings)
-    if not len(files):
+    if not edges[-1]:
         raise DataNotFoundError(
             f"no file under {', '.join(map(redact, entries[:3]))} ends in any of {endings}; "
             f"{summary_of(others)}"
         )
-    for entry, (start, stop) in zip(entries, itertools.pairwise(ends), strict=True):
+    for entry, (start, stop) in zip(entries, itertools.pairwise(edges), strict=True):
         if start == stop:
             raise DataNotFoundError(
                 f"{redact(entry)}, one of {len(entries):,} paths, has no file that ends in any of "
                 f"{endings}: leave it out, or make a dataset of its own for it (ConcatDataset "
                 "joins datasets)"
             )
-    if others and are_tables(others) and are_bookkeeping(files.names):
-        raise FormatError(
-            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
-            "them: use TableDataset"
-        )
-    order = None
-    if kind.keeps_order:
-        names = list(files.names)
-        order = np.array(
-            [
-                number
-                for start, stop in itertools.pairwise(ends)
-                for number in sorted(range(start, stop), key=names.__getitem__)
-            ],
-            np.int64,
-        )
-    elif not are_sorted:
-        order = order_of_parts(files.names)
-    if order is not None:
-        files = _taken(files, order)
-    if ".json" in kind.endings:
-        _refuse_sidecars(files)
-    return kind, files
-
-
-def _taken(files: FileSet, order: IntArray) -> FileSet:
-    root_of = files.root_of
-    if root_of is not None:
-        root_of = SharedArray(root_of.array[order])
-    return replace(files, names=files.names.take(order), root_of=root_of)
 
 
 def _chosen(
-    names: PackedNames,
+    names: Sequence[bytes],
     kinds: Sequence[Format],
     path_of: Callable[[int], str] | None,
     entries: Sequence[Any],
-) -> tuple[Format, npt.NDArray[np.bool_]] | None:
+) -> tuple[Format | None, npt.NDArray[np.bool_]]:
     """The first of some kinds that some files are of, and which these are; None: they are of none.
 
     Args:
@@ -280,10 +277,12 @@ def _chosen(
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
+    lower = [name.lower() for name in names]
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
-        fits.append(end_in(names, kind.all_endings))
+        endings = encoded(kind.all_endings)
+        fits.append(np.fromiter((name.endswith(endings) for name in lower), bool, len(lower)))
         unknown &= ~fits[-1]
         if len(names) and fits[-1].all() and not kind.bookkeeping:
             return kind, fits[-1]
@@ -302,31 +301,20 @@ def _chosen(
         if kind.bookkeeping and are_bookkeeping(others, kind.bookkeeping):
             return kind, which
     if not met:
-        return None
+        return None, unknown
     arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
     if not met[0][0].holds_arrays or len(arrays) < 2:
         return met[0]
-    shown = redact(entries[0])
-    folder = shown
-    if not (is_url(shown) or os.path.isdir(os.path.expanduser(shown))):
-        folder = os.path.dirname(shown)
     counted = list[str]()
     patterns = list[str]()
     for kind, which in arrays:
-        first = os.fsdecode(names[int(which.argmax())])
-        what = kind.name
-        if which.sum() == 1:
-            what = what.removesuffix("s")
-        counted.append(f"{which.sum():,} {what} ({redact(first)})")
-        patterns.append(repr(os.path.join(folder, f"*{os.path.splitext(first)[1]}")))
-    if len(entries) > 1:
-        raise ConfigError(
-            f"the {len(entries):,} paths given hold {' and '.join(counted)}, and a dataset reads "
-            "one kind: pass those of one kind (ConcatDataset joins datasets)"
-        )
+        first = redact(names[int(which.argmax())])
+        counted.append(f"{which.sum():,} {kind.name} ({first})")
+        patterns.append(f"'*{os.path.splitext(first)[1]}'")
     raise ConfigError(
-        f"{shown} holds {' and '.join(counted)}, and a dataset reads one kind: pass a glob such as "
-        f"{' or '.join(patterns)}, or use HDF5Dataset or ZarrDataset, which ignore the other kind"
+        f"{', '.join(map(redact, entries[:3]))} holds {' and '.join(counted)}, and a dataset reads "
+        f"one kind: pass those of one kind by a glob, {' or '.join(patterns)}, or use HDF5Dataset "
+        "or ZarrDataset, which ignore the other kind"
     )
 
 

@@ -34,8 +34,7 @@ BY_RECORD = tuple(
 """Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its
 content decides.
 """
-_JSON = tuple(os.fsencode(".json" + packed) for packed in ("", *COMPRESSED))
-_BY_RECORD = tuple(map(os.fsencode, BY_RECORD))
+_JSON = tuple(".json" + packed for packed in ("", *COMPRESSED))
 _field_limit = PerProcess(threading.Lock)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -69,8 +68,8 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
         ConfigError: there are files of both kinds.
     """
     names = files.names
-    are_of_records = np.logical_or.reduce([names.end_in(ending) for ending in _BY_RECORD])
-    are_json = np.logical_or.reduce([names.end_in(ending) for ending in _JSON])
+    are_of_records = names.end_in(*BY_RECORD)
+    are_json = names.end_in(*_JSON)
     if (
         are_json.any()
         and (are_json | are_of_records).all()

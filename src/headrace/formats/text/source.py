@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import DataNotFoundError, FormatError
+from headrace.errors import FormatError
 from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
+from headrace.formats.resolve.remote import learn
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable, block_length
 from headrace.formats.text import records
@@ -148,23 +149,6 @@ class TextFilesSource(FilesSource):
         return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)
 
 
-def _learn_files(server: RemoteFiles, urls: list[str]) -> None:
-    """Asks for sizes and versions.
-
-    Raises:
-        DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
-    """
-    try:
-        for url, version in zip(urls, server.learn(urls), strict=True):
-            if not version.size and server.is_folder(url):
-                raise DataNotFoundError(
-                    f"{redact(url)} is a folder with the name of a file: add a slash to its end"
-                )
-    except BaseException:
-        server.close()
-        raise
-
-
 class LinesSource(Locatable):
     """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
     a copy on this machine: the same lines, blocks and fingerprint. Lines between records that hold
@@ -220,7 +204,11 @@ class LinesSource(Locatable):
         if self.listing.server is None:
             paths = list(map(os.path.abspath, paths))
         else:
-            _learn_files(self.listing.server, paths)
+            try:
+                learn(paths, self.listing.server)
+            except BaseException:
+                self.listing.server.close()
+                raise
         self.codec: tuple[str, str] = encoding, errors
         copies = [is_compressed(without_query(path)) for path in paths]
         if not shows_lines(encoding):
