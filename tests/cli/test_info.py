@@ -123,16 +123,6 @@ def test_costs_are_those_of_reading(tmp_path: Path, name: str) -> None:
         source.close()
 
 
-def test_some_photographs_are_looked_at(tmp_path: Path, told: Any) -> None:
-    (tmp_path / "photos/a").mkdir(parents=True)
-    for number in range(3):
-        Image.new("RGB", (3000, 2000)).save(tmp_path / f"photos/a/{number}.jpg")
-    (tmp_path / "photos/a/x.jpg").write_bytes(b"no image")
-    shown = told(tmp_path / "photos")
-    assert shown["facts"]["looked at"] == "3 of 4 images; the median has 3000 x 2000 pixels"
-    assert "x.jpg" in shown["facts"]["unreadable"]
-
-
 def test_arrays_that_cannot_be_read_say_why(tmp_path: Path, told: Any) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["data"] = np.zeros((3, 2))

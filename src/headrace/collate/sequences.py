@@ -5,7 +5,6 @@ sequences, and texts or tokens for a language model or a text classifier.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ from headrace.memory.tree import like_mapping
 from headrace.tokenizer import encode_texts, vocabulary_of
 
 Number = bool | int | float | complex
-_NUMBERS = (bool, int, float, np.bool_, np.number)
+_NUMBERS = (bool, int, float, complex, np.bool_, np.number)
 _MASK = "attention_mask"
 _LENGTHS = "lengths"
 _SEQUENCES = ("input_ids", "tokens", "token_ids", "sequence")
@@ -117,15 +116,12 @@ class Padding:
             out = empty(shape, first.dtype)
         else:
             out = torch.empty(shape, dtype=first.dtype, device=first.device)
+        out.fill_(value)
         for number, row in enumerate(rows):
-            to = out[number]
             start = 0
             if self.side == "left":
                 start = length - len(row)
-            end = start + len(row)
-            to[start:end] = row
-            to[:start].fill_(value)
-            to[end:].fill_(value)
+            out[number, start : start + len(row)] = row
         counts = empty((len(rows),), torch.int64)
         return out, counts.copy_(torch.tensor(lengths, dtype=torch.int64, device="cpu"))
 
@@ -170,7 +166,13 @@ class Padding:
         return -(-longest // multiple) * multiple
 
 
-_OF_LISTS = {"b": np.bool_, "i": np.int64, "f": np.float64, "c": np.complex128}
+_OF_LISTS = {
+    "b": np.bool_,
+    "i": np.int64,
+    "u": np.int64,
+    "f": np.float64,
+    "c": np.complex128,
+}
 """What a list of numbers becomes, by the kind of the numbers."""
 
 
@@ -184,9 +186,7 @@ def as_row(value: Any) -> torch.Tensor | None:
             value = np.asarray(value or np.empty(0, np.int64))
         except (ValueError, TypeError):  # lists of different lengths inside
             return None
-        if value.dtype.kind == "u" and value.dtype != np.uint64:
-            value = value.astype(np.int64)
-        if value.dtype.kind not in _OF_LISTS:  # numbers beyond int64 too
+        if value.dtype == np.uint64 or value.dtype.kind not in _OF_LISTS:
             return None
         value = value.astype(_OF_LISTS[value.dtype.kind])
     if is_numeric(value):
@@ -221,7 +221,6 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     """
     rows: list[torch.Tensor] = []
     list_dtype = torch.bool  # which every other is wider than
-    filled: list[int] = []
     for number, value in enumerate(values):
         row = as_row(value)
         if row is None or row.ndim == 0:
@@ -233,14 +232,13 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
         rows.append(row)
         if isinstance(value, list) and value:
             list_dtype = torch.promote_types(list_dtype, row.dtype)
-        if not isinstance(value, list) or value:
-            filled.append(number)
-    for number in filled:
-        if isinstance(values[number], list):
+    are_empty = [isinstance(value, list) and not value for value in values]
+    for number, value in enumerate(values):
+        if isinstance(value, list) and value:
             rows[number] = rows[number].to(list_dtype)
-    first = rows[(filled or [0])[0]]
-    for number in set(range(len(rows))).difference(filled):
-        rows[number] = first.new_empty((0, *first.shape[1:]))
+    if not all(are_empty):
+        nothing = rows[are_empty.index(False)][:0]
+        rows = [nothing if empty else row for row, empty in zip(rows, are_empty, strict=True)]
     check_alike(rows, path, "Sequences may differ in length only", axis=1)
     return rows
 
@@ -324,16 +322,11 @@ class pad_collate:
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side)
         self._value: Number = 0
         self._values: dict[str, Number] = {}
-        if isinstance(pad_value, Mapping):
-            self._values = {str(name): value for name, value in pad_value.items()}
-        else:
+        if isinstance(pad_value, _NUMBERS):
             self._value = pad_value
+        else:
+            self._values = _values_by_field("pad_value", pad_value)
         self._valued = Fields(self._values, "pad_value")
-        for value in (*self._values.values(), self._value):
-            if not isinstance(value, numbers.Number):
-                raise ConfigError(
-                    f"pad_value must be a number, or a mapping from field to number, not {value!r}"
-                )
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
@@ -363,6 +356,14 @@ class pad_collate:
             batch = stack_inside(values, path, self._special, _ONE_SHAPE)
             return _with_masks(batch, path)
         return USUAL
+
+
+def _values_by_field(name: str, given: Any) -> dict[str, Number]:
+    if isinstance(given, Mapping) and all(isinstance(value, _NUMBERS) for value in given.values()):
+        return {str(field): value for field, value in given.items()}
+    raise ConfigError(
+        f"{name} must be a mapping from field to number (pad_collate: or one number), not {given!r}"
+    )
 
 
 def _with_masks(batch: Any, path: FieldPath) -> Any:
@@ -422,8 +423,7 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
     Raises:
         ConfigError: it is not such a tensor.
     """
-    is_integer = isinstance(document_ids, torch.Tensor) and document_ids.dtype in _INTEGERS
-    if not is_integer or document_ids.ndim != 2:
+    if getattr(document_ids, "dtype", None) not in _INTEGERS or document_ids.ndim != 2:
         raise ConfigError(
             f"document_ids is {shape_of(document_ids)}: it must be a tensor of integers [batch, "
             "length]"
@@ -509,8 +509,7 @@ class TextCollator:
         self._text = short_call("TextCollator", TextCollator, locals())
         if labels not in ("auto", "causal", "masked", None):
             raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
-        is_number = isinstance(mlm_probability, (int, float)) and mlm_probability is not True
-        if not is_number or not 0 < mlm_probability <= 1:
+        if not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
             raise ConfigError(
                 f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}"
             )
@@ -535,13 +534,7 @@ class TextCollator:
             special_token_ids = known.special
         special = [check_integer("special_token_ids", number) for number in special_token_ids]
         self._special = torch.tensor(special, dtype=torch.int64, device="cpu")
-        pads = pad_values or {}
-        if not isinstance(pads, Mapping) or not all(
-            isinstance(value, numbers.Number) for value in pads.values()
-        ):
-            raise ConfigError(
-                f"pad_values must be a mapping from field to number, not {pad_values!r}"
-            )
+        pads = _values_by_field("pad_values", pad_values or {})
         self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
         self._pad = self._values["input_ids"]
         is_plain = type(self._pad) is int and abs(self._pad) < 1 << 63
@@ -678,7 +671,7 @@ class TextCollator:
 
     def _check(self, record: dict[str, Any], number: int) -> None:
         """One number a token, in each field that has them; a mask where there is none."""
-        ids = _sequence(record["input_ids"])
+        ids = sequence_in([record["input_ids"]])
         if ids is None or ids.dtype not in _INTEGERS:
             raise CollateError(
                 number,
@@ -691,7 +684,7 @@ class TextCollator:
         else:
             record.pop("special_tokens_mask", None)
         for name in self._values.keys() & record.keys():
-            row = _sequence(record[name])
+            row = sequence_in([record[name]])
             if row is None or len(row) != len(ids):
                 has = shape_of(record[name])
                 raise CollateError(
@@ -733,14 +726,6 @@ class TextCollator:
 
 def _labels(ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return empty(tuple(ids.shape), torch.int64).copy_(ids).masked_fill_(~counts, IGNORED)
-
-
-def _sequence(value: Any) -> torch.Tensor | None:
-    """A sequence of numbers as a 1-D tensor; None, where it is none."""
-    row = as_row(value)
-    if row is None or row.ndim != 1:
-        return None
-    return row
 
 
 def _known(name: str, given: int | None, of_tokenizer: int | None, least: int = 0) -> int | None:

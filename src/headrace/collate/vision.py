@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from headrace.collate.stack import (
     shown_fields,
     stack_inside,
     stack_tree,
+    step_to,
 )
 from headrace.display import short_call
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
-from headrace.memory.tree import keys_of
+from headrace.memory.tree import field_of, keys_of
 
 STATISTICS = {  # mean and standard deviation of red, green and blue, where pixels are in [0, 1]
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -64,18 +64,21 @@ class Normalization:
         Raises:
             ConfigError: the statistics are of another number of channels.
         """
-        if len(self.means) == 1 or len(self.means) == channels:
-            scale = [1 / (white * std) for std in self.stds]
-            shift = [-mean / std for mean, std in zip(self.means, self.stds, strict=True)]
-        elif channels == 1 and self.fits_grey:
-            scale = [len(self.stds) / (white * sum(self.stds))]
-            shift = [-sum(self.means) / sum(self.stds)]
-        else:
+        means = self.means
+        stds = self.stds
+        if channels == 1 and self.fits_grey:
+            means = (sum(means) / len(means),)
+            stds = (sum(stds) / len(stds),)
+        if len(means) not in (1, channels):
             raise ConfigError(
                 f"images have {channels} channels, and the statistics have {len(self.means)}: "
                 "convert them (ImageDataset: color=) or pass mean= and std= for as many channels"
             )
-        return _factor(scale), _factor(shift)
+        scale = [1 / (white * std) for std in stds]
+        shift = [-mean / std for mean, std in zip(means, stds, strict=True)]
+        factors = torch.tensor([scale, shift], dtype=torch.float32, device="cpu")
+        first, second = factors.reshape(2, -1, 1, 1)
+        return first, second
 
     def normalized(
         self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None
@@ -102,10 +105,6 @@ class Normalization:
         if self.dtype is not torch.float32:
             out = torch.empty_like(made, dtype=self.dtype)
         return torch.add(made, shift, out=out)
-
-
-def _factor(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(-1, 1, 1)
 
 
 def check_normalize(value: object) -> None:
@@ -312,9 +311,7 @@ class VisionCollator:
         batch = empty(shape, self._normalization.dtype)
         beside = torch.empty(first.shape, dtype=torch.float32, device="cpu")
         for to, image in zip(batch, images, strict=True):
-            made = to
-            if to.dtype != torch.float32:
-                made = beside
+            made = to if to.dtype == torch.float32 else beside
             made.copy_(image).mul_(scale).add_(shift)
             if made is beside:
                 to.copy_(beside)
@@ -371,16 +368,13 @@ def _statistics(
                 f"statistics must be one of {names}, not {statistics!r:.60}; or pass mean= and std="
             )
         return (*STATISTICS[statistics], True)
-    numbers: list[tuple[float, ...]] = []
-    for given in (mean, std):
-        try:
-            numbers.append(tuple(np.asarray(given, np.float64).reshape(-1).tolist()))
-        except (TypeError, ValueError):
-            numbers.append(())
-    means, stds = numbers
-    is_sound = len(means) == len(stds) > 0
-    is_sound &= all(0 <= number <= 1 for number in means)
-    if not is_sound or not all(0 < number <= 1 for number in stds):
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    with contextlib.suppress(TypeError, ValueError):
+        means = tuple(np.asarray(mean, np.float64).reshape(-1).tolist())
+        stds = tuple(np.asarray(std, np.float64).reshape(-1).tolist())
+    are_in_range = all(0 <= one <= 1 for one in means) and all(0 < one <= 1 for one in stds)
+    if not are_in_range or not len(means) == len(stds) > 0:
         raise ConfigError(
             "mean and std must hold a number from 0 to 1 (std: above 0) for every channel, or one "
             f"for all, of pixels in [0, 1], not mean={mean!r}, std={std!r}: divide those of 0..255 "
@@ -393,15 +387,13 @@ def _path_to_image(sample: Any) -> list[str]:
     """The names of the steps to the image, or to the images, where nobody named a field."""
     names: list[str] = []
     while not isinstance(sample, (torch.Tensor, np.ndarray)):
-        found = {}
+        wanted: Iterable[str] = _IMAGES
         if isinstance(sample, (tuple, list)):
             if names:
                 break  # of several images
-            found = dict(zip("0", sample, strict=False))
-        elif isinstance(sample, Mapping):
-            found = {name: sample[name] for name in _IMAGES if name in sample}
-        elif dataclasses.is_dataclass(sample):
-            found = {name: getattr(sample, name) for name in _IMAGES if hasattr(sample, name)}
+            wanted = ("0",)
+        fields = {step_to(sample, key).names[0]: key for key in keys_of(sample) or ()}
+        found = [name for name in wanted if name in fields]
         if not found:
             raise _unfit(
                 0,
@@ -410,8 +402,8 @@ def _path_to_image(sample: Any) -> list[str]:
                 "image numpy.asarray, or torchvision's PILToTensor)",
                 f"has no field {', '.join(map(repr, _IMAGES))}, but {shown_fields(sample)}",
             )
-        names.append(next(iter(found)))
-        sample = found[names[-1]]
+        names.append(found[0])
+        sample = field_of(sample, fields[found[0]])
     return names
 
 

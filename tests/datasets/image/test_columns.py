@@ -197,7 +197,7 @@ def test_arrays_that_hold_no_images(tmp_path: Path) -> None:
     for column in ("any", "name", "label"):
         with pytest.raises(FormatError, match=rf"{column}.*open them with HDF5Dataset"):
             ImageDataset(path, column=column)
-    with pytest.raises(ConfigError, match="pixels of color='RGB'"):
+    with pytest.raises(ConfigError, match="pixels are of color='RGB'"):
         ImageDataset(path, column="pixels", color="L")
     with pytest.raises(FormatError, match="name its images by column="):
         ImageDataset(path)

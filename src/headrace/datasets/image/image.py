@@ -43,7 +43,7 @@ from headrace.datasets.image.labels import (
     names_masks,
     read_labels,
 )
-from headrace.datasets.image.pixels import PLUGINS, image_shape, is_readable
+from headrace.datasets.image.pixels import PLUGINS, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.concat import ConcatSource
@@ -56,7 +56,6 @@ from headrace.formats.files import (
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
-from headrace.formats.source import Description
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -152,7 +151,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     if isinstance(found, dict) and is_coco(found):
         wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
         boxes = read_coco(found, redact(path), files, wanted.masks, wanted.unused_targets)
-        return Labels(boxes, list(boxes.class_to_idx), class_to_idx=boxes.class_to_idx)
+        return Labels(boxes, list(boxes.class_to_idx))
     return given_targets(wanted._replace(targets=found, delimiter=None), files)
 
 
@@ -223,8 +222,7 @@ def _open_packed(
         if has_outlines:
             import_pycocotools()
         numbers = dict(zip(classes, info.image["class_ids"], strict=True))
-        boxes = CocoTargets.of_packs(sources, numbers)
-        return whole, Labels(boxes, classes, class_to_idx=numbers)
+        return whole, Labels(CocoTargets.of_packs(sources, numbers), classes)
     if not columns:
         return whole, Labels(None, classes)
     rows = np.concatenate(columns)
@@ -240,9 +238,6 @@ def _common(source: HDF5Source) -> tuple[Any, ...]:
     info = source.info
     assert info is not None
     return info.store, info.image, info.classes, info.target_columns, source.rows_are
-
-
-_LOOKED_AT = 16  # images whose headers are read, to describe them
 
 
 class ImageDataset(BaseDataset):
@@ -391,9 +386,9 @@ class ImageDataset(BaseDataset):
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
-        self.class_to_idx: dict[str, int] = labels.class_to_idx or dict(
-            zip(self.classes, range(len(self.classes)), strict=True)
-        )
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        if isinstance(labels.targets, CocoTargets):
+            self.class_to_idx = labels.targets.class_to_idx
         self.normalize: bool | Literal["host"] = normalize
         self.color = color
         self.transform_input = transform_input
@@ -412,20 +407,17 @@ class ImageDataset(BaseDataset):
         if isinstance(source, ConcatSource):
             packed = source.sources[0]
         info: Any = getattr(packed, "info", None)
-        is_stored_decoded = info is not None and info.store == "decoded"
-        if is_stored_decoded and info.image.get("color") != color:
+        stored_color: str | None = None  # of pixels
+        if info is not None and info.store == "decoded":
+            stored_color = info.image["color"]
+        elif column is not None:
+            stored_color = pixels_are(packed)
+        if stored_color not in (None, color):
             raise ConfigError(
-                f"color={color!r}: the file was packed with color={info.image.get('color')!r}; "
-                "pack it again"
+                f"color={color!r}: the stored pixels are of color={stored_color!r}: pass that, or "
+                "pack the images again"
             )
-        pixels = None
-        if column is not None:
-            pixels = pixels_are(packed)
-        if pixels not in (None, color):
-            raise ConfigError(
-                f"color={color!r}: column={column!r} holds pixels of color={pixels!r}: pass that"
-            )
-        is_stored_decoded = is_stored_decoded or pixels is not None
+        is_stored_decoded = stored_color is not None
         size: tuple[int, int] | None = None
         if image_size is not UNSET:
             if image_size is not None:
@@ -494,34 +486,6 @@ class ImageDataset(BaseDataset):
     def pixel_format(self) -> ImageDecoder:
         """Like `sample_decoder`, with uint8 [H, W, C] pixels as values if `image_size` is given."""
         return dataclasses.replace(self._decoder, channels_first=False)
-
-    def describe(self) -> Description:
-        found = super().describe()
-        files = self.sample_source
-        if isinstance(files, PairedSource):
-            files = files.files
-        if not isinstance(files, FilesSource):
-            return found
-        numbers = range(0, len(files), max(1, len(files) // _LOOKED_AT))
-        records = files.read(numbers)
-        shapes = list[tuple[int, int]]()
-        for number, record in zip(numbers, records, strict=True):
-            try:
-                shapes.append(image_shape(record))
-            except FormatError as error:
-                found.facts.setdefault("unreadable", f"{files.location(number)}: {error}")
-        column = found.columns[0]
-        column.read = sum(map(len, records)) // len(records)
-        found.stored = found.stored or column.read * len(files)
-        if shapes:
-            height, width = np.median(shapes, axis=0).astype(int).tolist()
-            found.facts["looked at"] = (
-                f"{len(shapes)} of {len(records)} images; the median has {width} x {height} pixels"
-            )
-            column.chunks = 1
-            column.decoded = 3 * width * height
-            column.nbytes = (found.held or 0) // len(files) or column.decoded
-        return found
 
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source

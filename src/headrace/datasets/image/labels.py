@@ -89,14 +89,12 @@ class Labels(NamedTuple):
         classes: what class numbers stand for.
         columns: those of a table of labels, for all files, but that of their names.
         column_classes: what the class numbers in its columns stand for.
-        class_to_idx: the numbers of classes, where they don't count from 0.
     """
 
     targets: Targets
     classes: list[str]
     columns: Mapping[str, Any] = MappingProxyType({})
     column_classes: Mapping[str, list[str]] = MappingProxyType({})
-    class_to_idx: dict[str, int] | None = None
 
 
 def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
