@@ -173,16 +173,10 @@ def test_a_monitor_watches_any_loop(ticks: Ticks, monitor: LoadingMonitor) -> No
     assert stats["p50_wait"] == 1.0
 
 
-def test_a_monitor_of_two_calls_knows_no_waits(ticks: Ticks, monitor: LoadingMonitor) -> None:
-    monitor.start_iteration()
-    for _ in range(3):
-        ticks.now += 2
-        monitor.update_batch(5)
-    stats = monitor.get_stats()
-    assert stats["samples_per_second"] == 2.5 and not [name for name in stats if "wait" in name]
-    for wrong in ({"samples": -1}, {"wait_seconds": -1.0}, {"wait_seconds": "1"}):
+def test_numbers_of_samples_are_checked(monitor: LoadingMonitor) -> None:
+    for wrong in (-1, 0.5, None):
         with pytest.raises(ConfigError):
-            monitor.update_batch(**wrong)
+            list(monitor.watch([1], samples=lambda batch, wrong=wrong: wrong))
 
 
 # -- docs

@@ -497,8 +497,8 @@ class Loader(DataLoader[B]):
         return self.on_batch(slow_stages(threshold, function))
 
     def get_stats(self) -> dict[str, Any]:
-        """Returns statistics since the loader was created: a dict, which prints as a table with
-        units. It is empty until the first batch is asked for.
+        """Returns statistics since the loader was created: a dict, which prints as a table. It
+        is empty until the first batch is asked for.
 
         * Time, in seconds: total_time (from the first request of each epoch to its end), wait_time
           (blocked in ``next``), p50_wait, p90_wait, p99_wait, avg_batch_time, transfer_time (copies

@@ -33,7 +33,7 @@ from headrace.loader.config import (
     length_of,
 )
 from headrace.loader.loader import Loader, open_path
-from headrace.loader.state import LoaderState, check_version
+from headrace.loader.state import LoaderState, are_counts, check_version, differences
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
@@ -454,15 +454,11 @@ class MultiDataLoader:
     def _position_of(self, state: Any) -> MultiPosition:
         """The position of a saved state."""
         check_version(state, _VERSION, "loaders", "a MultiDataLoader")
-        differing = [
-            f"{name} was {state.get(name)!r}, is {own!r}"
-            for name, own in self._parameters.items()
-            if state.get(name) != own
-        ]
+        differing = differences(state, self._parameters)
         if differing:
             raise StateError(
-                f"load_state_dict: the state is of another schedule: {', '.join(differing)}. Build "
-                "the MultiDataLoader as it was"
+                f"load_state_dict: the state is of another schedule: {differing}. Build the "
+                "MultiDataLoader as it was"
             )
         names = self.loaders.keys()
         try:
@@ -472,8 +468,11 @@ class MultiDataLoader:
             position = MultiPosition(**parts)
             numbers = [position.epoch, state["batches"]]
             numbers += [*position.counts.values(), *position.passes.values()]
-            is_sound = all(type(number) is int and number >= 0 for number in numbers)
-            is_sound &= type(position.ended) is bool and position.step == state["batches"]
+            is_sound = (
+                are_counts(numbers)
+                and type(position.ended) is bool
+                and position.step == state["batches"]
+            )
             is_sound &= position.counts.keys() == names == state["loaders"].keys()
             is_sound &= set(position.out) <= names
             for name in names:

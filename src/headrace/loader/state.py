@@ -74,15 +74,17 @@ def check_state(
         StateError: it does not fit. The message holds both values.
     """
     check_version(state, VERSION, "batches", "a headrace loader")
+    numbers = [state.get(name) for name in ("epoch", "batches", "global_batch")]
     skipped = state.get("skipped_samples") or []
-    is_sound = isinstance(state.get("fingerprint"), str) and isinstance(skipped, list)
-    is_sound = is_sound and state.get("ended") in (None, True, False)
-    for name in ("epoch", "batches", "global_batch", "skipped"):
-        number = state.get(name, 0 if name == "skipped" else None)
-        is_sound = is_sound and type(number) is int and number >= 0
-    if not is_sound or not all(
-        isinstance(entry, dict) and {"index", "path", "error"} <= entry.keys() for entry in skipped
-    ):
+    is_sound = (
+        are_counts([*numbers, state.get("skipped", 0)])
+        and isinstance(state.get("fingerprint"), str)
+        and state.get("ended") in (None, True, False)
+        and isinstance(skipped, list)
+        and all(isinstance(entry, dict) for entry in skipped)
+        and all({"index", "path", "error"} <= entry.keys() for entry in skipped)
+    )
+    if not is_sound:
         raise StateError("load_state_dict: the state is damaged: it is not what state_dict() gave")
     if state["fingerprint"] != fingerprint or state.get("length") != length:
         message = (
@@ -96,16 +98,11 @@ def check_state(
                 "options, such as max_length"
             )
         warn(f"{message}; strict=False: continuing anyway")
-    differing = [
-        f"{name} was {state.get(name)!r}, is {order.get(name)!r}"
-        for name in _ORDER
-        if state.get(name) != order.get(name)
-    ]
+    differing = differences(state, {name: order.get(name) for name in _ORDER})
     if differing:
         raise StateError(
-            f"load_state_dict: the state is of another order: {', '.join(differing)}. Build the "
-            "loader as it was (blocks: over the same data in the same layout), or start the epoch "
-            "again"
+            f"load_state_dict: the state is of another order: {differing}. Build the loader as it "
+            "was (blocks: over the same data in the same layout), or start the epoch again"
         )
     saved = state["global_batch"]
     if saved != order["global_batch"]:
@@ -134,6 +131,20 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
             f"load_state_dict: the state has version {version}, this headrace knows {known}: "
             "upgrade it"
         )
+
+
+def are_counts(numbers: list[Any]) -> bool:
+    """True if all are integers of at least 0."""
+    return all(type(number) is int and number >= 0 for number in numbers)
+
+
+def differences(state: dict[str, Any], own: dict[str, Any]) -> str:
+    """In what a saved state differs from what it is to be loaded into; empty: in nothing."""
+    return ", ".join(
+        f"{name} was {state.get(name)!r}, is {value!r}"
+        for name, value in own.items()
+        if state.get(name) != value
+    )
 
 
 def is_stateful(part: Any) -> bool:
@@ -337,15 +348,11 @@ class States:
                 "load_state_dict: the state is damaged: what it says of the dataset is not what a "
                 "loader saved"
             )
-        differing = [
-            f"{name} was {state[name]}, is {own}"
-            for name, own in self._job.items()
-            if state[name] != own
-        ]
+        differing = differences(state, self._job)
         if differing:
             text = (
                 "load_state_dict: the state holds states of the dataset, one a worker and rank, "
-                f"and {', '.join(differing)}"
+                f"and {differing}"
             )
             if strict:
                 raise StateError(
@@ -368,7 +375,7 @@ def _is_right(state: Any) -> bool:
     try:
         numbers = [state[name] for name in ("workers", "world_size", "rank", "turn", "step")]
         return (
-            all(type(number) is int and number >= 0 for number in numbers)
+            are_counts(numbers)
             and state["turn"] < state["workers"] == len(state["states"]) == len(state["ended"])
             and all(parts is None or isinstance(parts, dict) for parts in state["states"])
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.arguments import check_callable, check_integer, check_seconds, checks_keywords
+from headrace.arguments import check_callable, check_integer, checks_keywords
 from headrace.errors import ConfigError
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -56,8 +56,8 @@ TIMES = (*(f"{stage}_seconds" for stage in STAGES), "work_seconds", "work_cpu_se
 
 
 class Stats(dict[str, Any]):
-    """Statistics by name, which print as a table with units. Values are plain numbers: seconds,
-    bytes, percent, fractions of 1.
+    """Statistics by name, which print as a table. Values are plain numbers: seconds, bytes,
+    percent, fractions of 1.
     """
 
     def __repr__(self) -> str:
@@ -67,23 +67,16 @@ class Stats(dict[str, Any]):
             if isinstance(value, Stats):  # of one loader of several
                 rows.append(f"{name}:\n  " + repr(value).replace("\n", "\n  "))
             else:
-                rows.append(f"{name:<{width}}  {_with_unit(name, value)}")
+                rows.append(f"{name:<{width}}  {_in_words(name, value)}")
         return "\n".join(rows) or "{}"
 
 
-_UNITS = {"_time": " s", "_seconds": " s", "_wait": " s", "_per_second": " /s", "_usage": " %"}
-
-
-def _with_unit(name: str, value: Any) -> str:
+def _in_words(name: str, value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value):,} listed"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if name.endswith("_bytes") or name.startswith("bytes_"):
+    if "bytes" in name:
         return format_size(value)
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
-    text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-    return text + unit
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value}"
 
 
 class LoadingStats:
@@ -227,16 +220,8 @@ class LoadingMonitor:
     print(monitor.get_stats())
     ```
 
-    or, without a change to the loop header, with two calls:
-
-    ```python
-    monitor.start_iteration()
-    for images, targets in loader:
-        monitor.update_batch(len(images))
-    ```
-
-    Time counts from `start_iteration` to the last batch, so pauses between epochs don't count. Use
-    it from one thread only.
+    Time counts from the request for the first batch of each loop to its last batch, so pauses
+    between epochs don't count. Use it from one thread only.
 
     Args:
         enable_monitoring: sample memory and CPU usage of this process and its children, at most
@@ -251,36 +236,6 @@ class LoadingMonitor:
         self._enabled = enable_monitoring
         self._clock = clock
         self._stats = LoadingStats()
-        self._last: float | None = None
-        self._knows_waits = True
-
-    def start_iteration(self) -> None:
-        """Marks the start of a loop: the first batch is requested now."""
-        self._last = self._clock()
-
-    def update_batch(self, samples: int = 1, *, wait_seconds: float | None = None) -> None:
-        """Counts a batch. Without a previous `start_iteration`, time counts from the first batch.
-
-        Args:
-            samples: number of samples of the batch.
-            wait_seconds: seconds that the loop was blocked for it. None: unknown; statistics have
-                no waits from then on.
-
-        Raises:
-            ConfigError: an argument is invalid.
-        """
-        count = check_integer("update_batch: samples", samples, 0)
-        if wait_seconds is None:
-            self._knows_waits = False
-        wait = check_seconds("update_batch: wait_seconds", wait_seconds or 0.0)
-        last = self._last
-        self._last = self._clock()
-        elapsed = 0.0
-        if last is not None:
-            elapsed = self._last - last
-        self._stats.add_batch(count, wait, elapsed)
-        if self._enabled:
-            self._stats.look(None)
 
     def watch(
         self, batches: Iterable[Any], samples: Callable[[Any], int] | None = None
@@ -293,28 +248,24 @@ class LoadingMonitor:
             samples: a callable from a batch to its number of samples. None: each batch counts as
                 one.
         """
-        self.start_iteration()
-        iterator = iter(batches)
-        while True:
-            asked = self._clock()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            wait = self._clock() - asked
-            self.update_batch(1 if samples is None else samples(batch), wait_seconds=wait)
+        last = asked = self._clock()
+        for batch in batches:
+            now = self._clock()
+            count = 1
+            if samples is not None:
+                count = check_integer("watch: samples", samples(batch), 0)
+            self._stats.add_batch(count, now - asked, now - last)
+            if self._enabled:
+                self._stats.look(None)
+            last = now
             yield batch
+            asked = self._clock()
 
     def get_stats(self) -> Stats:
         """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times
         are in seconds. It is empty before the first batch.
         """
-        stats = Stats()
-        if self._stats.batches:
-            for name, value in self._stats.outside().items():
-                if self._knows_waits or "wait" not in name:
-                    stats[name] = value
-        return stats
+        return Stats(self._stats.outside() if self._stats.batches else {})
 
 
 class BatchTimes(NamedTuple):

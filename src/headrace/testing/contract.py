@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import pickle
 import random
@@ -330,13 +329,8 @@ def _traces() -> set[str]:
         if child.status() != psutil.STATUS_ZOMBIE
     }
     if os.path.isdir("/dev/shm"):
-        own = f"sem.{multiprocessing.current_process()._config['semprefix'].lstrip('/')}-"  # type: ignore[attr-defined]
         names = os.listdir("/dev/shm")  # semaphores of other processes come and go
-        traces |= {
-            f"/dev/shm/{name}"
-            for name in names
-            if name.startswith(own) or not name.startswith("sem.")
-        }
+        traces |= {f"/dev/shm/{name}" for name in names if not name.startswith("sem.")}
     if os.path.isdir("/proc/self/fd"):
         for fd in os.listdir("/proc/self/fd"):
             try:
