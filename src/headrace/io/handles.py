@@ -5,6 +5,7 @@ by one call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import sys
@@ -16,9 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from headrace.memory.anonymous import AnonymousMemory
 from headrace.memory.processes import PerProcess, keep_inherited, renew_after_fork
 
 T = TypeVar("T")
+
+FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""How files are opened for `pread`."""
 
 
 class WorkerFiles(Generic[T]):
@@ -28,8 +33,7 @@ class WorkerFiles(Generic[T]):
     A pickle takes along how to open, and not what is open. Thread-safe.
 
     Args:
-        opener: called with a path; picklable where workers are spawned. Default: a descriptor for
-            `pread`.
+        opener: called with a path; picklable where workers are spawned. None: none is opened.
         closer: called with what the opener returned.
         most: files that stay open while nobody reads them.
         survives_fork: may a forked child go on with what it inherits? So it is with descriptors,
@@ -38,14 +42,13 @@ class WorkerFiles(Generic[T]):
 
     def __init__(
         self,
-        opener: Callable[[str], T] | None = None,
-        closer: Callable[[T], object] | None = None,
+        opener: Callable[[str], T] | None,
+        closer: Callable[[T], object] | None,
         most: int = 64,
-        *,
         survives_fork: bool = True,
     ) -> None:
-        self._opener: Callable[[str], Any] = opener or _open_descriptor
-        self._closer: Callable[[Any], object] = closer or os.close
+        self._opener: Any = opener
+        self._closer: Any = closer
         self._most = most
         self._survives_fork = survives_fork
         # path -> [handle, number of readers]; the latest at the end
@@ -102,18 +105,10 @@ class WorkerFiles(Generic[T]):
             self._open.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _worker_files, (self._opener, self._closer, self._most, self._survives_fork)
+        return type(self), (self._opener, self._closer, self._most, self._survives_fork)
 
 
-def _worker_files(opener: Any, closer: Any, most: int, survives_fork: bool) -> WorkerFiles[Any]:
-    return WorkerFiles(opener, closer, most, survives_fork=survives_fork)
-
-
-def _open_descriptor(path: str) -> int:
-    return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-
-def _close_entries(entries: OrderedDict[str, list[Any]], closer: Callable[[Any], object]) -> None:
+def _close_entries(entries: OrderedDict[str, list[Any]], closer: Any) -> None:
     for handle, _ in entries.values():
         with contextlib.suppress(OSError):
             closer(handle)
@@ -144,8 +139,10 @@ class Hints:
 
     def give(self, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Tells the system which bytes of an open file are read next: where they begin, and how
-        many.
+        many; if reads have lately been slow.
         """
+        if not self.are_wanted:
+            return
         with contextlib.suppress(OSError):  # a file that can't be read ahead is read all the same
             for start, nbytes in ranges:
                 if nbytes:  # 0 would mean: to the end
@@ -169,130 +166,70 @@ HINTS = Hints()
 _CAN_TELL = hasattr(os, "posix_fadvise")
 
 
-LEAST = 1 << 20
-"""Bytes of a file from which on it is mapped."""
+_LEAST = 1 << 20  # bytes of a file from which on it is mapped
+_SCRATCH = 1 << 20
 # bytes from one stretch to the next, on average: what lies closer together the system reads ahead
 # better
 _APART = 16 << 10
-_SCRATCH = 1 << 20
 _AT_ONCE = 1024  # stretches that the system takes in one call (IOV_MAX)
+_CAN_GATHER = (
+    hasattr(os, "memfd_create") and hasattr(os, "pwritev") and hasattr(mmap, "MADV_RANDOM")
+)
 
 
-class Gatherer:
-    """Reads stretches of files. Picklable, thread-safe; each process maps for itself what it
-    does not inherit.
-    """
+class Scratch:
+    """Memory that the system writes to, of one process."""
 
     def __init__(self) -> None:
-        self._files: WorkerFiles[_Mapped] = WorkerFiles(_Mapped, _Mapped.close, 8)
-        self._scratch: PerProcess[_Scratch] = PerProcess(_Scratch)
+        self.memory = AnonymousMemory(_SCRATCH, "gather")
+        self.lock = threading.Lock()
 
-    def read(
-        self, path: str, starts: Sequence[int], sizes: Sequence[int], check: Callable[[int], None]
+
+class OpenFile(int):
+    """A descriptor of a file, and its mapping."""
+
+    @classmethod
+    def of(cls, path: str) -> OpenFile:
+        return cls(os.open(path, FLAGS))
+
+    @functools.cached_property
+    def mapping(self) -> memoryview | None:
+        """All bytes; None where they are too few to be mapped."""
+        size = os.fstat(self).st_size
+        if size < _LEAST:
+            return None
+        whole = mmap.mmap(self, size, access=mmap.ACCESS_READ)
+        # else each page that is not in memory brings 128 kB along
+        whole.madvise(mmap.MADV_RANDOM)
+        return memoryview(whole)
+
+    def gathered(
+        self, starts: Sequence[int], sizes: Sequence[int], scratch: PerProcess[Scratch]
     ) -> bytes | None:
-        """Stretches of a file, one behind the other.
-
-        Args:
-            path: of the file.
-            starts, sizes: of each stretch, in bytes.
-            check: called with the open file, before it is read.
+        """Stretches of the file, one behind the other, written to memory by few calls.
 
         Returns:
             None: not by this way: they lie close together, are too long, or the file is too small
                 or shorter than it should be.
-
-        Raises:
-            OSError: the file can't be opened, or what `check` raises.
         """
         total = sum(sizes)
-        if (
-            not _IS_LINUX
-            or total > _SCRATCH
-            or max(starts, default=0) - min(starts, default=0) < _APART * len(sizes)
-        ):
+        is_far = max(starts) - min(starts) >= _APART * len(sizes)
+        if not _CAN_GATHER or not is_far or total > _SCRATCH or self.mapping is None:
             return None
-        with self._files.reading(path) as mapped:
-            check(mapped.fd)
-            if mapped.view is None:
-                return None
-            view = mapped.view
-            if HINTS.are_wanted:
-                HINTS.give(mapped.fd, zip(starts, sizes, strict=True))
-            return self._scratch.get().gathered(
-                [view[start : start + size] for start, size in zip(starts, sizes, strict=True)],
-                total,
-            )
-
-    def close(self) -> None:
-        """Unmaps what nobody reads."""
-        self._files.close()
-        self._scratch.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Gatherer, ()
-
-
-class _Mapped:
-    """A file and its mapping; None, where it is too small for one."""
-
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.view: memoryview | None = None
-        try:
-            size = os.fstat(self.fd).st_size
-            if size >= LEAST:
-                whole = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
-                # else each page that is not in memory brings 128 kB along
-                whole.madvise(mmap.MADV_RANDOM)
-                self.view = memoryview(whole)
-        except BaseException:
-            os.close(self.fd)
-            raise
-
-    def close(self) -> None:
-        if self.view is not None:
-            whole = self.view.obj
-            self.view.release()
-            assert isinstance(whole, mmap.mmap)
-            whole.close()
-        os.close(self.fd)
-
-
-class _Scratch:
-    """Memory that the system writes to, of one process."""
-
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("headrace-gather", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._fd, _SCRATCH)
-            self._bytes = mmap.mmap(self._fd, _SCRATCH)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._lock = threading.Lock()
-        self._close_file = weakref.finalize(self, os.close, self._fd)
-        self._close_file.atexit = False
-
-    def gathered(self, stretches: list[memoryview], total: int) -> bytes | None:
-        """Their bytes; None, where some of them are not there."""
-        with self._lock:
-            done = 0
+        HINTS.give(self, zip(starts, sizes, strict=True))
+        view = self.mapping
+        stretches = [view[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        memory = scratch.get().memory
+        with scratch.get().lock:
             began = time.perf_counter()
+            done = 0
             try:
                 for first in range(0, len(stretches), _AT_ONCE):
-                    done += os.pwritev(self._fd, stretches[first : first + _AT_ONCE], done)
+                    done += os.pwritev(memory.fd, stretches[first : first + _AT_ONCE], done)
             # EFAULT: a page that the file does not have any more, or that can't be read
             except OSError:
                 return None
             HINTS.note(began, len(stretches), total)
             if done == total:
-                return self._bytes[:total]
+                return memory.map[:total]
             return None
-
-    def close(self) -> None:
-        with self._lock:
-            self._bytes.close()
-            self._close_file()
-
-
-_IS_LINUX = hasattr(os, "memfd_create") and hasattr(os, "pwritev") and hasattr(mmap, "MADV_RANDOM")

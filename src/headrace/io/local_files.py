@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import stat
@@ -15,22 +14,20 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Files, Version, wrong_length
-from headrace.io.handles import HINTS, TO_THE_END, Gatherer, WorkerFiles
+from headrace.io.handles import FLAGS, HINTS, TO_THE_END, OpenFile, Scratch, WorkerFiles
 from headrace.io.paths import redact
-from headrace.io.ranges import WHOLE, ByteRanges, coalesce
-from headrace.memory.processes import read_full
+from headrace.io.ranges import WHOLE, ByteRanges
+from headrace.memory.processes import PerProcess, read_full
 
-_GAP = 16 << 10  # bytes between two ranges that are rather read than left out
-_MOST = 8 << 20  # bytes that one call reads
 _SPAN = 32 << 10  # bytes, of which little is wanted, that are read by one call rather than many
 _IOV_MAX = 1024
 _SAMPLE = 4 << 10  # bytes of a block that `sample_of` looks at
 _SAMPLES = 8  # of these
 _OPENING = 4  # ranges that are read while a file is opened
 _MISSING = (FileNotFoundError, NotADirectoryError)
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class LocalFiles(Files):
@@ -40,10 +37,10 @@ class LocalFiles(Files):
     patience: float = 60.0
 
     def __init__(self) -> None:
-        self.descriptors: WorkerFiles[int] = WorkerFiles()
+        self.descriptors = WorkerFiles(OpenFile.of, os.close)
+        self._scratch = PerProcess(Scratch)
         self._versions: dict[str, Version] = {}
         self._samples: dict[str, int] = {}  # `sample_of` the files whose version is known
-        self._gatherer = Gatherer()
 
     # -- versions
 
@@ -110,7 +107,7 @@ class LocalFiles(Files):
     # -- reading
 
     @contextlib.contextmanager
-    def opened(self, path: str) -> Iterator[int]:
+    def opened(self, path: str) -> Iterator[OpenFile]:
         """A descriptor of a file, which stays open inside of the context.
 
         Raises:
@@ -123,68 +120,31 @@ class LocalFiles(Files):
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         self._tell(ranges)
-        if ranges.is_whole.all():
-            return [self.read_whole(ranges.paths[file]) for file in ranges.file.tolist()]
         found: list[memoryview | None] = [None] * ranges.size
-        for number in np.flatnonzero(ranges.start >= ranges.stop).tolist():
-            if ranges.stop[number] == WHOLE and ranges.start[number] == 0:
-                found[number] = self.read_whole(ranges.paths[ranges.file[number]])
-            elif ranges.start[number] >= 0:
-                found[number] = memoryview(b"")
-        requests = coalesce(ranges, _GAP, _MOST)
-        order = requests.order.tolist()
-        edges = requests.edges.tolist()
-        begins = requests.ranges.start.tolist()
-        sizes = (requests.ranges.stop - requests.ranges.start).tolist()
-        starts = ranges.start.tolist()
-        stops = ranges.stop.tolist()
-        for path, first, last in _by_file(requests.ranges):
-            count = edges[last] - edges[first]
-            read = self._read_at(path, begins[first:last], sizes[first:last], count)
-            for request, data in enumerate(read, first):
-                at = edges[request]
-                view = memoryview(data)
-                if edges[request + 1] == at + 1:
-                    found[order[at]] = view
-                    continue
-                begin = begins[request]
-                for number in order[at : edges[request + 1]]:
-                    found[number] = view[starts[number] - begin : stops[number] - begin]
+        for number in np.flatnonzero(ranges.is_whole).tolist():
+            found[number] = self.read_whole(ranges.paths[ranges.file[number]])
+        for path, numbers, starts, sizes in _by_file(ranges):
+            read = self._read_at(path, starts.tolist(), sizes.tolist())
+            for number, data in zip(numbers.tolist(), read, strict=True):
+                found[number] = memoryview(data)
         return found
 
-    def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """By a call each: where ranges are short and far apart that is faster than to join them."""
-        if not (ranges.start < ranges.stop).all():
-            return super().read_each(ranges)
-        self._tell(ranges)
-        order = np.lexsort((ranges.start, ranges.file))
-        ordered = ranges.take(order)
-        starts = ordered.start.tolist()
-        sizes = ordered.nbytes.tolist()
-        numbers = order.tolist()
-        found = [b""] * ranges.size
-        for path, first, last in _by_file(ordered):
-            read = self._read_at(path, starts[first:last], sizes[first:last], last - first)
-            for number, data in zip(numbers[first:last], read, strict=True):
-                found[number] = data
-        return found
-
-    def _read_at(self, path: str, starts: list[int], sizes: list[int], count: int) -> list[bytes]:
-        """Parts of one file, in which `count` ranges lie."""
+    def _read_at(self, path: str, starts: list[int], sizes: list[int]) -> list[bytes]:
+        """Parts of one file, by a call each."""
         with self.opened(path) as fd:
             began = time.perf_counter()
             read = list(map(os.pread, itertools.repeat(fd), sizes, starts))
             if list(map(len, read)) != sizes:  # one call stops at 2 GiB
                 places = zip(sizes, starts, strict=True)
                 read = [_whole(fd, size, start, path) for size, start in places]
-        HINTS.note(began, count, sum(sizes))
+        HINTS.note(began, len(sizes), sum(sizes))
         return read
 
     def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
         """A whole file, into a buffer if there is one; None: it is missing."""
         began = time.perf_counter()
         try:
-            fd = os.open(path, _FLAGS)
+            fd = os.open(path, FLAGS)
         except _MISSING:
             return None
         try:
@@ -213,69 +173,47 @@ class LocalFiles(Files):
             paths = [ranges.paths[file] for file in ranges.file.tolist()]
             each = enumerate(map(self.read_whole, paths, buffers))
             return [number for number, data in each if data is None]
-        if ranges.size == 1:  # of a sample by itself: there is nothing to join
-            path = ranges.paths[ranges.file[0]]
-            start = int(ranges.start[0])
-            with self.opened(path) as fd:
-                began = time.perf_counter()
-                if os.preadv(fd, buffers, start) != len(buffers[0]):
-                    fill(fd, [buffers[0]], start, path)
-            HINTS.note(began, 1, len(buffers[0]))
-            return []
         self._tell(ranges)
-        requests = coalesce(ranges, 0, _MOST)
-        order = requests.order.tolist()
-        edges = requests.edges.tolist()
-        begins = requests.ranges.start.tolist()
-        sizes = (requests.ranges.stop - requests.ranges.start).tolist()
         seconds = 0.0  # without those that files take to be opened
-        for path, first, last in _by_file(requests.ranges):
+        for path, numbers, starts, sizes in _by_file(ranges):
             with self.opened(path) as fd:
                 began = time.perf_counter()
-                for request in range(first, last):
-                    at = edges[request]
-                    end = edges[request + 1]
-                    if end == at + 1:
-                        wanted = [buffers[order[at]]]
-                    else:
-                        wanted = [buffers[number] for number in order[at:end]]
-                        if sum(map(len, wanted)) != sizes[request]:  # they overlap
-                            for number, buffer in zip(order[at:end], wanted, strict=True):
-                                fill(fd, [buffer], int(ranges.start[number]), path)
-                            continue
-                    begin = begins[request]
-                    if end - at > _IOV_MAX or os.preadv(fd, wanted, begin) != sizes[request]:
-                        fill(fd, wanted, begin, path)
+                # what follows without a gap by one call
+                edges = (np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1).tolist()
+                edges.append(len(starts))
+                wanted = [buffers[number] for number in numbers.tolist()]
+                begins = starts.tolist()
+                first = 0
+                for last in edges:
+                    some = wanted[first:last]
+                    nbytes = sum(map(len, some))
+                    start = begins[first]
+                    if len(some) > _IOV_MAX or os.preadv(fd, some, start) != nbytes:
+                        fill(fd, some, start, path)
+                    first = last
                 seconds += time.perf_counter() - began
-        HINTS.note(time.perf_counter() - seconds, ranges.size, sum(sizes))
+        HINTS.note(time.perf_counter() - seconds, ranges.size, sum(map(len, buffers)))
         return []
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
         if ranges.size > 1 and ranges.stop[0] != WHOLE:
             path = ranges.paths[ranges.file[0]]
+            sizes = ranges.nbytes.tolist()
             first = int(ranges.start.min())
-            stop = int(ranges.stop.max())
-            if stop - first <= _SPAN + 2 * int(ranges.nbytes.sum()):
-                return self._read_span(path, first, stop, ranges)
-            with contextlib.suppress(OSError):  # said where it is read in the other way
-                data = self._gatherer.read(
-                    path,
-                    ranges.start.tolist(),
-                    ranges.nbytes.tolist(),
-                    functools.partial(self.check_open, path),
-                )
-                if data is not None:
-                    return data
-        return b"".join(self.read_each(ranges))
-
-    def _read_span(self, path: str, first: int, stop: int, ranges: ByteRanges) -> bytes:
-        """Ranges that lie close together, by one call."""
-        span = self._read_at(path, [first], [stop - first], 1)[0]
-        if (ranges.start[1:] == ranges.stop[:-1]).all():
-            return span
-        starts = (ranges.start - first).tolist()
-        stops = (ranges.stop - first).tolist()
-        return b"".join([span[start:stop] for start, stop in zip(starts, stops, strict=True)])
+            nbytes = int(ranges.stop.max()) - first
+            if nbytes <= _SPAN + 2 * sum(sizes):
+                starts = (ranges.start - first).tolist()
+                span = self._read_at(path, [first], [nbytes])[0]
+                if (ranges.start[1:] == ranges.stop[:-1]).all():
+                    return span
+                pairs = zip(starts, sizes, strict=True)
+                return b"".join([span[start : start + size] for start, size in pairs])
+            # what goes wrong is said where it is read in the other way
+            with contextlib.suppress(OSError), self.opened(path) as fd:
+                gathered = fd.gathered(ranges.start.tolist(), sizes, self._scratch)
+                if gathered is not None:
+                    return gathered
+        return super().read_joined(ranges)
 
     # -- what is read next
 
@@ -287,13 +225,10 @@ class LocalFiles(Files):
         """Tells the system what is read next, if its disk is slow."""
         if not HINTS.are_wanted:
             return
-        with contextlib.suppress(OSError):  # who reads them says so
-            requests = coalesce(ranges, _GAP).ranges
-            for path, first, last in _by_file(requests):
-                with self.descriptors.reading(path) as fd:
-                    starts = requests.start[first:last].tolist()
-                    sizes = requests.nbytes[first:last].tolist()
-                    HINTS.give(fd, zip(starts, sizes, strict=True))
+        for path, _, starts, sizes in _by_file(ranges):
+            # who reads them says so
+            with contextlib.suppress(OSError), self.descriptors.reading(path) as fd:
+                HINTS.give(fd, zip(starts.tolist(), sizes.tolist(), strict=True))
         _tell_of_wholes(ranges.paths[file] for file in ranges.file[ranges.is_whole].tolist())
 
     # -- the rest
@@ -303,7 +238,7 @@ class LocalFiles(Files):
 
     def close(self) -> None:
         self.descriptors.close()
-        self._gatherer.close()
+        self._scratch.close()
 
 
 def version_of(status: os.stat_result) -> Version:
@@ -326,7 +261,7 @@ def _version_and_sample(path: str) -> tuple[Version, int]:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         return version_of(status), 0
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    fd = os.open(path, FLAGS)
     try:
         version = version_of(os.fstat(fd))
         return version, sample_of(fd, version.size)
@@ -341,14 +276,20 @@ def changed(path: str) -> FileChangedError:
     )
 
 
-def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, int, int]]:
-    """The path of each file, and where its ranges begin and end, of sorted ones."""
-    edges = [0, ranges.size]
-    if len(ranges.paths) > 1:
-        edges[1:1] = (np.flatnonzero(np.diff(ranges.file)) + 1).tolist()
-    for first, last in itertools.pairwise(edges):
+def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, IntArray, IntArray, IntArray]]:
+    """Of each file its path, and the numbers, begins and sizes of its ranges, as they lie there.
+    Whole files, and what was never written, are left out.
+    """
+    order = np.flatnonzero((ranges.stop >= ranges.start) & (ranges.start >= 0))
+    if len(order) > 1:
+        order = order[np.lexsort((ranges.start[order], ranges.file[order]))]
+    ordered = ranges.take(order)
+    edges = np.flatnonzero(ordered.file[1:] != ordered.file[:-1]) + 1
+    for first, last in itertools.pairwise([0, *edges.tolist(), len(order)]):
         if first < last:
-            yield ranges.paths[ranges.file[first]], first, last
+            some = slice(first, last)
+            path = ranges.paths[ordered.file[first]]
+            yield path, order[some], ordered.start[some], ordered.nbytes[some]
 
 
 def _whole(fd: int, size: int, offset: int, path: str) -> bytes:
