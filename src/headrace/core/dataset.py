@@ -103,17 +103,18 @@ class _Constructed(ABCMeta):
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             try:
-                dataset: Any = super().__call__(*args, **kwargs)
+                arguments = passed_arguments(cls, args, kwargs)
             except TypeError:
-                check_call(cls, args, kwargs)
+                check_call(cls, kwargs)
                 raise
+            dataset: Any = super().__call__(*args, **kwargs)
             if "block_memory" not in vars(dataset):
                 raise ConfigError(
                     f"{cls.__name__}.__init__ does not call that of its base class, which opens "
                     "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
                     "a dataset that does all by itself is a torch.utils.data.Dataset"
                 )
-            dataset._arguments = passed_arguments(cls, args, kwargs)
+            dataset._arguments = arguments
             dataset._settle()
             return dataset
 

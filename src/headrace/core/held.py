@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +65,8 @@ class Held(ValueSource):
         store: holds them.
         reserved: what is reserved for the store.
         ranks: number of processes that share the store.
-        is_cache: True if the store may give its room to others.
-        is_auto: True if the store may choose what it evicts.
+        policy: of a cache, which may give its room to others: "keep", "lru", or "auto", which may
+            choose. None: it is none.
     """
 
     def __init__(
@@ -75,16 +75,13 @@ class Held(ValueSource):
         store: SampleStore,
         reserved: Reservation,
         ranks: int = 1,
-        *,
-        is_cache: bool = False,
-        is_auto: bool = False,
+        policy: str | None = None,
     ) -> None:
         super().__init__(parent)
         self.store: SampleStore | None = store  # None: closed
         self._reserved: Reservation | None = reserved
         self._ranks = ranks
-        self._is_cache = is_cache
-        self._is_auto = is_auto
+        self._policy = policy
         self._watch = PressureWatch()
 
     def get(self, indices: Sequence[int]) -> list[Any]:
@@ -148,13 +145,8 @@ class Held(ValueSource):
                     self.put(dict(zip(missing, load(missing), strict=True)), total)
                 bar.update(len(group))
 
-            tasks = [pool.submit(load_group, group) for group in groups]
-            try:
-                done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            for _ in pool.map(load_group, groups):
+                pass  # an error of one cancels the others
 
     def put(self, values: dict[int, Any], total: int) -> None:
         """Holds all of some values, of so many in all.
@@ -192,7 +184,7 @@ class Held(ValueSource):
 
     def shrink(self, nbytes: int) -> None:
         """Releases up to `nbytes` of the budget, which a loader needs for its batches."""
-        if not self._is_cache or self.store is None or self._reserved is None:
+        if self._policy is None or self.store is None or self._reserved is None:
             return
         spared = min(nbytes, self._reserved.nbytes, -(-self.store.ceiling // self._ranks))
         self.store.cap(self.store.ceiling - spared * self._ranks)
@@ -200,7 +192,7 @@ class Held(ValueSource):
 
     def expect_skew(self) -> None:
         """Announces that some samples will be drawn much more often than others."""
-        if self._is_auto and self.store is not None:
+        if self._policy == "auto" and self.store is not None:
             self.store.use_lru()
 
     def stats(self) -> dict[str, int]:
@@ -256,7 +248,7 @@ def cached(
     store = _make_store(share, length, capacity, "lru" if policy == "lru" else "keep", items)
     needed = -(-store.capacity // ranks) + table  # of an open store its own
     reserved = budget.reserve(min(needed, budget.available), "cached samples")
-    return Held(parent, store, reserved, ranks, is_cache=True, is_auto=policy == "auto")
+    return Held(parent, store, reserved, ranks, policy)
 
 
 def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | None]:
@@ -364,9 +356,7 @@ def eager(
         if store.is_mixed and len(store) < len(numbers):
             # rows that left for a value of another kind are read again
             held.fill(load, groups, threads or usable_cpus(), progress)
-        taken = -(-store.nbytes // ranks)
-        if nbytes is None or taken > part:
-            reserved.resize(taken)
+        reserved.resize(-(-store.nbytes // ranks))
     except BaseException:
         reserved.close()
         raise
@@ -374,21 +364,19 @@ def eager(
 
 
 def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[int, Any], int]:
-    """Values spread over the dataset, and the bytes of all that follow from them."""
-    spread = np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers)))
-    picked = [numbers[place] for place in distinct(spread.astype(int)).tolist()]
-    values: list[Any] = []
-    nbytes = count = 0
-    for part in (picked[:1], picked[1:]):
-        if nbytes:  # the first one says how many may be read at once
-            part = part[: available // nbytes]
-        made = load(part) if part else []
-        values += made
-        sound = [value for value in made if not isinstance(value, SampleError)]
-        nbytes += sum(map(SampleStore.nbytes_of, sound))
-        count += len(sound)
-    total = nbytes / max(1, count) * len(numbers)
-    return dict(zip(picked, values, strict=False)), int(total * 1.05) + (1 << 20)
+    """Values spread over the dataset, as many as fit, and the bytes of all that follow from
+    them.
+    """
+    values: dict[int, Any] = {}
+    sizes: list[int] = []
+    for place in np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers))).astype(int):
+        if sum(sizes) <= available:
+            (value,) = load([numbers[place]])
+            values[numbers[place]] = value
+            if not isinstance(value, SampleError):
+                sizes.append(SampleStore.nbytes_of(value))
+    total = sum(sizes) / max(1, len(sizes)) * len(numbers)
+    return values, int(total * 1.05) + (1 << 20)
 
 
 # -- blocks

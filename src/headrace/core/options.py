@@ -327,14 +327,11 @@ def as_targets(targets: Any, count: int) -> Any:
     return targets
 
 
-def check_call(cls: type, args: Sequence[Any], passed: Mapping[str, Any]) -> None:
+def check_call(cls: type, passed: Mapping[str, Any]) -> None:
     """Raises a ConfigError for a keyword that the constructor of a dataset's class does not have;
     for a class of the user's own, if it is a word of another library.
     """
     known = keywords_of(cls)
     is_ours = cls.__module__.startswith("headrace.")
-    try:
-        inspect.signature(cls).bind(*args, **passed)
-    except TypeError:
-        words = [name for name in passed if is_ours or synonyms(name, known)]
-        check_names(cls.__name__, words, known, OF_LOADERS)
+    words = [name for name in passed if is_ours or synonyms(name, known)]
+    check_names(cls.__name__, words, known, OF_LOADERS)
