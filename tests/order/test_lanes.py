@@ -73,14 +73,17 @@ def test_aligned_lanes_are_a_bijection_of_whole_blocks(
     assert np.array_equal(np.sort(places), positions)
     # who draws when is as it was
     assert np.array_equal(numbers, Lanes(n, batch, interleave, turns).lane_of(positions)[0])
-    owned = places < int(lanes.own.sum()) * size
+    lead, own = lanes._own_first, (lanes._own_end - lanes._own_first) // size
+    own_start = lanes._shifts[1] + lead
+    tail = np.diff(lanes.first, append=n) - lanes._own_end
+    owned = places < int(own.sum()) * size
     for lane in range(interleave * turns):
         mine = places[(numbers == lane) & owned]
         # whole blocks, one after the other
-        assert np.array_equal(mine, lanes.own_start[lane] + np.arange(lanes.own[lane] * size))
-        assert lanes.own_start[lane] % size == 0
+        assert np.array_equal(mine, own_start[lane] + np.arange(own[lane] * size))
+        assert own_start[lane] % size == 0
         shared = np.count_nonzero((numbers == lane) & ~owned)
-        assert shared == lanes.lead[lane] + lanes.tail[lane] < 2 * size
+        assert shared == lead[lane] + tail[lane] < 2 * size
 
 
 def test_each_segment_has_one_reader() -> None:

@@ -161,10 +161,6 @@ class AlignedLanes(Lanes):
 
     Attributes:
         size: the argument.
-        lead: int64 array [lanes]: samples of each lane before its own blocks.
-        own: int64 array [lanes]: blocks of its own.
-        tail: int64 array [lanes]: samples after them.
-        own_start, lead_start, tail_start: int64 arrays [lanes]: the places that these begin at.
     """
 
     layout = 3
@@ -174,33 +170,32 @@ class AlignedLanes(Lanes):
         self.size: int = size
         columns = np.arange(interleave, dtype=np.int64)
         lengths = np.diff(self.first, append=n)
-        self.lead: IntArray = np.minimum(np.tile(columns * size // interleave, turns), lengths)
-        self.own: IntArray = (lengths - self.lead) // size
-        whole = self.own * size
-        self.tail: IntArray = lengths - self.lead - whole
-        self.own_start: IntArray = np.cumsum(whole) - whole
-        self._own_ends = self.lead + whole
+        lead = np.minimum(np.tile(columns * size // interleave, turns), lengths)
+        own = (lengths - lead) // size * size
+        tail = lengths - lead - own
         # Lanes of one rank stand side by side: those with equal remainders by 2, by 4, and by 8.
         reversed_bits = (columns & 1) << 2 | columns & 2 | (columns & 4) >> 2
         side = np.lexsort((columns, reversed_bits))
         # [turns, leads and tails, lanes]: where they begin, if they stand in that order
-        parts = np.stack([self.lead.reshape(turns, -1), self.tail.reshape(turns, -1)], axis=1)
+        parts = np.stack([lead.reshape(turns, -1), tail.reshape(turns, -1)], axis=1)
         sorted_parts = parts[:, :, side]
         ends = np.cumsum(sorted_parts).reshape(parts.shape)
         starts = np.empty_like(parts)
-        starts[:, :, side] = int(whole.sum()) + ends - sorted_parts
-        self.lead_start: IntArray = starts[:, 0].ravel()
-        self.tail_start: IntArray = starts[:, 1].ravel()
+        starts[:, :, side] = int(own.sum()) + ends - sorted_parts
+        # of lead, own blocks and tail: what is to add to a place in the lane
+        self._own_first = lead
+        self._own_end = lead + own
+        self._shifts = np.stack([
+            starts[:, 0].ravel(),
+            np.cumsum(own) - own - lead,
+            starts[:, 1].ravel() - lead - own,
+        ])
 
     def place_of(self, positions: IntArray) -> IntArray:
         lanes, within = self.lane_of(positions)
-        lead = self.lead[lanes]
-        end = self._own_ends[lanes]
-        starts = np.where(within < lead, self.lead_start[lanes], self.own_start[lanes] - lead)
-        places: IntArray = starts + within
-        tails = np.flatnonzero(within >= end)
-        if tails.size:
-            places[tails] = self.tail_start[lanes[tails]] + within[tails] - end[tails]
+        is_after_lead = within >= self._own_first[lanes]
+        parts = np.add(is_after_lead, within >= self._own_end[lanes], dtype=np.int8)
+        places: IntArray = self._shifts[parts, lanes] + within
         return places
 
 
