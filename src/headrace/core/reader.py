@@ -136,9 +136,8 @@ class SampleReader:
 
     def take_report(self) -> dict[str, Any]:
         """What was counted in this process since the last call."""
-        of_source = self.source.take_counts()
-        if of_source:
-            self.counts.update(of_source)
+        if self.counts["cache_misses"]:  # else nothing was read
+            self.counts.update(self.source.take_counts())
         report: dict[str, Any] = dict(self.counts)
         if self.skipped:
             report["skipped_samples"] = self.skipped

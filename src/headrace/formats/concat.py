@@ -46,7 +46,6 @@ class ConcatSource(ArraySource, Generic[S]):
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         self.files = self.sources[0].files
-        self.thread_safe: bool = all(source.thread_safe for source in self.sources)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
