@@ -37,10 +37,6 @@ def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
         return None
 
 
-_NAMES = ("bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
-_OF_TORCH = {known_dtype(dtype): dtype for dtype in (*map(np.dtype, _NAMES), BFLOAT16)}
-
-
 def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
     """The dtype of numbers that a user asks for, in the machine's byte order; of torch.bfloat16
     `BFLOAT16`.
@@ -50,15 +46,15 @@ def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
     """
     if dtype is None:
         return None
-    if isinstance(dtype, str) and dtype == "bfloat16":
+    if dtype is torch.bfloat16 or (isinstance(dtype, str) and dtype == "bfloat16"):
         return BFLOAT16
-    if isinstance(dtype, torch.dtype):
-        named = _OF_TORCH.get(dtype, np.dtype(object))
-    else:
-        try:
+    try:
+        if isinstance(dtype, torch.dtype):
+            named = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+        else:
             named = np.dtype(dtype).newbyteorder("=")
-        except TypeError as error:
-            raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
     if named.name == "bfloat16":  # that of ml_dtypes
         return BFLOAT16
     if known_dtype(named) is None:

@@ -256,7 +256,6 @@ class Batcher:
         # a user may have single samples looked at, at any time
         if not request or dataset.return_index or dataset.is_transformed:
             return self.of_samples(request)
-        earlier: Exception | None = None
         made: MadeBatch | None = None
         try:
             if self._own is not None:
@@ -270,20 +269,12 @@ class Batcher:
             # as text: a record may be held, and an error holds frames
             _log.debug("%s: %s", self.explain(), repr(error.__cause__))
             dataset.sample_reader.counts["fallbacks"] += 1
-            earlier = error.cause
-        return self.of_samples(request, earlier) if made is None else made
+        return self.of_samples(request) if made is None else made
 
-    def of_samples(self, request: BatchRequest, earlier: Exception | None = None) -> MadeBatch:
-        """The same batch, of samples that are made one by one and collated.
-
-        Args:
-            request: names the samples.
-            earlier: why they could not be read in another way before.
-        """
+    def of_samples(self, request: BatchRequest) -> MadeBatch:
+        """The same batch, of samples that are made one by one and collated."""
         with outside_slot():
-            samples, indices = self._dataset.make_samples(
-                request, error=earlier, decoder=self._variant
-            )
+            samples, indices = self._dataset.make_samples(request, self._variant)
         return self._collating.batch_of(self._dataset, samples, indices, request)
 
     # -- rows

@@ -448,20 +448,16 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return around.seed, around.epoch
 
     def make_samples(
-        self,
-        request: BatchRequest,
-        error: Exception | None = None,
-        decoder: Decoder | None = None,
+        self, request: BatchRequest, decoder: Decoder | None = None
     ) -> tuple[list[Any], list[int]]:
         """Returns the samples of a batch, as `__getitems__` does, and the index of each.
 
         Args:
             request: the indices, and the epoch that they belong to.
-            error: the error of an earlier attempt to make the batch in another way.
             decoder: a variant of the dataset's `sample_decoder`, with the same values.
         """
         indices = self.whole_indices(request).tolist()
-        return self.finish(request, self.value_source.read(indices, self.access(error)), decoder)
+        return self.finish(request, self.value_source.read(indices, self.access()), decoder)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterates over all samples in order; in mode "streaming" over this rank's and worker's
@@ -769,13 +765,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         coming = Coming(key, steps, batches.some, segments, self.whole_indices)
         self.value_source.announce(coming)
 
-    def access(self, earlier: Exception | None = None) -> Access:
-        """What this dataset or view brings along when it reads from its `value_source`.
-
-        Args:
-            earlier: why the samples could not be read in another way before.
-        """
-        return Access(self.sample_reader, self.sample_decoder, earlier)
+    def access(self) -> Access:
+        """What this dataset or view brings along when it reads from its `value_source`."""
+        return Access(self.sample_reader, self.sample_decoder)
 
     def whole_indices(self, indices: Any) -> IntArray:
         """Converts indices of this dataset or view to record numbers of the source. Negative

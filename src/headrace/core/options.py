@@ -310,11 +310,12 @@ def as_targets(targets: Any, count: int) -> Any:
     Raises:
         ConfigError: it is no sequence, or has another length than there are samples.
     """
-    if targets is not None and not isinstance(targets, (np.ndarray, list, tuple, torch.Tensor)):
-        targets = targets.to_numpy() if hasattr(targets, "to_numpy") else targets
-        targets = np.asarray(targets) if hasattr(targets, "__array__") else targets
     if targets is None:
         return None
+    if hasattr(targets, "to_numpy"):
+        targets = targets.to_numpy()
+    elif not isinstance(targets, torch.Tensor) and hasattr(targets, "__array__"):
+        targets = np.asarray(targets)
     if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
         raise ConfigError(
             f"targets must be a sequence of one target a sample, not {described(targets)}"

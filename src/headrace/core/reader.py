@@ -101,12 +101,6 @@ class NotTogetherError(Exception):
     then, which names the one at fault.
     """
 
-    @property
-    def cause(self) -> Exception | None:
-        """The cause without its frames, which hold the batch's memory."""
-        found = self.__cause__
-        return found.with_traceback(None) if isinstance(found, Exception) else None
-
 
 class SampleReader:
     """Reads the samples of a source, by their number there, for one dataset or view.
@@ -188,23 +182,17 @@ class SampleReader:
 
     # -- records
 
-    def records(
-        self,
-        indices: list[int],
-        read: Callable[[Sequence[int]], list[Any]],
-        error: Exception | None = None,
-    ) -> list[Any]:
+    def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
         """The records of samples that `read` reads together; a SampleError for each that can't be
-        read and may be left out. (`error`: why they could not be read in another way before. Of a
-        server's, that other way had more patience: it is what is told.)
+        read and may be left out.
 
         Before a sample is blamed for what its server did not give, the next ones are asked for:
         where nothing comes of them either, it is the server's fault.
         """
         try:
             return read(indices)
-        except Exception as caught:
-            first = error if isinstance(error, RemoteError) else caught
+        except Exception as error:
+            first = error
         # to name the one at fault, and to have the others
         records = []
         blamed: SampleError | None = None
@@ -223,7 +211,7 @@ class SampleReader:
                 raise blamed
             return records
         finally:
-            del blamed, first, error  # else they and this frame would hold one another
+            del blamed, first  # else they and this frame would hold one another
 
     def _record(self, index: int, first: Exception) -> Any:
         """The record of a sample that was to be read before, with others, when there was an

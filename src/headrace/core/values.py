@@ -37,8 +37,6 @@ class Access(NamedTuple):
 
     reader: SampleReader
     decoder: Decoder
-    earlier: Exception | None = None
-    """Why the samples could not be read in another way before."""
 
 
 class Coming(NamedTuple):
@@ -144,7 +142,7 @@ class Records(ValueSource):
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
         start = time.perf_counter()
-        records = reader.records(list(indices), self.read_records, access.earlier)
+        records = reader.records(list(indices), self.read_records)
         reader.count_seconds("read_seconds", start)
         reader.counts["cache_misses"] += len(records)
         reader.counts["bytes_read"] += sum(
@@ -239,8 +237,8 @@ def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> li
     rows = np.empty((len(indices), *spec.shape), spec.dtype)
     try:
         source.read_into(indices, as_rows(rows), access)
-    except Exception as error:  # the other way names the sample at fault
-        return source.read(indices, access._replace(earlier=error))
+    except Exception:  # the other way names the sample at fault
+        return source.read(indices, access)
     return [rows[number, ...] for number in range(len(rows))]
 
 

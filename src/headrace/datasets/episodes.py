@@ -341,7 +341,7 @@ class HeldSteps(ValueSource):
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         reader = access.reader
         read = partial(self._read, reader.counts)
-        records = reader.records(list(indices), read, access.earlier)
+        records = reader.records(list(indices), read)
         values = [
             reader.decoded(index, record, access.decoder)
             for index, record in zip(indices, records, strict=True)

@@ -185,11 +185,13 @@ class AlignedLanes(Lanes):
         # of lead, own blocks and tail: what is to add to a place in the lane
         self._own_first = lead
         self._own_end = lead + own
-        self._shifts = np.stack([
-            starts[:, 0].ravel(),
-            np.cumsum(own) - own - lead,
-            starts[:, 1].ravel() - lead - own,
-        ])
+        self._shifts = np.stack(
+            [
+                starts[:, 0].ravel(),
+                np.cumsum(own) - own - lead,
+                starts[:, 1].ravel() - lead - own,
+            ]
+        )
 
     def place_of(self, positions: IntArray) -> IntArray:
         lanes, within = self.lane_of(positions)
