@@ -146,6 +146,7 @@ class LocalFiles(Files):
         try:
             fd = os.open(path, FLAGS)
         except _MISSING:
+            self.check_missing(path)
             return None
         try:
             status = os.fstat(fd)
@@ -153,11 +154,13 @@ class LocalFiles(Files):
             size = status.st_size
             if buffer is None:
                 data = memoryview(os.read(fd, size))
-            elif len(buffer) != size:
-                raise wrong_length(redact(path), size, len(buffer))
+                done = len(data)
+            elif len(buffer) == size:
+                data = buffer
+                done = os.preadv(fd, [buffer], 0)
             else:
-                data = buffer[: os.preadv(fd, [buffer], 0)]
-            if len(data) != size:  # one call to the system stops at 2 GiB
+                raise wrong_length(redact(path), size, len(buffer))
+            if done != size:  # one call to the system stops at 2 GiB
                 data = buffer or memoryview(bytearray(size))
                 fill(fd, [data], 0, path)
         except IsADirectoryError as error:
@@ -166,6 +169,9 @@ class LocalFiles(Files):
             os.close(fd)
         HINTS.note(began, _OPENING, size)
         return data
+
+    def check_missing(self, path: str) -> None:
+        """Raises an error where a whole file should not be missing."""
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> list[int]:
         if ranges.size and ranges.stop[0] == WHOLE:

@@ -349,8 +349,9 @@ class DirectChunks(Chunks):
             parts: of arrays.
             buffers: the bytes of each.
         """
-        written = np.flatnonzero(ranges.is_written)
-        missing = np.flatnonzero(~ranges.is_written).tolist()
+        is_written = ranges.is_written
+        written = np.flatnonzero(is_written)
+        missing = np.flatnonzero(~is_written).tolist()
         if missing:
             ranges = ranges.take(written)
             buffers = [buffers[number] for number in written.tolist()]

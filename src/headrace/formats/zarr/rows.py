@@ -90,22 +90,30 @@ def _leave(array: Any) -> None:
     """Arrays are not closed: that would close the store, which may be an object of the caller's."""
 
 
-class LibraryArray:
-    """An array that zarr-python reads.
+class LibraryArray(LibraryRows):
+    """An array that zarr-python reads: of numbers, or rows of strings.
 
     Args:
         opened: what each process has open.
         store, name: of the array.
+        why: zarr-python reads it.
+
+    Raises:
+        FormatError: it can't be opened.
     """
 
-    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str) -> None:
+    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str, why: str) -> None:
         self._opened = opened
         self._store = store
         self._name = name
         self.where = shown_array(store.path, name)
+        self.how = f"zarr-python: {why}"
+        with self._reading(f" ({why})") as array:
+            self.shape = tuple(array.shape)
+            self.dtype = array.dtype
 
     @contextlib.contextmanager
-    def reading(self, why: str = "") -> Iterator[Any]:
+    def _reading(self, why: str = "") -> Iterator[Any]:
         """The array, inside of the context; what it raises there names it, and why zarr-python
         reads it.
 
@@ -120,11 +128,10 @@ class LibraryArray:
             yield array
 
     def check(self, part: tuple[slice, ...]) -> None:
-        """As `check_part`."""
-        with self.reading() as array:
-            self.check_part(array, part)
+        with self._reading() as array:
+            self._check_part(array, part)
 
-    def check_part(self, array: Any, part: tuple[slice, ...]) -> None:
+    def _check_part(self, array: Any, part: tuple[slice, ...]) -> None:
         """Compares the files that a part lies in with the time when the store was opened.
 
         Raises:
@@ -141,32 +148,48 @@ class LibraryArray:
         self._store.ranges([key_of(self._name, key) for key in keys])
 
     def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self.reading() as array:
+        with self._reading() as array:
             found = np.asarray(array[part])
-            self.check_part(array, part)
+            self._check_part(array, part)
             return found
 
-    def chunks(self, why: str) -> LibraryChunks:
-        """The chunks of an array of numbers, which zarr-python reads for a reason.
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """Rows of strings, read by one call, so that each chunk is decoded once a batch."""
+        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        if not len(wanted):
+            return []
+        with self._reading() as array:
+            found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
+            inner = tuple(slice(0, extent) for extent in self.shape[1:])
+            for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
+                self._check_part(array, (slice(row, row + 1), *inner))
+        return [found[place] for place in places.tolist()]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """All rows of strings."""
+        with self._reading() as array:
+            return np.asarray(array[...]).astype(object)
+
+    def chunks(self) -> LibraryChunks:
+        """The chunks of an array of numbers.
 
         Raises:
-            FormatError: it can't be opened, or its elements are no numbers.
+            FormatError: its elements are no numbers.
         """
-        with self.reading(f" ({why})") as array:
-            dtype = array.dtype
-            grid = Grid(tuple(array.shape), tuple(array.chunks))
+        with self._reading() as array:
+            grid = Grid(self.shape, tuple(array.chunks))
             fill = 0 if array.fill_value is None else array.fill_value
-        nbytes = math.prod(grid.chunks) * dtype.itemsize
+        nbytes = math.prod(grid.chunks) * self.dtype.itemsize
         if 0 not in grid.shape and (min(grid.chunks, default=1) < 1 or nbytes > COUNTABLE):
             raise FormatError(
                 f"{self.where} has chunks of {list(grid.chunks)} elements: its metadata are damaged"
             )
-        if dtype.hasobject or dtype.kind not in "biufcSUV":
+        if self.dtype.hasobject or self.dtype.kind not in "biufcSUV":
             raise FormatError(
-                f"{self.where} holds {dtype}, of which samples can't be made: numbers can, and "
+                f"{self.where} holds {self.dtype}, of which samples can't be made: numbers can, and "
                 "strings as rows"
             )
-        return LibraryChunks(grid, dtype, self, f"zarr-python: {why}", fill)
+        return LibraryChunks(grid, self.dtype, self, self.how, fill)
 
 
 def _holds_strings(metadata: dict[str, Any]) -> bool:
@@ -180,44 +203,6 @@ def _holds_strings(metadata: dict[str, Any]) -> bool:
     return (
         metadata.get("dtype") == "|O" and isinstance(first, dict) and first.get("id") == "vlen-utf8"
     )
-
-
-class StringRows(LibraryRows):
-    """Rows of strings. What a batch needs is read by one call, so that each chunk is decoded once a
-    batch.
-
-    Args:
-        array: reads them.
-    """
-
-    def __init__(self, array: LibraryArray) -> None:
-        self._array = array
-        self.dtype = np.dtype(object)
-        with array.reading() as opened:
-            self.shape: tuple[int, ...] = tuple(opened.shape)
-        self.how = "zarr-python: strings of any length"
-
-    def read(self, rows: Sequence[int]) -> list[Any]:
-        """The rows: str, or arrays of such.
-
-        Raises:
-            FormatError: they are damaged.
-            FileChangedError: they were changed after the store was opened.
-        """
-        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-        if not len(wanted):
-            return []
-        with self._array.reading() as array:
-            found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
-            inner = tuple(slice(0, extent) for extent in self.shape[1:])
-            for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
-                self._array.check_part(array, (slice(row, row + 1), *inner))
-        return [found[place] for place in places.tolist()]
-
-    def whole(self) -> npt.NDArray[Any]:
-        """All rows."""
-        with self._array.reading() as array:
-            return np.asarray(array[...]).astype(object)
 
 
 # -- what is open
@@ -376,7 +361,7 @@ class ZarrTree(Tree):
 
     def reader(
         self, name: str, *, by_row: bool = True, is_column: bool = False
-    ) -> ArrayReader | StringRows:
+    ) -> ArrayReader | LibraryArray:
         """A reader of an array.
 
         Args:
@@ -395,21 +380,23 @@ class ZarrTree(Tree):
         chunks: DirectChunks | str = "direct=False"
         holds_strings = by_row and _holds_strings(metadata)
         if holds_strings:
-            chunks = "strings"
+            chunks = "strings of any length"
         elif opened.direct or is_column:
             chunks = self._direct_chunks(name, metadata, required, by_row)
         key = f"{self.path}\0{name}"
         if isinstance(chunks, DirectChunks):
             return ArrayReader(chunks, opened.chunks, key)
-        array = LibraryArray(opened.library, self.store, name)
         if required:
             raise ConfigError(
-                f"missing='error' can't be had for {array.where}, which zarr-python reads: {chunks}"
+                f"missing='error' can't be had for {shown_array(self.path, name)}, which "
+                f"zarr-python reads: {chunks}"
             )
         try:
+            array = LibraryArray(opened.library, self.store, name, chunks)
             if holds_strings:
-                return StringRows(array)
-            return ArrayReader(array.chunks(chunks), opened.chunks, key)
+                array.dtype = np.dtype(object)
+                return array
+            return ArrayReader(array.chunks(), opened.chunks, key)
         finally:
             opened.library.close()
 
@@ -465,7 +452,7 @@ class ZarrTree(Tree):
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.reader(name, is_column=True)
-        if isinstance(reader, StringRows):
+        if isinstance(reader, LibraryArray):
             return reader.whole()
         if not reader.shape:
             return np.asarray(reader.chunks.decode(0, reader.chunks.read([0])[0]))
@@ -501,7 +488,7 @@ class ZarrSource(ArraysSource):
         wanted: list[Any] = [name] if is_one else list(name or ())
         self.tree = opened.tree(path, [*wanted, column])
         shown = self.tree.shown
-        fields: dict[str, ArrayReader | StringRows] = {}
+        fields: dict[str, ArrayReader | LibraryArray] = {}
         cuts: list[Any] = []
         for one in wanted:
             found, _ = self.tree.store.array(one)

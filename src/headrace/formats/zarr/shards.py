@@ -20,7 +20,7 @@ from headrace.formats.arrays.chunks import ChunkIndex, Grid
 from headrace.formats.arrays.codecs import Codec, Crc32c
 from headrace.formats.zarr.stores import Store
 from headrace.io.paths import redact
-from headrace.io.ranges import WHOLE, ByteRanges
+from headrace.io.ranges import ByteRanges
 
 _INDEX_BYTES = 64 << 20  # of the shards' indices that a process holds
 _NOWHERE = (1 << 64) - 1
@@ -85,7 +85,7 @@ class ArrayFiles(ChunkIndex):
         self.store.check_version(self.name)
         keys = self._names(numbers)
         if self.whole_files:
-            return ByteRanges.of((self.store.path_of(key), 0, WHOLE) for key in keys)
+            return ByteRanges.of_wholes(list(map(self.store.path_of, keys)), range(len(keys)))
         return self.store.ranges(keys)
 
     def check(self, number: int) -> None:
@@ -94,17 +94,11 @@ class ArrayFiles(ChunkIndex):
             self.store.ranges(self._names([number]))
 
 
-class _Index(NamedTuple):
-    """Where the chunks of a shard lie.
-
-    Attributes:
-        path: of the file.
-        rows: for each chunk its offset in the file and its bytes, one after the other; -1 where
-            nothing was written. A memoryview gives single numbers faster than an array does.
-    """
-
-    path: str
-    rows: memoryview
+_Index = tuple[str, memoryview]
+"""Where the chunks of a shard lie: the path of its file, and for each chunk its offset and its
+bytes, one after the other; -1 where nothing was written. A memoryview gives single numbers faster
+than an array does.
+"""
 
 
 class Shards(ChunkIndex):
@@ -142,70 +136,65 @@ class Shards(ChunkIndex):
         shards, within = self._places(numbers)
         known: dict[int, int] = {}
         which = [known.setdefault(shard, len(known)) for shard in shards.tolist()]
-        indices = self._indices(list(known))
-        rows = [None if index is None else index.rows for index in indices]
+        indices = [index or ("", None) for index in self._indices(list(known))]
         starts: list[int] = []
-        sizes: list[int] = []
+        stops: list[int] = []
         for shard, chunk in zip(which, within.tolist(), strict=True):
-            row = rows[shard]
-            starts.append(-1 if row is None else row[2 * chunk])
-            sizes.append(0 if row is None else row[2 * chunk + 1])
-        paths = ["" if index is None else index.path for index in indices]
-        start, nbytes = np.array([starts, sizes], np.int64)
-        stop = np.where(start < 0, -1, start + nbytes)
-        return ByteRanges(paths, np.array(which, np.int64), start, stop)
+            row = indices[shard][1]
+            start = -1 if row is None else row[2 * chunk]
+            starts.append(start)
+            stops.append(-1 if row is None or start < 0 else start + row[2 * chunk + 1])
+        paths = [path for path, _ in indices]
+        return ByteRanges(paths, *np.array([which, starts, stops], np.int64))
 
     def check(self, number: int) -> None:
         if not self._files.is_remote:
             for index in self._indices(self._places(np.array([number]))[0].tolist()):
                 if index is not None:
-                    self._files.check(index.path)
+                    self._files.check(index[0])
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.
 
         Raises:
-            FormatError: one is damaged, or too short. All others are known from then on.
+            FormatError: one is damaged, or too short.
         """
-        store = self._whole.store
-        store.check_version(self._whole.name)
+        self._whole.store.check_version(self._whole.name)
         found = {shard: self._known[shard] for shard in shards if shard in self._known}
         new = [shard for shard in shards if shard not in found]
         if new:
-            found.update(self._read(new))
+            read = self._read(new)
+            found |= read
+            if len(self._known) + len(new) > self._most:
+                # they are read again soon enough; keeping count of their use would cost more
+                self._known = {}
+            # a local one that is missing is looked for again
+            is_local = not self._files.is_remote
+            self._known |= {n: index for n, index in read.items() if index or not is_local}
         return [found[shard] for shard in shards]
 
     def _read(self, shards: Sequence[int]) -> dict[int, _Index | None]:
         """The indices of shards, read together."""
         whole = self._whole.ranges(shards)
         is_there = whole.is_written
-        is_long = is_there & (whole.nbytes >= self._index_bytes)
-        starts = whole.start if self._at == "start" else whole.stop - self._index_bytes
-        ranges = ByteRanges(whole.paths, whole.file, starts, starts + self._index_bytes)
-        numbers = np.flatnonzero(is_long)
-        ranges = ranges.take(numbers)
-        found: dict[int, _Index | None] = {}
-        for number in np.flatnonzero(~is_there).tolist():
-            found[shards[number]] = None
-            if self._files.is_remote:  # a local one is looked for again
-                self._learn(shards[number], None)
-        failure: FormatError | None = None
-        for number in np.flatnonzero(is_there & ~is_long).tolist():
-            failure = FormatError(
+        is_short = is_there & (whole.nbytes < self._index_bytes)
+        if is_short.any():
+            number = int(np.argmax(is_short))
+            raise FormatError(
                 f"{redact(whole.paths[whole.file[number]])} is cut short: "
                 f"{int(whole.nbytes[number]):,} bytes have no room for the index of a shard of "
                 f"{self._index_bytes:,}"
             )
-        for number, data in zip(numbers.tolist(), self._files.read(ranges), strict=True):
-            path = whole.paths[whole.file[number]]
-            try:
+        starts = whole.start if self._at == "start" else whole.stop - self._index_bytes
+        stops = np.where(is_there, starts + self._index_bytes, -1)
+        starts = np.where(is_there, starts, -1)
+        found: dict[int, _Index | None] = dict.fromkeys(shards)
+        ranges = ByteRanges(whole.paths, whole.file, starts, stops)
+        for number, data in enumerate(self._files.read(ranges)):
+            if data is not None:
+                path = whole.paths[whole.file[number]]
                 rows = self._rows(data, path, int(whole.start[number]), int(whole.nbytes[number]))
-            except FormatError as error:
-                failure = failure or error
-                continue
-            found[shards[number]] = self._learn(shards[number], _Index(path, rows))
-        if failure is not None:
-            raise failure
+                found[shards[number]] = (path, rows)
         return found
 
     def _rows(self, data: Any, path: str, begin: int, size: int) -> memoryview:
@@ -223,13 +212,6 @@ class Shards(ChunkIndex):
             )
         rows = np.where(missing[:, None], -1, raw.astype(np.int64) + np.array([begin, 0]))
         return np.ascontiguousarray(rows, np.int64).reshape(-1).data
-
-    def _learn(self, shard: int, index: _Index | None) -> _Index | None:
-        if len(self._known) >= self._most:
-            # they are read again soon enough; keeping count of their use would cost more
-            self._known = {}
-        self._known[shard] = index
-        return index
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}

@@ -232,17 +232,10 @@ class ChunkFiles(LocalFiles):
     def check_status(self, path: str, fd: int, status: os.stat_result) -> None:
         if path in self._versions:
             super().check_status(path, fd, status)
-            return
-        if stat.S_ISDIR(status.st_mode):
+        elif stat.S_ISDIR(status.st_mode):
             raise FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
-        if status.st_mtime_ns > self.latest or not status.st_nlink:
+        elif status.st_mtime_ns > self.latest or not status.st_nlink:
             raise replaced(path)
-
-    def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
-        data = super().read_whole(path, buffer)
-        if data is None:
-            self.check_missing(path)
-        return data
 
     def check_missing(self, path: str) -> None:
         """Raises a FileChangedError where the nearest folder above a file that is missing was
