@@ -294,8 +294,8 @@ class HDF5Dataset(ArrayDataset):
         def opened_at(path: str) -> tuple[HDF5Source, Any]:
             nonlocal names
             if names is None:
-                with opened.hdf5.reading(path) as file:
-                    names = only_dataset(file, path, DATA, target_name)
+                with opened.tree(path) as tree:
+                    names = only_dataset(tree.file, path, DATA, target_name)
             source = HDF5Source(path, names, opened=opened)
             if target_name is None:
                 return source, None
@@ -304,7 +304,7 @@ class HDF5Dataset(ArrayDataset):
             with opened.tree(path) as tree:
                 return source, _targets(source, tree, target_name)
 
-        found = opened.hdf5.read_each(paths, opened_at, in_threads=True)
+        found = opened.each(paths, opened_at, in_threads=True)
         sources, columns = zip(*found, strict=True)
         source, rows = joined_rows(sources, dtype, codec)
         targets = None

@@ -143,12 +143,12 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     def one(path: str) -> HDF5Source:
         nonlocal wanted
         if wanted is None:
-            with hdf5.hdf5.reading(path) as file:
-                wanted = only_dataset(file, path, DATA, None)
+            with hdf5.tree(path) as tree:
+                wanted = only_dataset(tree.file, path, DATA, None)
         return HDF5Source(path, wanted, opened=hdf5)
 
     with contextlib.closing(hdf5):
-        yield _joined(hdf5.hdf5.read_each(paths, one))
+        yield _joined(hdf5.each(paths, one))
 
 
 def _joined(sources: Sequence[Any]) -> Source:

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo
-from headrace.formats.hdf5.files import packed_info
+from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, info_in
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
@@ -124,7 +123,8 @@ class PackedFile(NamedTuple):
         """
         if not opened.files.is_remote:
             path = os.path.abspath(path)
-        info = packed_info(path, opened.hdf5)
+        with opened.tree(path) as tree:
+            info = info_in(tree.attrs(""), path)
         if info is None or info.kind != KIND:
             raise FormatError(
                 f"{redact(path)} holds no texts that headrace packed: open it with "
@@ -172,7 +172,7 @@ class PackedTokens(Tokens):
     """
 
     def __init__(self, paths: Sequence[str], opened: OpenHDF5) -> None:
-        each = opened.hdf5.read_each(paths, lambda path: PackedFile.at(path, opened))
+        each = opened.each(paths, lambda path: PackedFile.at(path, opened))
         first = each[0]
         for file in each:
             ours = first.kind()

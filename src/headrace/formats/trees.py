@@ -66,7 +66,7 @@ def look_into(
         paths, hdf5 = open_files(data_path, reach, direct)
         opened = hdf5
         if stays_open:
-            hdf5.hdf5.learn(paths)  # what the others take is asked for at once
+            hdf5.learn(paths)  # what the others take is asked for at once
         paths = paths[:first]
     try:
         if kind == ZARR:
@@ -77,7 +77,7 @@ def look_into(
                 with hdf5.tree(path) as tree:
                     return look(tree)
 
-            found = hdf5.hdf5.read_each(paths, look_at)
+            found = hdf5.each(paths, look_at)
     except BaseException:
         if not stays_open:
             opened.close()

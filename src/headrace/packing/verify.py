@@ -16,7 +16,7 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import DataNotFoundError, FormatError, HeadraceError
 from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
-from headrace.formats.hdf5.files import HDF5Files, packed_info
+from headrace.formats.hdf5.files import packed_info, reading
 from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
@@ -206,7 +206,7 @@ def seal_of(path: str) -> int:
     Raises:
         FormatError: there is none, or it is damaged.
     """
-    with HDF5Files().reading(path) as file:
+    with reading(path) as file:
         if FILE_CRC not in file:
             raise _not_packed(path)
         dataset = file[FILE_CRC]

@@ -73,7 +73,7 @@ def source_of(opened: OpenHDF5, url: str, name: Any, **options: Any) -> HDF5Sour
     def open_one(one: str) -> HDF5Source:
         return HDF5Source(one, name, opened=opened, **options)
 
-    return opened.hdf5.read_each([url], open_one)[0]
+    return opened.each([url], open_one)[0]
 
 
 def ranges(server: RangeServer) -> list[Any]:

@@ -189,7 +189,7 @@ def _open_packed(
             return source, None
         return source, source.column(TARGETS)
 
-    opened = hdf5.hdf5.read_each(paths, open_one)
+    opened = hdf5.each(paths, open_one)
     sources = [source for source, _ in opened]
     columns = [column for _, column in opened if column is not None]
     first = sources[0]

@@ -42,12 +42,13 @@ from headrace.formats.arrays.codecs import (
 )
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.files import (
-    HDF5Files,
     Versions,
     check_has_values,
-    with_ordered_fields,
+    ordered,
+    read_part,
     without_gc,
 )
+from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
@@ -76,9 +77,9 @@ class HDF5Array:
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
             self._versions.check(file)
-            dataset = with_ordered_fields(file[self._name])
+            dataset = file[self._name]
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
-            arrays = [np.asarray(dataset[part[:axes]]) for part in parts]
+            arrays = [read_part(dataset, part[:axes]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
 
@@ -94,7 +95,7 @@ class ObjectRows(LibraryRows):
 
     def __init__(self, dataset: h5py.Dataset, array: HDF5Array) -> None:
         self.shape = tuple(dataset.shape)
-        self.dtype = dataset.dtype
+        self.dtype = ordered(dataset.dtype)
         self._array = array
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -106,7 +107,7 @@ def rows_of(
     dataset: h5py.Dataset,
     path: str,
     name: str,
-    hdf5: HDF5Files,
+    files: Files,
     library: WorkerFiles[h5py.File],
     direct: bool = True,
 ) -> DirectChunks | LibraryChunks | ObjectRows:
@@ -115,7 +116,8 @@ def rows_of(
     Args:
         dataset: open.
         path, name: of the file, and in it.
-        hdf5, library: the files, and those that each process has open by h5py.
+        files: by which they are read.
+        library: the files that each process has open by h5py.
         direct: False: through h5py in any case.
 
     Raises:
@@ -127,13 +129,12 @@ def rows_of(
     check_has_values(dataset, where)
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
-    dataset = with_ordered_fields(dataset)
-    versions = Versions(dataset, path, name, hdf5)
+    versions = Versions(dataset, path, name, files)
     array = HDF5Array(library, path, name, versions)
     if holds_objects(dataset.dtype, where):
         _check_filters(dataset, where)
         return ObjectRows(dataset, array)
-    chunks = _direct_chunks(dataset, name, hdf5, versions) if direct else "direct=False"
+    chunks = _direct_chunks(dataset, name, files, versions) if direct else "direct=False"
     if isinstance(chunks, DirectChunks):
         return chunks
     _check_filters(dataset, where)
@@ -167,7 +168,7 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape of an element, where each is an array, and the dtype of what is in it; else ()
     and the dtype.
     """
-    dtype: np.dtype[Any] = dataset.dtype
+    dtype = ordered(dataset.dtype)
     return ((), dtype) if dtype.subdtype is None else (dtype.subdtype[1], dtype.subdtype[0])
 
 
@@ -175,7 +176,7 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _direct_chunks(
-    dataset: h5py.Dataset, name: str, hdf5: HDF5Files, versions: Versions
+    dataset: h5py.Dataset, name: str, files: Files, versions: Versions
 ) -> DirectChunks | str:
     """The chunks as they are read without h5py; or why they can't be."""
     why = _obstacle_of(dataset)
@@ -195,9 +196,9 @@ def _direct_chunks(
             return "nothing has been written"
         if begin + nbytes > size:
             raise FormatError(f"{shown} is cut short: {size:,} bytes are not enough for {name!r}")
-        table = ChunkTable(path, hdf5.files, np.array([[begin], [nbytes], [0]]))
+        table = ChunkTable(path, files, np.array([[begin], [nbytes], [0]]))
         whole = Grid(shape, shape)
-        return DirectChunks(whole, dtype, table, Pipeline(), hdf5.files, path=path, name=name)
+        return DirectChunks(whole, dtype, table, Pipeline(), files, path=path, name=name)
     if math.prod(grid.counts) > COUNTABLE:
         raise FormatError(
             f"{shown}: {name!r} has shape {list(shape)}, more chunks than can be counted: the "
@@ -221,9 +222,9 @@ def _direct_chunks(
     chunks = DirectChunks(
         whole,
         dtype,
-        ChunkTable(path, hdf5.files, places, None if is_whole else written),
+        ChunkTable(path, files, places, None if is_whole else written),
         Pipeline(_codecs_of(dataset)),
-        hdf5.files,
+        files,
         path=path,
         name=name,
         fill=fill,
@@ -242,16 +243,12 @@ def _lacks_filters(chunks: DirectChunks, grid: Grid, written: IntArray, places: 
     for at, extent, chunk, count in along:
         is_edge |= (at == count - 1) & bool(extent % chunk)
     doubtful = written[is_edge & (places[1] == chunks.nbytes) & (places[2] == 0)]
-    if not len(doubtful):
-        return False
-    if all(codec.adds == 0 for codec in chunks.pipeline.codecs):
-        return True
-    number = int(doubtful[0])
     try:
-        chunks.decode(number, chunks.read([number])[0])
+        for number in doubtful[:1].tolist():
+            chunks.decode(number, chunks.read([number])[0])
     except FormatError:
         return True
-    return False
+    return len(doubtful) > 0 and all(codec.adds == 0 for codec in chunks.pipeline.codecs)
 
 
 def _obstacle_of(dataset: h5py.Dataset) -> str | None:
@@ -334,7 +331,11 @@ def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
         or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
     ):
         return np.zeros((), dtype)[()]
-    return dataset.fillvalue if dataset.dtype == dtype else None
+    if ordered(dataset.dtype) != dtype:
+        return None
+    fill = np.zeros((), dtype)
+    plist.get_fill_value(fill)
+    return fill[()]
 
 
 def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[IntArray, IntArray] | None:

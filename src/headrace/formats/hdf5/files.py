@@ -15,12 +15,13 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 import h5py
 import numpy as np
 
+from headrace.dtypes import AnyArray
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, one_line
 from headrace.formats.arrays.packed import PackedInfo, info_in
 from headrace.io.files import Files, Version
@@ -72,115 +73,93 @@ def without_gc() -> Iterator[None]:
 # -- files
 
 
-class HDF5Files:
-    """HDF5 files of this machine; those of a server are `headrace.formats.hdf5.remote.RemoteHDF5`.
+def open_file(path: str) -> h5py.File:
+    """A file of this machine, opened for reading.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being
+            written; no (whole) HDF5 file.
+    """
+    shown = redact(path)
+    try:
+        file = _open(path)
+    except FileNotFoundError as error:
+        raise DataNotFoundError(
+            f"{shown} does not exist (working folder: {os.getcwd()})"
+        ) from error
+    except OSError as error:
+        if _CAN_NOT_LOCK in str(error):
+            raise _locked(shown, error) from error
+        if isinstance(error, PermissionError):
+            raise AccessError(f"{shown}: this user may not read the file") from error
+        failure = unreadable(shown, error)
+        if failure is not None:
+            raise failure from error
+        if "already open for" in str(error):
+            return _open_beside_its_writer(path)
+        if error.errno in OF_THE_MACHINE:
+            raise
+        raise not_whole(path, error) from error
+    if file.mode != "r":  # HDF5 gives the very file that is open already
+        file.close()
+        raise AccessError(f"{shown} is open for writing in this process: close it first")
+    return file
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[h5py.File]:
+    """A file of this machine, open for reading: whatever h5py raises becomes an error that names
+    the file.
+
+    Raises:
+        DataNotFoundError, AccessError, FormatError: as `open_file`.
+        FormatError, BudgetError: something inside is damaged.
+    """
+    with open_file(path) as file, asking("h5py", redact(path)):
+        yield file
+
+
+def find_dataset(
+    file: h5py.File, name: str, path: str, is_remote: bool, steps: int = 0
+) -> h5py.Dataset:
+    """A dataset of a file, or of one that its links lead into.
 
     Args:
-        files: by which their bytes are read, where that is not h5py.
+        file, path: open, and its path or URL.
+        name: of the dataset.
+        is_remote: True if other files are not followed.
+        steps: links that led here out of other files.
+
+    Raises:
+        MissingNameError: there is none; the message lists those there are, of many the nearest.
+        DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing, or
+            can't be opened; or out of a remote file.
     """
-
-    def __init__(self, files: Files | None = None) -> None:
-        self.files: Files = files or LocalFiles()
-
-    def learn(self, paths: Sequence[str]) -> None:
-        """Asks at once for what opening these files takes; of files of this machine nothing."""
-
-    def open(self, path: str) -> h5py.File:
-        """The file, opened for reading.
-
-        Raises:
-            DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or
-                being written; no (whole) HDF5 file.
-        """
-        shown = redact(path)
-        try:
-            file = _open(path)
-        except FileNotFoundError as error:
-            raise DataNotFoundError(
-                f"{shown} does not exist (working folder: {os.getcwd()})"
-            ) from error
-        except OSError as error:
-            if _CAN_NOT_LOCK in str(error):
-                raise _locked(shown, error) from error
-            if isinstance(error, PermissionError):
-                raise AccessError(f"{shown}: this user may not read the file") from error
-            failure = unreadable(shown, error)
-            if failure is not None:
-                raise failure from error
-            if "already open for" in str(error):
-                return _open_beside_its_writer(path)
-            if error.errno in OF_THE_MACHINE:
-                raise
-            raise not_whole(path, error) from error
-        if file.mode != "r":  # HDF5 gives the very file that is open already
-            file.close()
-            raise AccessError(f"{shown} is open for writing in this process: close it first")
-        return file
-
-    @contextlib.contextmanager
-    def reading(self, path: str) -> Iterator[h5py.File]:
-        """The file, open for reading: whatever h5py raises becomes an error that names the file.
-
-        Raises:
-            DataNotFoundError, AccessError, FormatError: as `open`.
-            FormatError, BudgetError: something inside is damaged.
-        """
-        with self.open(path) as file, asking("h5py", redact(path)):
-            yield file
-
-    def dataset(self, file: h5py.File, name: str, path: str, steps: int = 0) -> h5py.Dataset:
-        """A dataset of the file, or of one that its links lead into.
-
-        Args:
-            file, path: open, and its path or URL.
-            name: of the dataset.
-            steps: links that led here out of other files.
-
-        Raises:
-            MissingNameError: there is none; the message lists those there are, of many the nearest.
-            DataNotFoundError, AccessError, FormatError: a link leads into a file that is missing,
-                or can't be opened; or out of a remote file.
-        """
-        if not self.files.is_remote:
-            dataset = file.get(name)
-            if isinstance(dataset, h5py.Dataset):
-                return with_ordered_fields(dataset)
+    out = leads_out(file, name) if is_remote else None
+    if out is None:
+        dataset = file.get(name)
+        if isinstance(dataset, h5py.Dataset):
+            return dataset
         out = leads_out(file, name)
-        if out is None:
-            dataset = file.get(name)
-            if isinstance(dataset, h5py.Dataset):
-                return with_ordered_fields(dataset)
-            raise MissingNameError(
-                f"{redact(path)} has no dataset {name!r}; it has: "
-                f"{listed_names(dataset_names(file), name)}"
-            )
-        part, link, rest = out
-        where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
-        if self.files.is_remote:
-            raise _other_file(where)
-        target = _found_from(link.filename, path, "HDF5_EXT_PREFIX")
-        if target is None:
-            raise DataNotFoundError(f"{where}, which is missing")
-        if steps < _DEPTH:
-            with self.open(target) as there:
-                self.dataset(there, rest, target, steps + 1)
-        raise FormatError(
-            f"{where}, which h5py can't open from there; or it leads back to itself: open that "
-            "file itself"
+    if out is None:
+        raise MissingNameError(
+            f"{redact(path)} has no dataset {name!r}; it has: "
+            f"{listed_names(dataset_names(file), name)}"
         )
-
-    def read_each(
-        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
-    ) -> list[T]:
-        """What a function makes of each file. What it reads of a remote file through h5py is
-        cached as the file's index.
-
-        Args:
-            paths: of the files.
-            function: called with a path.
-            in_threads: True if several threads may call it, once it was called for the first file.
-        """
-        return [function(path) for path in paths]
+    part, link, rest = out
+    where = f"{redact(path)}: the link {part!r} leads into {redact(link.filename)!r}"
+    if is_remote:
+        raise _other_file(where)
+    target = _found_from(link.filename, path, "HDF5_EXT_PREFIX")
+    if target is None:
+        raise DataNotFoundError(f"{where}, which is missing")
+    if steps < _DEPTH:
+        with open_file(target) as there:
+            find_dataset(there, rest, target, False, steps + 1)
+    raise FormatError(
+        f"{where}, which h5py can't open from there; or it leads back to itself: open that file "
+        "itself"
+    )
 
 
 def not_whole(path: str, error: OSError) -> FormatError:
@@ -263,13 +242,13 @@ def _open_beside_its_writer(path: str) -> h5py.File:
         ) from error
 
 
-def packed_info(path: str | os.PathLike[Any], hdf5: HDF5Files | None = None) -> PackedInfo | None:
-    """What a packed file says about itself; None for any other HDF5 file.
+def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
+    """What a packed file of this machine says about itself; None for any other HDF5 file.
 
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
     """
-    with (hdf5 or HDF5Files()).reading(os.fspath(path)) as file:
+    with reading(os.fspath(path)) as file:
         return info_in(file.attrs, path)
 
 
@@ -318,46 +297,24 @@ def dataset_names(file: h5py.File) -> list[str]:
     return names
 
 
-class OrderedDataset(h5py.Dataset):  # type: ignore[misc]
-    """A dataset of compounds, whose fields are in the order of their bytes.
+def read_part(dataset: h5py.Dataset, part: Any) -> AnyArray:
+    """A part of a dataset, with the fields of compounds in the order of their bytes.
 
     HDF5 sorts the fields of a type so when it first reads a dataset, for all who have it open: the
     order that h5py gives depends on who has read before.
-
-    Args:
-        dataset: as h5py opens it.
-        ordered: its dtype, with sorted fields.
     """
-
-    def __init__(self, dataset: h5py.Dataset, ordered: np.dtype[Any]) -> None:
-        super().__init__(dataset.id)
-        self._ordered = ordered
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """With fields in the order of their bytes."""
-        return self._ordered
-
-    def __getitem__(self, part: Any, new_dtype: Any = None) -> Any:
-        return super().__getitem__(part, self._ordered if new_dtype is None else new_dtype)
+    dtype = ordered(dataset.dtype)
+    if dtype is dataset.dtype:
+        return np.asarray(dataset[part])
+    return np.asarray(dataset.__getitem__(part, dtype))
 
 
-def with_ordered_fields(dataset: h5py.Dataset) -> h5py.Dataset:
-    """A dataset with the fields of compounds in the order of their bytes."""
-    if isinstance(dataset, OrderedDataset):
-        return dataset
-    ordered = _ordered(dataset.dtype)
-    if ordered is dataset.dtype:
-        return dataset
-    return OrderedDataset(dataset, ordered)
-
-
-def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same dtype with the fields of compounds in the order of their bytes; itself if they
     are.
     """
     if dtype.subdtype is not None:
-        base = _ordered(dtype.base)
+        base = ordered(dtype.base)
         if base is dtype.base:
             return dtype
         return np.dtype((base, dtype.shape))
@@ -365,7 +322,7 @@ def _ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
         return dtype
     fields = sorted(dtype.fields.items(), key=lambda field: field[1][1])
     names = [name for name, _ in fields]
-    formats = [_ordered(of_field[0]) for _, of_field in fields]
+    formats = [ordered(of_field[0]) for _, of_field in fields]
     are_ordered = [inner is dtype[name] for name, inner in zip(names, formats, strict=True)]
     if names == list(dtype.names or ()) and all(are_ordered):
         return dtype
@@ -439,7 +396,7 @@ class Versions:
         dataset: open.
         path: of the file in which it was looked for; or its URL.
         name: by which it was found; a link to another file may have led there.
-        hdf5: opens that file, and others.
+        files: by which they are read.
 
     Attributes:
         path: of the file that holds it.
@@ -454,19 +411,19 @@ class Versions:
         FileChangedError: the file has been changed since it was opened.
     """
 
-    def __init__(self, dataset: h5py.Dataset, path: str, name: str, hdf5: HDF5Files) -> None:
+    def __init__(self, dataset: h5py.Dataset, path: str, name: str, files: Files) -> None:
         file = dataset.file
         self._name = name
         self.path = path
         self._is_linked = False
-        if not hdf5.files.is_remote:  # what is remote leads nowhere else
+        if not files.is_remote:  # what is remote leads nowhere else
             self.path = os.path.abspath(file.filename)
             self._is_linked = self.path != path
-        self.known: Version | None = None if file.swmr_mode else hdf5.files.version(self.path)
-        self._files = cast(LocalFiles, hdf5.files)
+        self.known: Version | None = None if file.swmr_mode else files.version(self.path)
+        self._files = cast(LocalFiles, files)
         self._check(file)
         self._others: dict[str, None] = {}
-        self._follow(dataset, self.path, [], hdf5, set())
+        self._follow(dataset, self.path, [], set())
         for other in self._others:
             self._files.version(other)
 
@@ -503,22 +460,16 @@ class Versions:
                 raise changed(path)
 
     def _follow(
-        self,
-        dataset: h5py.Dataset,
-        path: str,
-        way: list[tuple[str, str]],
-        hdf5: HDF5Files,
-        seen: set[tuple[str, str]],
+        self, dataset: h5py.Dataset, path: str, way: list[tuple[str, str]], seen: set[Any]
     ) -> None:
         """Notes the files of external storage, and of all sources of a virtual dataset.
 
         Args:
             dataset, path: where this step of the way is.
             way: the steps before.
-            hdf5: opens files.
             seen: steps that need not be gone again.
         """
-        is_remote = hdf5.files.is_remote
+        is_remote = self._files.is_remote
         here = (path if is_remote else os.path.realpath(path), str(dataset.name))
         where = f"{redact(path)}: {dataset.name!r}"
         if here in way or len(way) > _DEPTH:
@@ -547,18 +498,20 @@ class Versions:
             if is_remote and source.file_name != ".":
                 raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
             for file_name in _files_of(source.file_name, path, where):
-                if file_name != path:
-                    self._others[file_name] = None
-                if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
-                    continue  # there are as many sources as there are: none is missing
-                with hdf5.reading(file_name) as file:
+                with contextlib.ExitStack() as stack:
+                    file = dataset.file
+                    if file_name != path:
+                        self._others[file_name] = None
+                        file = stack.enter_context(reading(file_name))
+                    if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
+                        continue  # there are as many sources as there are: none is missing
                     target = file.get(_plain(source.dset_name))
                     if not isinstance(target, h5py.Dataset):
                         raise FormatError(
                             f"{where}, a virtual dataset, needs {source.dset_name!r} of "
                             f"{redact(file_name)}, which is missing"
                         )
-                    self._follow(target, file_name, [*way, here], hdf5, seen)
+                    self._follow(target, file_name, [*way, here], seen)
 
 
 def _is_pattern(name: str) -> bool:

@@ -30,7 +30,7 @@ import h5py
 import numpy as np
 
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError
-from headrace.formats.hdf5.files import HDF5Files, not_whole, without_gc
+from headrace.formats.hdf5.files import not_whole, without_gc
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, found_index, keep_index, learn_indexed
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
@@ -56,16 +56,19 @@ _HELD = 8 << 20  # bytes of pages that are not recorded, for each open file
 T = TypeVar("T")
 
 
-class _Known:
+class Pages:
     """The pages of a file that are known: those of its index, and those that were fetched last.
 
     Args:
-        size: of the file.
+        url, size: of the file.
         arrays: the index, if there is one.
         is_afresh: True if the file is read past everything that is cached.
     """
 
-    def __init__(self, size: int, arrays: Arrays | None = None, is_afresh: bool = False) -> None:
+    def __init__(
+        self, url: str, size: int, arrays: Arrays | None = None, is_afresh: bool = False
+    ) -> None:
+        self.url = url
         self.size = size
         self.is_afresh = is_afresh
         self.is_new = arrays is None
@@ -118,9 +121,8 @@ class _Known:
 class RemoteFile(io.RawIOBase):
     """A remote file as h5py wants it: seekable, and read in one thread at a time."""
 
-    def __init__(self, files: RemoteFiles, url: str, known: _Known) -> None:
+    def __init__(self, files: RemoteFiles, known: Pages) -> None:
         self._files = files
-        self._url = url
         self._known = known
         self._at = 0
         self._end = -1  # of the last fetch
@@ -164,122 +166,116 @@ class RemoteFile(io.RawIOBase):
         with without_gc(), contextlib.ExitStack() as stack:
             if known.is_afresh:
                 stack.enter_context(self._files.bypassing_cache())
-            known.hold(first, self._files.read(ByteRanges.of([(self._url, first, self._end)]))[0])
+            known.hold(first, self._files.read(ByteRanges.of([(known.url, first, self._end)]))[0])
 
 
-class RemoteHDF5(HDF5Files):
-    """The HDF5 files of one server. A pickle takes along how to reach them; what is known of
-    them is found anew.
-    """
+class _Here(threading.local):
+    opening: Pages | None = None
+    """Of the file that this thread is opening."""
 
-    files: RemoteFiles
 
-    def __init__(self, files: RemoteFiles, kind: IndexKind) -> None:
-        super().__init__(files)
-        self._kind = kind
-        self._here = threading.local()  # the file that a thread is opening, and what is known of it
+_here = _Here()
 
-    def learn(self, paths: Sequence[str]) -> None:
-        learn_indexed(self.files, paths, self._kind)
 
-    def read_each(
-        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
-    ) -> list[T]:
-        self.learn(paths)
-        results: list[T] = []
-        # the first file decides what is read of the others
-        with ThreadPoolExecutor(_THREADS if in_threads else 1, "headrace-open") as pool:
-            for start in range(0, len(paths), TOGETHER):
-                urls = paths[start : start + TOGETHER]
-                each = zip(urls, self._look(urls), strict=True)
-                if not results:
-                    results.append(self._read(*next(each), function))
-                tasks = [pool.submit(self._read, url, known, function) for url, known in each]
-                try:
-                    results += [task.result() for task in tasks]
-                finally:
-                    for task in tasks:
-                        task.cancel()
-        return results
-
-    def _look(self, urls: Sequence[str]) -> list[_Known]:
-        """What is known of some files: their indices, or else their ends, which are fetched
-        together.
-        """
-        every: list[_Known] = []
-        new: list[_Known] = []
-        ends: list[tuple[str, int, int]] = []
-        for url in urls:
-            size = self.files.version(url).size
-            known = _Known(size, found_index(self.files, url, self._kind))
-            every.append(known)
-            if known.is_new:
-                first = min(ENDS, size)
-                last = max(first, (size - ENDS) // PAGE * PAGE)
-                new += [known, known]
-                ends += [(url, 0, first), (url, last, size)]
-        pieces = self.files.read(ByteRanges.of(ends)) if ends else []
-        for known, (_, start, _), piece in zip(new, ends, pieces, strict=True):
-            known.hold(start, piece)
-        return every
-
-    def _read(self, url: str, known: _Known, function: Callable[[str], T]) -> T:
-        began = time.monotonic()
-        try:
-            result = self._recorded(url, known, function)
-        except (FormatError, MissingNameError, BudgetError):
-            # what was read before may have been damaged on its way, or here
-            known = _Known(known.size, is_afresh=True)
-            with self.files.bypassing_cache():
-                result = self._recorded(url, known, function)
+def known_of(files: RemoteFiles, kind: IndexKind, urls: Sequence[str]) -> list[Pages]:
+    """What is known of some files: their indices, or their ends, which are fetched together."""
+    every: list[Pages] = []
+    ends: list[tuple[Pages, int, int]] = []
+    for url in urls:
+        size = files.version(url).size
+        known = Pages(url, size, found_index(files, url, kind))
+        every.append(known)
         if known.is_new:
-            took = time.monotonic() - began
-            keep_index(self.files, url, self._kind, known.arrays(), took)
-        return result
+            first = min(ENDS, size)
+            ends += [(known, 0, first), (known, max(first, (size - ENDS) // PAGE * PAGE), size)]
+    ranges = ByteRanges.of((known.url, start, stop) for known, start, stop in ends)
+    for (known, start, _), piece in zip(ends, files.read(ranges) if ends else (), strict=True):
+        known.hold(start, piece)
+    return every
 
-    def _recorded(self, url: str, known: _Known, function: Callable[[str], T]) -> T:
-        """What a function gives; it opens the file once, however often it asks for it."""
-        known.is_recording = True
-        self._here.opened = url, known
+
+def open_remote(files: RemoteFiles, kind: IndexKind, url: str) -> h5py.File:
+    """A remote file, opened for reading; see `headrace.formats.hdf5.files.open_file`."""
+    known = _here.opening
+    if known is None or known.url != url:
+        known = known_of(files, kind, [url])[0]
+    with asking("h5py", redact(url)):
         try:
-            return function(url)
-        finally:
-            self._here.opened = None
-            if known.file is not None:
-                known.file.close()
-                known.file = None
+            return h5py.File(RemoteFile(files, known), "r")
+        except OSError as error:
+            if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
+                raise
+            raise not_whole(url, error) from error
 
-    def arrays_of(self, url: str, function: Callable[[str], object]) -> Arrays:
-        """The index of a file: what a function reads of it through h5py."""
-        known = _Known(self.files.version(url).size)
-        self._recorded(url, known, function)
-        return known.arrays()
 
-    def _opening(self, path: str) -> _Known | None:
-        """What is known of a file that this thread is opening; None: it is another one."""
-        url, known = getattr(self._here, "opened", None) or ("", None)
-        return known if url == path else None
+@contextlib.contextmanager
+def reading_remote(files: RemoteFiles, kind: IndexKind, url: str) -> Iterator[h5py.File]:
+    """See `headrace.formats.hdf5.files.reading`; a file that this thread is opening is opened
+    once.
+    """
+    known = _here.opening
+    if known is None or known.url != url:
+        with open_remote(files, kind, url) as file, asking("h5py", redact(url)):
+            yield file
+        return
+    known.file = known.file or open_remote(files, kind, url)
+    with asking("h5py", redact(url)):
+        yield known.file
 
-    def open(self, path: str) -> h5py.File:
-        known = self._opening(path) or self._look([path])[0]
-        with asking("h5py", redact(path)):
+
+def read_each(
+    files: RemoteFiles,
+    kind: IndexKind,
+    urls: Sequence[str],
+    function: Callable[[str], T],
+    in_threads: bool,
+) -> list[T]:
+    """What a function makes of each file. What it reads through h5py is cached as the file's index.
+
+    Args:
+        files, kind: of their server, and of the index.
+        urls: of the files; the first one decides what is read of the others.
+        function: called with a URL.
+        in_threads: True if several threads may call it.
+    """
+    learn_indexed(files, urls, kind)
+    results: list[T] = []
+    with ThreadPoolExecutor(_THREADS if in_threads else 1, "headrace-open") as pool:
+        for start in range(0, len(urls), TOGETHER):
+            each = known_of(files, kind, urls[start : start + TOGETHER])
+            if not results:
+                results.append(_read(files, kind, each.pop(0), function))
+            tasks = [pool.submit(_read, files, kind, known, function) for known in each]
             try:
-                return h5py.File(RemoteFile(self.files, path, known), "r")
-            except OSError as error:
-                if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
-                    raise
-                raise not_whole(path, error) from error
+                results += [task.result() for task in tasks]
+            finally:
+                for task in tasks:
+                    task.cancel()
+    return results
 
-    @contextlib.contextmanager
-    def reading(self, path: str) -> Iterator[h5py.File]:
-        known = self._opening(path)
-        if known is None:
-            with super().reading(path) as file:
-                yield file
-            return
-        known.file = known.file or self.open(path)
-        with asking("h5py", redact(path)):
-            yield known.file
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteHDF5, (self.files, self._kind)
+def _read(files: RemoteFiles, kind: IndexKind, known: Pages, function: Callable[[str], T]) -> T:
+    began = time.monotonic()
+    try:
+        result = recorded(known, function)
+    except (FormatError, MissingNameError, BudgetError):
+        # what was read before may have been damaged on its way, or here
+        known = Pages(known.url, known.size, is_afresh=True)
+        with files.bypassing_cache():
+            result = recorded(known, function)
+    if known.is_new:
+        keep_index(files, known.url, kind, known.arrays(), time.monotonic() - began)
+    return result
+
+
+def recorded(known: Pages, function: Callable[[str], T]) -> T:
+    """What a function gives of a file, which it opens once, however often it asks for it."""
+    known.is_recording = True
+    _here.opening = known
+    try:
+        return function(known.url)
+    finally:
+        _here.opening = None
+        if known.file is not None:
+            known.file.close()
+            known.file = None

@@ -8,8 +8,8 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -21,19 +21,30 @@ from headrace.formats.arrays.packed import BESIDE, are_targets, info_in
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.chunks import ObjectRows, is_as_stored, place_of, rows_of
-from headrace.formats.hdf5.files import HDF5Files, Versions, check_has_values, dataset_names
+from headrace.formats.hdf5.files import (
+    Versions,
+    check_has_values,
+    dataset_names,
+    find_dataset,
+    open_file,
+    ordered,
+    read_part,
+    reading,
+)
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.hdf5.remote import RemoteHDF5
+from headrace.formats.hdf5.remote import Pages, open_remote, read_each, reading_remote, recorded
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.tree import NodeKind, StoredArray, Tree
 from headrace.io.array_file import Arrays
-from headrace.io.index import IndexKind
+from headrace.io.index import IndexKind, learn_indexed
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 _COLUMN_BYTES = 64 << 20
+T = TypeVar("T")
 
 
 class OpenHDF5(OpenArrays[h5py.File]):
@@ -46,22 +57,47 @@ class OpenHDF5(OpenArrays[h5py.File]):
     """
 
     def __init__(self, server: RemoteFiles | None = None, *, direct: bool = True) -> None:
-        self.hdf5: HDF5Files = HDF5Files() if server is None else RemoteHDF5(server, INDEX)
         self.direct = direct
-        super().__init__(self.hdf5.files, self.hdf5.open, h5py.File.close)
+        self._server = server
+        opener: Any = open_file
+        if server is not None:
+            opener = functools.partial(open_remote, server, INDEX)
+        super().__init__(server or LocalFiles(), opener, h5py.File.close)
 
     @contextlib.contextmanager
     def tree(self, path: str | os.PathLike[str]) -> Iterator[HDF5Tree]:
         """A file as a tree, which is open inside.
 
         Raises:
-            DataNotFoundError, AccessError, FormatError, BudgetError: see `HDF5Files.reading`.
+            DataNotFoundError, AccessError, FormatError, BudgetError: see `reading`.
         """
         path = os.fspath(path)
-        if not self.files.is_remote:
-            path = os.path.abspath(os.path.expanduser(path))
-        with self.hdf5.reading(path) as file:
+        if self._server is not None:
+            with reading_remote(self._server, INDEX, path) as file:
+                yield HDF5Tree(file, path, self)
+            return
+        path = os.path.abspath(os.path.expanduser(path))
+        with reading(path) as file:
             yield HDF5Tree(file, path, self)
+
+    def learn(self, paths: Sequence[str]) -> None:
+        """Asks at once for what opening these files takes; of files of this machine nothing."""
+        if self._server is not None:
+            learn_indexed(self._server, paths, INDEX)
+
+    def each(
+        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
+    ) -> list[T]:
+        """What a function makes of each file.
+
+        Args:
+            paths: of the files.
+            function: called with a path.
+            in_threads: True if several threads may call it, once it was called for the first file.
+        """
+        if self._server is None:
+            return [function(path) for path in paths]
+        return read_each(self._server, INDEX, paths, function, in_threads)
 
 
 class HDF5Tree(Tree):
@@ -104,20 +140,19 @@ class HDF5Tree(Tree):
         return _Attributes(self.file[name or "/"].attrs)
 
     def dataset(self, name: str) -> h5py.Dataset:
-        """A dataset of the file; see `HDF5Files.dataset`."""
-        return self.opened.hdf5.dataset(self.file, name, self.path)
+        """A dataset of the file; see `find_dataset`."""
+        return find_dataset(self.file, name, self.path, self.opened.files.is_remote)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.dataset(name).shape or ())
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self.dataset(name).dtype
-        return dtype
+        return ordered(self.dataset(name).dtype)
 
     def reader(self, name: str) -> ArrayReader | LibraryRows:
         opened = self.opened
         dataset = self.dataset(name)
-        rows = rows_of(dataset, self.path, name, opened.hdf5, opened.library, opened.direct)
+        rows = rows_of(dataset, self.path, name, opened.files, opened.library, opened.direct)
         if isinstance(rows, ObjectRows):
             return rows
         return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
@@ -125,8 +160,8 @@ class HDF5Tree(Tree):
     def whole(self, name: str) -> AnyArray:
         dataset = self.dataset(name)
         check_has_values(dataset, f"{self.shown}: {name!r}")
-        Versions(dataset, self.path, name, self.opened.hdf5)
-        return np.asarray(dataset)
+        Versions(dataset, self.path, name, self.opened.files)
+        return read_part(dataset, ())
 
     def stored(self, name: str) -> StoredArray | None:
         if self._number is not None:
@@ -222,10 +257,9 @@ def open_files(
 
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
     """Of all datasets of a file, whichever will be asked for."""
-    files.learn([url])
-    opened = OpenHDF5(files)
-    assert isinstance(opened.hdf5, RemoteHDF5)
-    return opened.hdf5.arrays_of(url, functools.partial(_read_all, opened))
+    pages = Pages(url, files.learn([url])[0].size)
+    recorded(pages, functools.partial(_read_all, OpenHDF5(files)))
+    return pages.arrays()
 
 
 def _read_all(opened: OpenHDF5, url: str) -> None:

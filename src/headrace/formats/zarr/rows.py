@@ -186,8 +186,8 @@ class LibraryArray(LibraryRows):
             )
         if self.dtype.hasobject or self.dtype.kind not in "biufcSUV":
             raise FormatError(
-                f"{self.where} holds {self.dtype}, of which samples can't be made: numbers can, and "
-                "strings as rows"
+                f"{self.where} holds {self.dtype}, of which samples can't be made: numbers can, "
+                "and strings as rows"
             )
         return LibraryChunks(grid, self.dtype, self, self.how, fill)
 
