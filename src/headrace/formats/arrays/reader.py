@@ -413,10 +413,12 @@ class ArrayReader:
         starts = (cuts.starts - firsts[cuts.spans]).tolist()
         stops = (cuts.stops - firsts[cuts.spans]).tolist()
         each = zip(cuts.spans.tolist(), starts, stops, strict=True)
-        self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], run)
+        sizes = cuts.stops - cuts.starts
+        used = np.where(sizes == self.height, sizes, 0)  # others may be in the next spans too
+        self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], used, run)
 
-    def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], run: Map) -> None:
-        """Copies parts of chunks, of which each has whole rows."""
+    def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], used: IntArray, run: Map) -> None:
+        """Copies parts of chunks, of which each has whole rows: so many won't be needed again."""
         if self.raw is not None:
             self.raw.read_raw(cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
             return
@@ -433,7 +435,7 @@ class ArrayReader:
                     rows = chunk[(slice(starts[number], stops[number]), *clip)]
                 parts[number][...] = rows
 
-        self._visit_parts(cuts.chunks, cuts.stops - cuts.starts, take, run)
+        self._visit_parts(cuts.chunks, used, take, run)
 
     def whole(self, run: Map) -> AnyArray:
         """All rows, as one array."""
@@ -480,9 +482,10 @@ class ArrayReader:
             ranges = cuts.ranges(self.raw)
             if len(ranges.paths) == 1 and ranges.is_written.all():
                 return np.frombuffer(self.raw.files.read_joined(ranges), self.dtype)
-        edges = [0, *np.cumsum(cuts.stops - cuts.starts).tolist()]
+        sizes = cuts.stops - cuts.starts
+        edges = [0, *np.cumsum(sizes).tolist()]
         out = np.empty(edges[-1], self.dtype)
-        self._read_cuts(cuts, [out[a:b] for a, b in itertools.pairwise(edges)], run)
+        self._read_cuts(cuts, [out[a:b] for a, b in itertools.pairwise(edges)], sizes, run)
         return out
 
 
