@@ -23,7 +23,8 @@ from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact
 
-Decoders = Mapping[str, Callable[[bytes], Any] | None]
+Decode = Callable[[bytes], Any]
+Decoders = Mapping[str, Decode | None]
 
 
 def _image(data: bytes, left: Left | None = None) -> torch.Tensor:
@@ -38,7 +39,7 @@ def _array(data: bytes) -> Any:
     return dict(array)
 
 
-DECODERS: dict[str, Callable[[bytes], Any]] = {
+DECODERS: dict[str, Decode] = {
     **dict.fromkeys((ending[1:] for ending in EXTENSIONS), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
@@ -50,68 +51,108 @@ reader runs.
 """
 
 
-def decoded(data: Any, function: Callable[[bytes], Any], where: str, left: Left | None) -> Any:
-    """What a function makes of encoded bytes.
+def checked_decoders(decode: Any) -> dict[str, Decode | None]:
+    """What decodes the bytes of columns, by their names; None: they stay bytes.
 
     Raises:
-        FormatError: it can't; the message begins with `where`.
+        ConfigError: `decode` is no dict, or has something else for a column than a callable, an
+            extension or None.
     """
-    try:
-        if function is _image:
-            return _image(data, left)
-        return function(data)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise FormatError(f"{where}: {str(error) or type(error).__name__}") from error
+    if not isinstance(decode, Mapping):
+        raise ConfigError(
+            "decode must be a dict from a column or an extension to what decodes its bytes, not "
+            f"{decode!r}"
+        )
+    found = {}
+    for name, wanted in decode.items():
+        function = DECODERS.get(wanted, wanted) if isinstance(wanted, str) else wanted
+        if function is not None and not callable(function):
+            raise ConfigError(
+                f"decode[{name!r}] must be a callable that takes bytes, None, or one of "
+                f"{', '.join(DECODERS)}, not {wanted!r}"
+            )
+        found[name] = function
+    return found
 
 
-class TarDecoder(Decoder):
-    """Samples of tar shards as dicts, each member decoded by its extension.
+class BytesDecoder(Decoder):
+    """Rows as dicts of columns, or the values of one column, of which some are encoded bytes.
 
     Args:
-        decode: True: as `DECODERS` has it; False: nothing is; or decoders by extension ("seg.png",
-            or its last part "png"), which come before those. None in place of one leaves the bytes.
+        decoders: what decodes the bytes of columns, by their names; None: they stay bytes.
+        column: the one whose values records are; None: they are dicts.
+        left: says what the memory budget leaves for one image.
+    """
+
+    stores_values = False
+    kind = "column"
+    """What messages call a column."""
+
+    def __init__(
+        self, decoders: Decoders, column: str | None = None, left: Left | None = None
+    ) -> None:
+        self.decoders = dict(decoders)
+        self.column = column
+        self._left = left
+
+    def decoder_of(self, name: str) -> Decode | None:
+        """What decodes the bytes of a column, if anything does."""
+        return self.decoders.get(name)
+
+    def decode(self, record: Any) -> Any:
+        """The row with its bytes decoded.
+
+        Raises:
+            FormatError: a value can't be; the message names its column.
+        """
+        if self.column is not None:
+            return self._decoded(self.column, record)
+        return {name: self._decoded(name, value) for name, value in record.items()}
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        function = self.decoder_of(name)
+        if function is None:
+            return value
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if data is None:
+            raise FormatError(f"{self.kind} {name!r} has no bytes (null) there")
+        try:
+            return _image(data, self._left) if function is _image else function(data)
+        except MemoryError:
+            raise
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            raise FormatError(f"{self.kind} {name!r}: {why}") from error
+
+
+class MemberDecoder(BytesDecoder):
+    """Samples of tar shards as dicts, each member decoded by its extension or the last part of it,
+    as `DECODERS` has it; key and shard as they are.
+
+    Args:
+        decode: True: all; False: none; or decoders by extension ("seg.png", or its last part
+            "png"), which come before those.
         left: says what the memory budget leaves for one image.
 
     Raises:
         ConfigError: `decode` is none of these.
     """
 
-    stores_values = False
+    kind = "member"
 
     def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
-        if not isinstance(decode, (bool, Mapping)):
-            raise ConfigError(
-                f"decode must be True, False or a dict from extension to a callable, not {decode!r}"
-            )
-        self._decodes = decode is not False
-        self._left = left
-        self._decoders: dict[str, Callable[[bytes], Any] | None] = dict(DECODERS)
-        for extension, function in decode.items() if isinstance(decode, Mapping) else ():
-            if function is not None and not callable(function):
-                raise ConfigError(
-                    f"decode[{extension!r}] must be a callable that takes bytes, or None, not "
-                    f"{function!r}"
-                )
-            self._decoders[str(extension).lower().removeprefix(".")] = function
+        decoders = dict[str, Decode | None]()
+        if decode is not False:
+            decoders.update(DECODERS)
+        if not isinstance(decode, bool):
+            for extension, function in checked_decoders(decode).items():
+                decoders[str(extension).lower().removeprefix(".")] = function
+        super().__init__(decoders, left=left)
 
-    def decode(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The members decoded; key and shard as they are.
-
-        Raises:
-            FormatError: a member can't be; the message names it.
-        """
-        if not self._decodes:
-            return record
-        sample = dict(record)
-        for extension, data in record.items():
-            last = extension.rpartition(".")[2]
-            function = self._decoders.get(extension, self._decoders.get(last))
-            if function is None or extension in RESERVED:
-                continue
-            sample[extension] = decoded(data, function, f"member {extension!r}", self._left)
-        return sample
+    def decoder_of(self, name: str) -> Decode | None:
+        if name in RESERVED:
+            return None
+        return self.decoders.get(name, self.decoders.get(name.rpartition(".")[2]))
 
 
 class LineDecoder(Decoder):
@@ -166,26 +207,27 @@ class ColumnsDataset(BaseDataset):
         if format_.open is None:
             shown = redact(entries_of(data_path)[0])
             raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
-        self._column = columns if isinstance(columns, str) else None
+        one = columns if isinstance(columns, str) else None
         if isinstance(columns, str):
             columns = [columns]
         opened = open_columns(files or data_path, format_, reach, columns or ())
         names = list(columns or opened.names)
-        source = opened.rows(names) if self._column is None else opened.column(self._column)
-        self._decoders = {
-            name: DECODERS[opened.decoders[name]] for name in names if name in opened.decoders
-        }
-        super().__init__(source, transform=transform, loading_mode=loading_mode, **common)
+        super().__init__(
+            opened.rows(names) if one is None else opened.column(one),
+            sample_decoder=_RowDecoder(
+                {name: DECODERS[kind] for name, kind in opened.decoders.items()}, one
+            ),
+            transform=transform,
+            loading_mode=loading_mode,
+            **common,
+        )
 
-    def decode(self, record: Any) -> Any:
-        if self._column is not None:
-            return self._decoded(self._column, record)
-        return {name: self._decoded(name, value) for name, value in record.items()}
 
-    def _decoded(self, column: str, value: Any) -> Any:
-        decode = self._decoders.get(column)
-        if decode is not None:
-            return decoded(value, decode, f"column {column!r}", self.budget.left)
+class _RowDecoder(BytesDecoder):
+    """Arrays as tensors, and bytes decoded."""
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        value = super()._decoded(name, value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return torch.from_numpy(value)
         return value

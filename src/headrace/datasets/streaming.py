@@ -10,7 +10,7 @@ from headrace.arguments import check_integer
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode, PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
-from headrace.datasets.columns import Decoders, LineDecoder, TarDecoder
+from headrace.datasets.columns import Decoders, LineDecoder, MemberDecoder
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError, FormatError
@@ -150,7 +150,7 @@ def _open(
 
     Args:
         urls: of shards, all of one kind.
-        decode: of members of .tar, see `TarDecoder`.
+        decode: of members of .tar, see `MemberDecoder`.
         dataset_name, target_name: of .h5 and .zarr.
         passed: transforms, and options of `BaseDataset` that concern reading.
         reach: how URLs are reached.
@@ -176,7 +176,7 @@ def _open(
     budget = MemoryBudget(usage, local_world_size=local_ranks)
     if kind == "tar":
         members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
-        of_members = TarDecoder(decode, budget.left)
+        of_members = MemberDecoder(decode, budget.left)
         return kind, BaseDataset(members, sample_decoder=of_members, **passed)
     if kind in ("jsonl", "txt"):
         unit = "record" if kind == "jsonl" else "line"

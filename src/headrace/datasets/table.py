@@ -17,7 +17,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.datasets.arrays import as_input, joined_rows, joined_targets
-from headrace.datasets.columns import DECODERS, decoded
+from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
 from headrace.datasets.image.pixels import Left
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
@@ -32,7 +32,7 @@ from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
 
 
-class TableDecoder(Decoder):
+class TableDecoder(BytesDecoder):
     """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and
     dicts of these.
 
@@ -50,46 +50,27 @@ class TableDecoder(Decoder):
         specs: Mapping[str, ArraySpec | None],
         lists: Sequence[str],
         one: str | None,
-        decoders: Mapping[str, Callable[[bytes], Any]],
+        decoders: Decoders,
         dtype: np.dtype[Any] | None,
         left: Left,
     ) -> None:
+        super().__init__(decoders, one, left)
         self._stored = dict(specs)
         self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
         self._lists = frozenset(lists)
         self._dtype = dtype
-        self._one = one
-        self._decoders = dict(decoders)
-        self._left = left
-        self._spec = None if one is None else self._specs[one]
         self.stores_values: bool = dtype is None and not decoders
 
     def decode(self, record: Any) -> Any:
         if self._dtype is not None:
             record = _cast(record, self._dtype)
-        if not self._decoders:
-            return record
-        if self._one is not None:
-            return self._decoded(self._one, record)
-        return {name: self._decoded(name, value) for name, value in record.items()}
-
-    def _decoded(self, name: str, value: Any) -> Any:
-        if name not in self._decoders:
-            return value
-        data = value
-        if isinstance(value, dict):
-            data = value.get("bytes")
-        if data is None:
-            raise FormatError(f"column {name!r} has no bytes (null) there")
-        return decoded(data, self._decoders[name], f"column {name!r}", self._left)
+        return super().decode(record) if self.decoders else record
 
     def value_spec(self) -> ArraySpec | None:
-        return self._spec
+        return None if self.column is None else self._specs[self.column]
 
     def to_input(self, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return as_input(value)
-        return {name: as_input(one) for name, one in value.items()}
+        return as_input(value)
 
     def sample_nbytes(self) -> int | None:
         sizes = [spec.nbytes for spec in self._specs.values() if spec is not None]
@@ -101,7 +82,7 @@ class TableDecoder(Decoder):
         """Makes stacked batches of dicts column by column, where nothing is held."""
         source = dataset.sample_source
         decoder = dataset.sample_decoder
-        if self._one is not None or self._decoders or not isinstance(source, TableSource):
+        if self.column is not None or self.decoders or not isinstance(source, TableSource):
             return None
         if not collating.stacks or not dataset.value_source.is_direct:
             return None
@@ -220,7 +201,7 @@ class TableDataset(BaseDataset):
         cast_to = dtype_named(dtype)
         names = _names_of(columns)
         one = columns if isinstance(columns, str) else None
-        decoders = _decoders_of(decode)
+        decoders = checked_decoders(decode or {})
         files = resolve(data_path, TABLES, reach)
         warn_of_splits(files)
         shown = redact(
@@ -294,22 +275,3 @@ def _names_of(columns: Any) -> tuple[str, ...] | None:
     if len(set(columns)) < len(columns):
         raise ConfigError(f"columns names a column twice: {list(columns)!r}")
     return tuple(columns)
-
-
-def _decoders_of(decode: Any) -> dict[str, Callable[[bytes], Any]]:
-    if not isinstance(decode, (Mapping, type(None))):
-        raise ConfigError(
-            f"decode must be a dict from column to a callable or an extension, not {decode!r}"
-        )
-    found = {}
-    for name, wanted in (decode or {}).items():
-        decoder = wanted
-        if isinstance(wanted, str):
-            decoder = DECODERS.get(wanted)
-        if not callable(decoder):
-            raise ConfigError(
-                f"decode[{name!r}] must be a callable that takes bytes, or one of "
-                f"{', '.join(DECODERS)}, not {wanted!r}"
-            )
-        found[name] = decoder
-    return found
