@@ -26,7 +26,6 @@ from headrace.core.options import (
 from headrace.core.views import answers_batches, parts_of
 from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset
 from headrace.datasets.streaming import StreamingDataset
-from headrace.display import Lines
 from headrace.errors import ConfigError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import Source
@@ -286,42 +285,42 @@ class MemoryEfficientDataset(BaseDataset):
         options = {**options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
         check_common({**given, **options})
         self._adds_transforms = False
-        self._owns_source = False
-        if of_format and not _is_path(data_path):
+        is_path = _is_path(data_path)
+        if of_format and not is_path:
             raise ConfigError(
                 f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: "
                 "give it to that dataset"
             )
         if isinstance(data_path, BaseDataset):
+            if data_path.loading_mode is not LoadingMode.LAZY:
+                raise ConfigError(
+                    f"data_path: a {type(data_path).__name__} with loading_mode="
+                    f"{data_path.loading_mode.value!r} would hold its samples a second time: make "
+                    "it with loading_mode='lazy'"
+                )
             self._wrap(data_path, given, options)
-        elif _is_path(data_path):
-            hold = {"hold": options["hold"]} if options.get("hold") is not None else {}
-            inner = open_dataset(data_path, **hold, **given, **of_format)
-            given = {name: getattr(inner, name) for name in given}  # without what it does itself
+            self._inside = repr(data_path).rpartition("  # ")[0]  # without the number of samples
+        elif is_path:
+            if options.get("hold") is not None:
+                of_format["hold"] = options["hold"]
             cls = type(self)
-            self._become(inner, **given, **options)
+            inner = open_dataset(data_path, **given, **of_format)
+            self._wrap(inner, dict.fromkeys(given), options)
             if isinstance(inner, StreamingDataset):  # whose order is for shards that are streamed
                 self.__class__ = cls
-            self._owns_source = True
             self.data_path: Any = data_path
-            self._wraps = f"{type(inner).__name__}, opened from its path: what it would hold"
         else:
             self._hold_samples(data_path, given, options)
+        self._owns_source = is_path
         self.memory_monitor: MemoryMonitor = MemoryMonitor()
 
     def _wrap(self, inner: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> None:
         """Holds what a dataset of headrace's would hold."""
-        name = type(inner).__name__
-        if inner.loading_mode is not LoadingMode.LAZY:
-            raise ConfigError(
-                f"data_path: a {name} with loading_mode={inner.loading_mode.value!r} would hold "
-                "its samples a second time: make it with loading_mode='lazy'"
-            )
         names = [name for name, transform in given.items() if transform is not None]
         if names and inner.is_random:
             raise ConfigError(
-                f"{', '.join(names)}: the {name} has transforms already: give them to one of the "
-                "two"
+                f"{', '.join(names)}: the {type(inner).__name__} has transforms already: give them "
+                "to one of the two"
             )
         if not names:
             given = {name: getattr(inner, name) for name in given}
@@ -329,9 +328,6 @@ class MemoryEfficientDataset(BaseDataset):
         brought |= {"hold": inner._hold, "progress": inner._progress}
         self._become(inner, **{**brought, **given, **options})
         self._adds_transforms = bool(names)
-        view = "" if inner._chosen is None else "a view of "
-        self._wraps = f"{view}{name}: what it would hold"
-        self._shown = repr(inner).rpartition("  # ")[0]  # without the number of samples
 
     def _hold_samples(self, dataset: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
         """Holds the finished samples of another library's dataset."""
@@ -344,9 +340,7 @@ class MemoryEfficientDataset(BaseDataset):
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
-        name = type(dataset).__name__
-        self._wraps = f"{name}: its finished samples; random transforms belong in transform= here"
-        self._shown = f"<{name} of {len(source):,} samples>"
+        self._inside = f"<{type(dataset).__name__} of {len(source):,} samples>"
 
     def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         if self._adds_transforms:
@@ -358,18 +352,9 @@ class MemoryEfficientDataset(BaseDataset):
             return self.sample_source.held_as()
         return super().held_as()
 
-    # -- what users see
-
-    def explain(self) -> str:
-        """Describes what is wrapped, how samples are read, what is cached, and the state of the
-        memory budget.
-        """
-        first, *rest = super().explain().split("\n")
-        return Lines("\n".join([first, f"it wraps {self._wraps} is held", *rest]))
-
     def _settle(self) -> None:
         if not self._owns_source and "data_path" in self._arguments:
-            self._arguments["data_path"] = _Shown(self._shown)
+            self._arguments["data_path"] = _Shown(self._inside)
         super()._settle()
 
 

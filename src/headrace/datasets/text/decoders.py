@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -246,15 +245,6 @@ class TextDecoder(Decoder):
             return None
         return JoinedIds(dataset, collating, self.is_marked)
 
-    @abstractmethod
-    def text_of(self, index: int, reader: SampleReader) -> str:
-        """The text of a sample before it is tokenised, by its number in the source.
-
-        Raises:
-            SampleError: it can't be read.
-            ConfigError: it has none.
-        """
-
     def lengths(self, reader: SampleReader) -> IntArray:
         """How long each sample of the source is, in tokens or what stands for them."""
         found: IntArray = self.source.lengths()
@@ -428,6 +418,12 @@ class Texts(TextDecoder):
                 yield position, text, target
 
     def text_of(self, index: int, reader: SampleReader) -> str:
+        """The text of a document before it is tokenised, by its number in the source.
+
+        Raises:
+            SampleError: it can't be read.
+            ConfigError: it has none.
+        """
         strict = copy.copy(reader)
         strict.on_error = "raise"
         for _, text, _ in self.read_each(np.array([index]), strict):
@@ -531,15 +527,11 @@ class TokensDecoder(TextDecoder):
     Args:
         source: the tokens.
         name: what a document is.
-        documents: says what the text of a document is; None: nobody can.
     """
 
-    def __init__(
-        self, source: TokensSource, name: str, documents: Callable[[int], str] | None
-    ) -> None:
+    def __init__(self, source: TokensSource, name: str) -> None:
         self.source = source
         self.name = name
-        self._documents = documents
         self._are_blocks = isinstance(source, BlocksSource)
         self.stores_values: bool = not self.is_marked or self._are_blocks
 
@@ -553,16 +545,6 @@ class TokensDecoder(TextDecoder):
             return super().to_input(value)
         documents = torch.from_numpy(value["document_ids"].astype(np.int32))
         return {**super().to_input(value["input_ids"]), "document_ids": documents}
-
-    def text_of(self, index: int, reader: SampleReader) -> str:
-        if self._are_blocks:
-            raise ConfigError("text_of: with packing=True a sample is a block, of no one text")
-        if self._documents is None:
-            raise ConfigError(
-                "text_of: a packed file holds tokens and no texts; what its tokenizer decodes "
-                "comes close"
-            )
-        return self._documents(int(self.source.document_of(np.array([index]))[0]))
 
     def sample_nbytes(self) -> int | None:
         if not self._are_blocks:

@@ -254,10 +254,8 @@ class TextDataset(BaseDataset):
             if texts.is_in_parts:
                 way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
                 fingerprint = f"{fingerprint}:{way}"
-            of_documents = info.text.get("unit", "file")
-            decoder = _decoder_of_tokens(
-                packed, fingerprint, packed.location, of_documents, None, texts
-            )
+            name = info.text.get("unit", "file")
+            decoder = _decoder_of_tokens(packed, fingerprint, packed.location, name, texts)
             self.tokenizer = _tokenizer_of(packed)
             self.classes = list(info.classes or [])
             targets = self._targets_of_parts(packed.targets, decoder, texts)
@@ -268,7 +266,6 @@ class TextDataset(BaseDataset):
                 *documents.tokens(end_token),
                 documents.sample_source.location,
                 documents.document_unit,
-                documents.text_of,
                 texts,
             )
             self._documents = documents
@@ -333,13 +330,14 @@ class TextDataset(BaseDataset):
         return self._decoder
 
     def text_of(self, index: int) -> str:
-        """Returns the text of a sample before tokenisation; for a chat the rendered text, for a
-        window the text of its document.
+        """Returns the text of a document before tokenisation; for a chat the rendered text.
 
         Raises:
             SampleError: the text can't be read.
-            ConfigError: there are no texts; or, with `packing`, a block belongs to no single one.
+            ConfigError: samples are ids, windows or blocks.
         """
+        if not isinstance(self._decoder, Texts):
+            raise ConfigError("text_of: there are tokens here, and no texts: decode them")
         whole = int(self.whole_indices(range(len(self))[index]))
         return self._decoder.text_of(whole, self.sample_reader)
 
@@ -574,7 +572,6 @@ def _decoder_of_tokens(
     fingerprint: str,
     where: Callable[[int], str],
     name: str,
-    text_of: Callable[[int], str] | None,
     options: TextOptions,
 ) -> TextDecoder:
     """Documents, windows or blocks of some tokens.
@@ -584,7 +581,6 @@ def _decoder_of_tokens(
         fingerprint: of the tokens, or of whole documents.
         where: says where a document lies.
         name: what a document is.
-        text_of: says what the text of a document is; None: nobody can.
         options: of the dataset.
 
     Raises:
@@ -598,7 +594,7 @@ def _decoder_of_tokens(
     else:
         length = options.max_length
         source = DocumentsSource(tokens, fingerprint, where, length, options.stride)
-    return TokensDecoder(source, name, text_of)
+    return TokensDecoder(source, name)
 
 
 def _packed_tokens(
