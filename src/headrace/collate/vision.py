@@ -285,9 +285,8 @@ class VisionCollator:
             special = functools.partial(self._special, fields, has_boxes)
             return stack_inside(values, path, special, _ONE_SHAPE)
         is_array = isinstance(first, torch.Tensor) or is_numeric(first)
-        is_named = fields.find(path) is not None and keys_of(first) is None
-        outer = (fields.find(path[:end]) for end in range(len(path)))
-        if is_named or (is_array and any(name is not None for name in outer)):
+        are_named = [fields.find(path[:end]) is not None for end in range(len(path) + 1)]
+        if (are_named[-1] and keys_of(first) is None) or (is_array and any(are_named)):
             return self._images(values, path)
         return USUAL
 

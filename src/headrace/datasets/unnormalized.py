@@ -4,7 +4,7 @@ collate functions, and how.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from headrace.memory.tree import map_tensors
 from headrace.order.ranks import BatchRequest
 
 Make = Callable[[BatchRequest], MadeBatch]
-_EACH = object()
-"""A step to all samples of a list."""
 
 
 class DevicePixels:
@@ -72,22 +70,24 @@ class DevicePixels:
         if self._batcher is None:
             with self._source.leaving_pixels() as pixels:
                 made = on_host(request)
-            return made, _numbers_of(made.batch, pixels)
-        if _may_look_at_images(self._source) is not None:
+        elif _may_look_at_images(self._source) is not None:
             return on_host(request), ()
-        made = self._batcher.make(request)
-        return made, _numbers_of(made.batch, list(_tensors_at(made.batch, self._steps())))
+        else:
+            made = self._batcher.make(request)
+            pixels = self._images_in(made.batch)
+        return made, _numbers_of(made.batch, pixels)
 
-    def _steps(self) -> list[Any]:
-        """The steps to the images in a batch."""
+    def _images_in(self, batch: Any) -> list[torch.Tensor]:
         dataset = self._source
-        steps: list[Any] = list(self._path)
         is_pair = dataset.targets is not None or self._decoder.always_pairs
-        if is_pair or (dataset.return_index and not steps):
-            steps.insert(0, 0)
-        if self._lists_samples:
-            steps.insert(0, _EACH)
-        return steps
+        images = list[torch.Tensor]()
+        for value in batch if self._lists_samples else [batch]:
+            if is_pair or (dataset.return_index and not self._path):
+                value = value[0]
+            for name in self._path:
+                value = value[name]
+            images += [value] if isinstance(value, torch.Tensor) else value
+        return images
 
 
 def look_at_images(dataset: Any, collating: Collating) -> tuple[DevicePixels | None, str | None]:
@@ -140,14 +140,3 @@ def _numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
     map_tensors(batch, look)
     wanted = set(map(id, tensors))
     return tuple(number for number, tensor in enumerate(every) if tensor in wanted)
-
-
-def _tensors_at(value: Any, steps: list[Any]) -> Iterator[torch.Tensor]:
-    """The tensor that some steps lead to, or all in the list there."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif steps and steps[0] is not _EACH:
-        yield from _tensors_at(value[steps[0]], steps[1:])
-    else:
-        for one in value:
-            yield from _tensors_at(one, steps[1:])

@@ -134,20 +134,18 @@ class Drawn(NamedTuple):
     flip: bool
 
 
-class Augment:
+class Augment(NamedTuple):
     """A crop and a flip, or one of the two, as a dataset applies them itself; or a size alone,
     which nothing is drawn for.
+
+    Attributes:
+        crop, flip: if there are any.
+        size: (height, width) of the result; None: as before.
     """
 
-    def __init__(
-        self,
-        crop: RandomResizedCrop | None,
-        flip: RandomHorizontalFlip | None,
-        size: tuple[int, int] | None = None,
-    ) -> None:
-        self.crop = crop
-        self.flip = flip
-        self.size = size if crop is None else crop.size
+    crop: RandomResizedCrop | None = None
+    flip: RandomHorizontalFlip | None = None
+    size: tuple[int, int] | None = None
 
     def draw(self, height: int, width: int) -> Drawn:
         """The draws for an image of that size: the same, and in the same order, as the two would
@@ -157,7 +155,7 @@ class Augment:
         return Drawn(box, self.flip is not None and self.flip.draw())
 
 
-def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | None, Any]:
+def split_augment(transform: Any, name: str = "transform") -> tuple[Augment, Any]:
     """Takes a built-in crop, a built-in flip, or the one and then the other off the head of
     `transform`; gives it, and what is left as one callable, or None. (`name`: of the argument, see
     `chained`.)
@@ -165,18 +163,15 @@ def split_augment(transform: Any, name: str = "transform") -> tuple[Augment | No
     Raises:
         ConfigError: `transform` is no callable, no list or tuple of these, and not None.
     """
+    augment = Augment()
     if transform is None:
-        return None, None
+        return augment, None
     steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
-    crop = None
-    flip = None
     if steps and type(steps[0]) is RandomResizedCrop:
         crop = steps.pop(0)
+        augment = Augment(crop, None, crop.size)
     if steps and type(steps[0]) is RandomHorizontalFlip:
-        flip = steps.pop(0)
-    augment = None
-    if crop is not None or flip is not None:
-        augment = Augment(crop, flip)
+        augment = augment._replace(flip=steps.pop(0))
     return augment, chained(steps, name)
 
 

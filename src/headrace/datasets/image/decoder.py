@@ -144,7 +144,7 @@ class ImageDecoder(Decoder):
         normalize: scale and normalise inputs that nobody transforms; "host": never on a device.
         dtype: of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
         transform_input: "pil", "tensor" or "numpy".
-        augment: the built-in crop and flip, if there are any.
+        augment: the built-in crop and flip.
         transformed: True if a transform gets the inputs.
         is_stored_decoded: True if records are pixels [H, W, C].
         hold: as the user gave it.
@@ -163,7 +163,7 @@ class ImageDecoder(Decoder):
     exact: bool
     normalize: bool | Literal["host"]
     transform_input: str
-    augment: Augment | None
+    augment: Augment
     transformed: bool
     is_stored_decoded: bool
     hold: str | None
@@ -174,23 +174,22 @@ class ImageDecoder(Decoder):
 
     def __post_init__(self) -> None:
         self._shows_channels_first = not self.transformed or self.transform_input == "tensor"
+        is_augmented = any(self.augment)
         if self.channels_first is None:
-            self.channels_first = self.augment is None and self._shows_channels_first
-        self.crop_size: tuple[int, int] | None = None if self.augment is None else self.augment.size
+            self.channels_first = self._shows_channels_first and not is_augmented
+        self.crop_size: tuple[int, int] | None = self.augment.size
         """The size of inputs, where they are cropped or resized once more."""
-        is_cropped_first = self.crop_size is not None and self.image_size is None
         self.is_encoded: bool = (
-            is_cropped_first and not self.is_stored_decoded and self.hold != "decoded"
+            self.crop_size is not None
+            and self.image_size is None
+            and not self.is_stored_decoded
+            and self.hold != "decoded"
         )
         """True if values are encoded images."""
-        augment = self.augment
-        self.draws = augment is not None and bool(augment.crop or augment.flip)
+        self.draws = any(self.augment[:2])
         self.decodes_late = self.is_encoded
-        self.copies: bool = (
-            self.augment is None
-            and self.channels_first
-            and not self.normalize
-            and not self.transformed
+        self.copies: bool = self.channels_first and not (
+            is_augmented or self.normalize or self.transformed
         )
 
     def with_transform(self, transform: Any) -> tuple[ImageDecoder, Callable[[Any], Any] | None]:
@@ -198,21 +197,15 @@ class ImageDecoder(Decoder):
         transform gets.
         """
         augment, rest = split_augment(transform)
-        if rest is None and augment is None and self.image_size is None and not self.is_size_given:
-            augment = Augment(None, None, self.crop_size or DEFAULT_SIZE)
+        has_size = self.image_size is not None or self.is_size_given
+        if rest is None and not any(augment) and not has_size:
+            augment = Augment(size=self.crop_size or DEFAULT_SIZE)
         return replace(self, augment=augment, transformed=rest is not None), rest
 
     @property
     def channels(self) -> int:
         """Channels of an image."""
         return 3 if self.color == "RGB" else 1
-
-    @property
-    def input_dtype(self) -> np.dtype[Any]:
-        """Of inputs that nobody transforms."""
-        if self.normalize:
-            return self.dtype
-        return np.dtype(np.uint8)
 
     @property
     def held_as(self) -> str:
@@ -245,7 +238,7 @@ class ImageDecoder(Decoder):
         return ArraySpec(shape, np.dtype(np.uint8))
 
     def draw(self, value: Any) -> Drawn | None:
-        if self.augment is None or not self.draws:
+        if not self.draws:
             return None
         if self.is_encoded:
             return self.augment.draw(*image_shape(value, self.left))
@@ -253,7 +246,7 @@ class ImageDecoder(Decoder):
 
     def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> Pixels:
         """What a value becomes by its draws: uint8 in the layout of inputs."""
-        if self.augment is None and self.channels_first == self._shows_channels_first:
+        if not any(self.augment) and self.channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
         box, flip = drawn or (None, False)
         size = self.crop_size
@@ -290,10 +283,15 @@ class ImageDecoder(Decoder):
         return writable(pixels)
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
-        if self.transformed:
+        return self._row(value.shape[1:] if self.channels_first else value.shape[:2])
+
+    def _row(self, size: tuple[int, ...] | None) -> ArraySpec | None:
+        """Shape and dtype of inputs that nobody transforms, of values of that size."""
+        size = self.crop_size or size
+        if self.transformed or size is None:
             return None
-        size = self.crop_size or (value.shape[1:] if self.channels_first else value.shape[:2])
-        return ArraySpec((self.channels, *size), self.input_dtype)
+        dtype = self.dtype if self.normalize else np.dtype(np.uint8)
+        return ArraySpec((self.channels, *size), dtype)
 
     def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._drawn_pixels(value, drawn)
@@ -303,10 +301,8 @@ class ImageDecoder(Decoder):
             np.copyto(out, pixels)
 
     def sample_nbytes(self) -> int | None:
-        size = self.crop_size or self.image_size
-        if self.transformed or size is None:
-            return None
-        return size[0] * size[1] * self.channels * self.input_dtype.itemsize + 8
+        row = self._row(self.image_size)
+        return None if row is None else row.nbytes + 8
 
     def unnormalized(self) -> Unnormalized | str | None:
         if self.transformed:
@@ -352,18 +348,17 @@ class JointDecoder(ImageDecoder):
         return self.shown(value, drawn), self.placed(target, drawn)
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
-        size = self.crop_size or self.image_size
+        row = self._row(self.image_size)
         is_of_one_size = self.is_encoded or self.image_size is not None
-        if size is None or not is_of_one_size or not self._joins(collating):
+        if row is None or not is_of_one_size or not self._joins(collating):
             return None
-        row = ArraySpec((self.channels, *size), self.input_dtype)
-        return row, self._target_row(size)
+        return row, self._target_row(row.shape[1:])
 
     def _joins(self, collating: Collating) -> bool:
         """True if a batch is rows of images, beside what becomes of the targets."""
         return collating.stacks
 
-    def _target_row(self, size: tuple[int, int]) -> ArraySpec | None:
+    def _target_row(self, size: tuple[int, ...]) -> ArraySpec | None:
         """Shape and dtype of the target of an image of that size; None: it has none."""
         return ArraySpec((), np.dtype(np.int64))
 
@@ -391,7 +386,7 @@ class MaskDecoder(JointDecoder):
             mask = mask_of(image, mask, self.left)
         return image, mask
 
-    def _target_row(self, size: tuple[int, int]) -> ArraySpec:
+    def _target_row(self, size: tuple[int, ...]) -> ArraySpec:
         return ArraySpec(size, np.dtype(np.int64))
 
     def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
@@ -407,11 +402,8 @@ class MaskDecoder(JointDecoder):
         return image, torch.from_numpy(mask.astype(np.int64))
 
     def sample_nbytes(self) -> int | None:
-        nbytes = super().sample_nbytes()
-        size = self.crop_size or self.image_size
-        if nbytes is None or size is None:
-            return None
-        return nbytes + 8 * size[0] * size[1]
+        row = self._row(self.image_size)
+        return None if row is None else row.nbytes + self._target_row(row.shape[1:]).nbytes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -486,7 +478,7 @@ class BoxDecoder(JointDecoder):
         function = collating.function
         return type(function) is DetectionCollator and function.stack and collating.calls(function)
 
-    def _target_row(self, size: tuple[int, int]) -> None:
+    def _target_row(self, size: tuple[int, ...]) -> None:
         return None
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
@@ -528,10 +520,8 @@ class BoxDecoder(JointDecoder):
         return None
 
 
-def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    areas: npt.NDArray[np.float64]
-    areas = np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
-    return areas
+def _areas(boxes: npt.NDArray[Any]) -> Any:
+    return np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
 
 
 def place_boxes(

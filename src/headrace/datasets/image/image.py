@@ -425,7 +425,7 @@ class ImageDataset(BaseDataset):
         elif is_stored_decoded:
             shape = packed.shape[1:] or packed.dtype[IMAGE].shape
             size = (int(shape[0]), int(shape[1]))
-        elif not transformed and (augment is None or augment.size is None):
+        elif not transformed and augment.size is None:
             size = DEFAULT_SIZE
         self.image_size: tuple[int, int] | None = size
         decoder_class: type[ImageDecoder] = ImageDecoder
