@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from headrace.arguments import checks_keywords, described
-from headrace.casting import DTypeArgument, known_dtype, normalized_dtype
+from headrace.casting import DTypeArgument, as_array, cast_into, known_dtype, normalized_dtype
 from headrace.collate.stack import (
     USUAL,
     Field,
@@ -30,6 +30,7 @@ from headrace.collate.stack import (
     step_to,
 )
 from headrace.display import short_call
+from headrace.dtypes import AnyArray
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import field_of, keys_of
@@ -57,28 +58,24 @@ class Normalization:
     fits_grey: bool = False
     dtype: torch.dtype = torch.float32
 
-    def factors(self, channels: int, white: int = WHITE) -> tuple[torch.Tensor, torch.Tensor]:
-        """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1,
-        1] each. Two roundings, which are the same everywhere.
+    def write(self, pixels: AnyArray, out: AnyArray) -> None:
+        """[C, H, W], uint8 or floats in [0, 1], normalised into float32, float16 or `BFLOAT16`.
+
+        Three passes over memory that is in the cache by then; two roundings, so that it is the same
+        everywhere. What has 16 bits is made of those float32, by one rounding more.
 
         Raises:
             ConfigError: the statistics are of another number of channels.
         """
-        means = self.means
-        stds = self.stds
-        if channels == 1 and self.fits_grey:
-            means = (sum(means) / len(means),)
-            stds = (sum(stds) / len(stds),)
-        if len(means) not in (1, channels):
-            raise ConfigError(
-                f"images have {channels} channels, and the statistics have {len(self.means)}: "
-                "convert them (ImageDataset: color=) or pass mean= and std= for as many channels"
-            )
-        scale = [1 / (white * std) for std in stds]
-        shift = [-mean / std for mean, std in zip(means, stds, strict=True)]
-        factors = torch.tensor([scale, shift], dtype=torch.float32, device="cpu")
-        first, second = factors.reshape(2, -1, 1, 1)
-        return first, second
+        scale, shift = _factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
+        values = out
+        if out.dtype != np.float32:
+            values = np.empty(out.shape, np.float32)
+        np.copyto(values, pixels, casting="unsafe")
+        np.multiply(values, scale.numpy(), out=values)
+        np.add(values, shift.numpy(), out=values)
+        if values is not out:
+            cast_into(values, out)
 
     def normalized(
         self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None
@@ -94,7 +91,7 @@ class Normalization:
             pixels: of as many channels as there are statistics.
             memory_format: of the result, where there is a batch; None: contiguous.
         """
-        scale, shift = _factors_on(self, pixels.shape[-3], pixels.device)
+        scale, shift = _factors(self, pixels.shape[-3], device=pixels.device)
         if memory_format is None or pixels.ndim != 4:
             memory_format = torch.contiguous_format
         made = torch.empty(
@@ -114,14 +111,34 @@ def check_normalize(value: object) -> None:
 
 
 @functools.lru_cache(64)
-def _factors_on(
-    normalization: Normalization, channels: int, device: torch.device
+def _factors(
+    normalization: Normalization,
+    channels: int,
+    white: int = WHITE,
+    device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors on a device: kept, since copying them from memory that is not pinned waits for
-    the copies before.
+    """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1, 1]
+    each. Kept, since copying them to a device from memory that is not pinned waits for the copies
+    before.
+
+    Raises:
+        ConfigError: the statistics are of another number of channels.
     """
-    scale, shift = normalization.factors(channels)
-    return scale.to(device), shift.to(device)
+    means = normalization.means
+    stds = normalization.stds
+    if channels == 1 and normalization.fits_grey:
+        means = (sum(means) / len(means),)
+        stds = (sum(stds) / len(stds),)
+    if len(means) not in (1, channels):
+        raise ConfigError(
+            f"images have {channels} channels, and the statistics have {len(means)}: "
+            "convert them (ImageDataset: color=) or pass mean= and std= for as many channels"
+        )
+    scale = [1 / (white * std) for std in stds]
+    shift = [-mean / std for mean, std in zip(means, stds, strict=True)]
+    both = torch.tensor([scale, shift], dtype=torch.float32, device=device)
+    first, second = both.reshape(2, -1, 1, 1)
+    return first, second
 
 
 _IMAGES = ("image", "images", "pixel_values", "img")
@@ -295,25 +312,17 @@ class VisionCollator:
         first = images[0]
         check_alike(images, path, _ONE_SHAPE)
         shape = (len(images), *first.shape)
-        white = 1
-        if first.dtype == torch.uint8:
-            white = WHITE
-        factors = None
         if self._normalizes:
-            factors = self._normalization.factors(len(first), white)
-        if factors is None or (white == WHITE and self._pixels is not None):
+            _factors(self._normalization, len(first))  # which looks at the number of channels
+        if not self._normalizes or (first.dtype == torch.uint8 and self._pixels is not None):
             batch = torch.stack(images, out=empty(shape, first.dtype))
-            if factors is not None and self._pixels is not None:
+            if self._normalizes and self._pixels is not None:
                 self._pixels.append(batch)
             return batch
-        scale, shift = factors
         batch = empty(shape, self._normalization.dtype)
-        beside = torch.empty(first.shape, dtype=torch.float32, device="cpu")
         for to, image in zip(batch, images, strict=True):
-            made = to if to.dtype == torch.float32 else beside
-            made.copy_(image).mul_(scale).add_(shift)
-            if made is beside:
-                to.copy_(beside)
+            pixels = image if image.dtype == torch.uint8 else image.float()
+            self._normalization.write(pixels.numpy(force=True), as_array(to))
         return batch
 
     def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:

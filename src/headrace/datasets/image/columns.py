@@ -102,32 +102,6 @@ def _are_encoded(source: Any) -> bool:
     return source.dtype == np.uint8 and len(source.shape) == 2
 
 
-def _open_arrays(dataset: Any, column: str) -> tuple[Source, Labels]:
-    """The images in the rows of arrays, and their targets.
-
-    Args:
-        dataset: of the arrays.
-        column: their name.
-
-    Raises:
-        FormatError: they are no images.
-    """
-    source = dataset.sample_source
-    if source.block_nbytes:
-        dataset.block_memory.hold_chunks(0)  # the dataset of images reserves memory for them
-    first: ArraysSource = getattr(source, "sources", [source])[0]
-    if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
-        raise FormatError(
-            f"{first.path}: column={column!r}: the rows are {first.rows_are}, and no images, as "
-            f"bytes or as uint8 [height, width, 3]: open them with {type(dataset).__name__}"
-        )
-    targets = dataset.targets
-    classes = list(dataset.classes or [])
-    if isinstance(targets, list):
-        targets, classes = encoded(targets)
-    return source, Labels(targets, classes)
-
-
 def open_column(
     data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
 ) -> tuple[Source, Labels]:
@@ -143,11 +117,9 @@ def open_column(
         ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
     shown = redact(entries_of(data_path)[0])
-    name = wanted.targets
+    name = wanted.targets if wanted.is_outright else None
     wanted.refuse_options("those of a column")
-    if not (name is None or isinstance(name, (str, os.PathLike))) or (
-        wanted.targets == FOLDERS and wanted.is_outright
-    ):
+    if name == FOLDERS or not (name is None or isinstance(name, (str, os.PathLike))):
         raise ConfigError(
             f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "
             "names to find other targets by"
@@ -156,31 +128,43 @@ def open_column(
     if format_ is TARS:
         return TarImages(data_path, column, wanted, reach), Labels(None, [])
     assert column is not None
+    targets: Any = None
+    classes: list[str] = []
+    source: Source
     if format_ is TABLES:
         tables, reader = open_tables(resolve(files or data_path, TABLES, reach), shown)
-        source = TableImages(tables, reader, [column], True)
-        kind = source.first.schema.field(column).type
+        source = images = TableImages(tables, reader, [column], True)
+        kind = images.first.schema.field(column).type
         if not holds_images(kind):
             raise FormatError(
-                f"{source.first.shown}: column={column!r}: the column is of type {kind}, and "
+                f"{images.first.shown}: column={column!r}: the column is of type {kind}, and "
                 "holds no images, as bytes or structs of them"
             )
-        if name is None or not wanted.is_outright:
-            return source, Labels(None, [])
-        targets, classes = source.targets(str(name))
-        if not classes and isinstance(targets, list):
-            targets, classes = encoded(targets)
-        return source, Labels(targets, classes)
-    if format_ in (HDF5, ZARR):
+        if name is not None:
+            targets, classes = images.targets(str(name))
+    elif format_ in (HDF5, ZARR):
         from headrace.datasets.arrays import HDF5Dataset, ZarrDataset  # which import h5py
 
         opens = HDF5Dataset if format_ is HDF5 else ZarrDataset
-        target_name = str(name) if wanted.is_outright and name is not None else None
+        target_name = None if name is None else str(name)
         arrays = opens(data_path, column, target_name=target_name, **vars(reach))
-        return _open_arrays(arrays, column)
-    if format_.open is None:
+        source = arrays.sample_source
+        if source.block_nbytes:
+            arrays.block_memory.hold_chunks(0)  # the dataset of images reserves memory for them
+        first: ArraysSource = getattr(source, "sources", [source])[0]
+        if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
+            raise FormatError(
+                f"{first.path}: column={column!r}: the rows are {first.rows_are}, and no images, "
+                f"as bytes or as uint8 [height, width, 3]: open them with {type(arrays).__name__}"
+            )
+        targets = arrays.targets
+        classes = list(arrays.classes or [])
+    elif format_.open is None:
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
-    if wanted.is_outright and name is not None:
+    elif name is not None:
         raise ConfigError(f"targets can't be given for a column of {format_.name} yet")
-    columns = open_columns(files or data_path, format_, reach, [column])
-    return columns.column(column), Labels(None, [])
+    else:
+        source = open_columns(files or data_path, format_, reach, [column]).column(column)
+    if isinstance(targets, list) and not classes:
+        targets, classes = encoded(targets)
+    return source, Labels(targets, classes)

@@ -31,7 +31,6 @@ from headrace.datasets.image.pixels import (
     decoding,
     image_shape,
     normalize,
-    normalize_into,
     open_image,
     resize_image,
     to_channels_first,
@@ -296,7 +295,7 @@ class ImageDecoder(Decoder):
     def write_input(self, value: Any, drawn: Drawn | None, out: np.ndarray[Any, Any]) -> None:
         pixels = self._drawn_pixels(value, drawn)
         if self.normalize:
-            normalize_into(pixels, out)
+            IMAGENET.write(pixels, out)
         else:
             np.copyto(out, pixels)
 

@@ -403,9 +403,7 @@ class ImageDataset(BaseDataset):
                 f"dtype={dtype!r} is for images that are normalised, and here a transform or "
                 "normalize=False gives them their dtype: leave one of both out"
             )
-        packed: Any = source
-        if isinstance(source, ConcatSource):
-            packed = source.sources[0]
+        packed: Any = getattr(source, "sources", [source])[0]
         info: Any = getattr(packed, "info", None)
         stored_color: str | None = None  # of pixels
         if info is not None and info.store == "decoded":
@@ -490,9 +488,7 @@ class ImageDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source
         if self.holds_encoded:
-            parts = [source]
-            if isinstance(source, ConcatSource):
-                parts = source.sources
+            parts = getattr(source, "sources", [source])
             for part in parts:
                 if not hasattr(part, "sizes") or getattr(part, "holds_objects", False):
                     return None

@@ -27,7 +27,7 @@ import simplejpeg
 import torch
 from PIL import Image, UnidentifiedImageError, features
 
-from headrace.casting import as_tensor, cast_into
+from headrace.casting import as_tensor
 from headrace.collate.vision import STATISTICS, Normalization
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
@@ -638,35 +638,13 @@ def to_channels_last(pixels: Pixels) -> Pixels:
     return np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
-@functools.cache
-def _factors(channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    scale, shift = IMAGENET.factors(channels)
-    return scale.numpy(), shift.numpy()
-
-
-def normalize_into(pixels: Pixels, out: npt.NDArray[Any]) -> None:
-    """[C, H, W] uint8 -> float32, float16 or `BFLOAT16` in `out`: scaled to [0, 1], minus the
-    ImageNet mean, over its deviation.
-
-    One channel takes the means of the three channels' statistics. Three passes over memory that is
-    in the cache by then; two roundings, so that it is the same everywhere. What has 16 bits is made
-    of those float32, by one rounding more.
-    """
-    scale, shift = _factors(len(out))
-    values = out
-    if out.dtype != np.float32:
-        values = _scratch.take("normalized", out.size * 4).view(np.float32).reshape(out.shape)
-    np.copyto(values, pixels)
-    np.multiply(values, scale, out=values)
-    np.add(values, shift, out=values)
-    if values is not out:
-        cast_into(values, out)
-
-
 def normalize(pixels: Pixels, dtype: npt.DTypeLike = np.float32) -> torch.Tensor:
-    """The same in memory of its own, as a dtype that `normalize_into` takes."""
+    """[C, H, W] uint8 -> float32, float16 or bfloat16 (of `BFLOAT16`): scaled to [0, 1], minus the
+    ImageNet mean, over its deviation. One channel takes the means of the three channels'
+    statistics.
+    """
     out = np.empty(pixels.shape, dtype)
-    normalize_into(pixels, out)
+    IMAGENET.write(pixels, out)
     made = as_tensor(out)
     assert isinstance(made, torch.Tensor)
     return made
