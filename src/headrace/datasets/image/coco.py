@@ -145,19 +145,13 @@ class CocoTargets(FlatTargets):
         """Those of packed files, one after the other.
 
         Raises:
-            MissingNameError, FormatError: a file lacks some of them, or is damaged.
+            MissingNameError, FormatError: a file lacks some of them.
         """
         where = redact(sources[0].path)
         counts = np.concatenate([np.diff(source.ragged(BOXES)[1]) for source in sources])
         arrays = {
             name: np.concatenate([source.ragged(name)[0] for source in sources]) for name in ARRAYS
         }
-        for name, (dtype, shape) in ARRAYS.items():
-            if arrays[name].dtype != dtype or arrays[name].shape != (counts.sum(), *shape):
-                raise FormatError(
-                    f"{where}: {name!r} has shape {arrays[name].shape} of {arrays[name].dtype}: "
-                    "the file is damaged: pack it again"
-                )
         segmentations = None
         if sources[0].has_column(SEGMENTATIONS):
             segmentations = PackedNames.joined(
