@@ -187,33 +187,33 @@ class EpisodeArrays:
 
     def located(
         self, episodes: IntArray, firsts: IntArray, ends: IntArray
-    ) -> tuple[npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
-        """Which spans of steps lie in files as they are, and of these file, first byte and end."""
-        files, begins = self._table.array[:2, episodes]
-        is_there = begins >= 0
-        begins = begins[is_there]
-        return (
-            is_there,
-            files[is_there],
-            begins + firsts[is_there] * self.row_bytes,
-            begins + ends[is_there] * self.row_bytes,
-        )
+    ) -> tuple[IntArray, IntArray, list[tuple[ArrayReader, IntArray, IntArray]]]:
+        """Where spans of steps lie.
 
-    def in_readers(self, episodes: IntArray) -> tuple[IntArray, IntArray]:
-        """For each of some episodes the number of its reader, -1 if it has none, and the row of the
-        reader's array that is its first step.
+        Returns:
+            The numbers of the spans that lie in files as they are; [3, n] file, first byte and end
+            of these; and for each reader that has others the numbers of these, and [2, n] first row
+            and end in its array.
         """
-        readers, firsts = self._table.array[2:, episodes]
-        return readers, firsts
+        files, begins, readers, rows = self._table.array[:, episodes]
+        numbers = np.flatnonzero(begins >= 0)
+        starts = begins + firsts * self.row_bytes
+        stops = begins + ends * self.row_bytes
+        found = []
+        for reader in distinct(readers[begins < 0]).tolist():
+            own = np.flatnonzero(readers == reader)
+            spans = np.stack([firsts + rows, ends + rows])[:, own]
+            found.append((self.readers[reader], own, spans))
+        return numbers, np.stack([files, starts, stops])[:, numbers], found
 
     def stored_nbytes(self, lengths: IntArray) -> int:
         """Bytes of the arrays, by the steps of each episode; compressed ones as they are."""
         located = int(lengths[self._table.array[1] >= 0].sum()) * self.row_bytes
         return located + sum(reader.chunks.stored_nbytes for reader in self.readers)
 
-    def empty(self, count: int) -> npt.NDArray[Any]:
-        """An array of so many steps."""
-        return np.empty((count, *self.row_shape), self.dtype)
+    def empty(self, *steps: int) -> npt.NDArray[Any]:
+        """An array of so many steps, or of so many windows of so many."""
+        return np.empty((*steps, *self.row_shape), self.dtype)
 
     def describe(self, way: str, steps: float) -> Column:
         """What so many steps in a row cost; `way`: by which what lies in files as it is is read."""
@@ -237,6 +237,10 @@ class _Spans(NamedTuple):
     firsts: IntArray
     ends: IntArray
     outs: Sequence[npt.NDArray[Any]]
+
+
+Fetch = Callable[[Sequence[_Spans]], None]
+"""Writes spans of steps to where they go."""
 
 
 class EpisodeSource(ReadersSource):
@@ -296,109 +300,92 @@ class EpisodeSource(ReadersSource):
         cast_into: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None],
     ) -> None:
         """Writes windows into arrays [windows, window, ...] by key, and their masks into that of
-        `MASK`. Those of another dtype than the key's are written by `cast_into`, which gets a
-        window and its place.
+        `MASK`. Those of another dtype than the key's are written by `cast_into`.
         """
         episodes, starts = self.windows.places(indices)
-        found = self._columns(episodes, starts, self._fetch, outs)
+        into = {}
         for key in self.keys:
-            if outs[key.name].dtype != key.dtype:
-                for number, window in enumerate(found[key.name]):
-                    cast_into(window, outs[key.name][number])
+            if outs[key.name].dtype == key.dtype:
+                into[key.name] = outs[key.name]
+        for name, windows in self._columns(episodes, starts, self._fetch, into).items():
+            if name not in into:
+                cast_into(windows, outs[name])
         outs[MASK][...] = self.windows.masks(episodes, starts)
 
-    def _records(
-        self, indices: IntArray, fetch: Callable[[Sequence[_Spans]], None]
-    ) -> list[dict[str, Any]]:
+    def _records(self, indices: IntArray, fetch: Fetch) -> list[dict[str, Any]]:
         """Of each sample a dict of its keys, of what is static, and of the mask."""
         episodes, starts = self.windows.places(indices)
-        columns = self._columns(episodes, starts, fetch)
+        columns = self._columns(episodes, starts, fetch, {})
         for name, values in self.static.items():
             of_episodes = values.array if isinstance(values, SharedArray) else values
             columns[name] = [of_episodes[episode] for episode in episodes.tolist()]
         if self.windows.options.window is not None:
-            columns[MASK] = list(self.windows.masks(episodes, starts))
+            columns[MASK] = self.windows.masks(episodes, starts)
         return _by_sample(columns)
 
     def _columns(
         self,
         episodes: IntArray,
         starts: IntArray,
-        fetch: Callable[[Sequence[_Spans]], None],
-        into: Mapping[str, npt.NDArray[Any]] | None = None,
-    ) -> dict[str, list[Any]]:
-        """For each key the windows that begin at some steps of episodes, padded; without windows
-        whole episodes.
-
-        Args:
-            fetch: writes spans of steps to where they go.
-            into: where windows are to be, [windows, window, ...] by key; not where it has another
-                dtype.
+        fetch: Fetch,
+        into: Mapping[str, npt.NDArray[Any]],
+    ) -> dict[str, Any]:
+        """For each key the windows that begin at some steps of episodes, padded: [windows, window,
+        ...], those in `into` where they are to be; without windows a list of whole episodes.
         """
-        found: dict[str, list[Any]] = {}
+        columns: dict[str, Any] = {}
         spans: list[_Spans] = []
-        padded: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int, int, int]] = []
-        lengths = self.windows.lengths[episodes]
+        cut: list[tuple[npt.NDArray[Any], int, int]] = []
         for key in self.keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
             if key.window is None:
                 outs = [key.empty(count) for count in (ends - firsts).tolist()]
-                found[key.name] = list(outs)
+                columns[key.name] = outs
                 spans.append(_Spans(key, episodes, firsts, ends, outs))
                 continue
-            windows = None if into is None else into[key.name]
-            if windows is None or windows.dtype != key.dtype:
-                windows = np.empty((len(episodes), key.window, *key.row_shape), key.dtype)
+            windows = into.get(key.name)
+            if windows is None:
+                windows = key.empty(len(episodes), key.window)
             outs = list(windows)
-            is_cut = (firsts != starts) | (ends != starts + key.window)
-            for number in np.flatnonzero(is_cut).tolist():
-                first = int(firsts[number])
-                outs[number] = key.empty(int(ends[number]) - first)
-                place = (int(starts[number]), first, int(lengths[number]))
-                padded.append((windows[number], outs[number], *place))
-            found[key.name] = list(windows)
+            # of a window that lies outside the nearest step is read, to its nearest end
+            begins = np.clip(firsts - starts, 0, key.window - 1)
+            for number in np.flatnonzero(ends - firsts < key.window).tolist():
+                begin = int(begins[number])
+                end = begin + int(ends[number] - firsts[number])
+                cut.append((outs[number], begin, end))
+                outs[number] = outs[number][begin:end]
+            columns[key.name] = windows
             spans.append(_Spans(key, episodes, firsts, ends, outs))
         fetch(spans)
-        for missing in padded:
-            self._pad(*missing)
-        return found
-
-    def _pad(
-        self, window: npt.NDArray[Any], part: npt.NDArray[Any], start: int, first: int, length: int
-    ) -> None:
-        """Fills a window that begins at a step, of an episode that has `part` of it from another
-        step on.
-        """
-        steps = np.arange(start, start + len(window))
-        window[...] = part[np.clip(steps - first, 0, len(part) - 1)]
-        if self.windows.options.pad == "constant":
-            window[(steps < 0) | (steps >= length)] = np.zeros((), window.dtype)
+        for window, begin, end in cut:
+            window[:begin] = window[begin]
+            window[end:] = window[end - 1]
+        if self.windows.options.pad == "constant" and self.windows.options.window is not None:
+            is_outside = ~self.windows.masks(episodes, starts)
+            for key in self.keys:
+                windows = columns[key.name]
+                windows[is_outside[:, : key.window]] = np.zeros((), windows.dtype)
+        return columns
 
     def _fetch(self, spans: Sequence[_Spans]) -> None:
         """Reads spans of steps."""
-        columns: list[Sequence[IntArray]] = []
+        ranges = [np.zeros((3, 0), np.int64)]
         buffers: list[memoryview] = []
-        groups: dict[tuple[str, int], tuple[ArrayReader, list[int], list[Any]]] = {}
+        waiting: list[tuple[ArrayReader, IntArray, list[npt.NDArray[Any]]]] = []
         for key, episodes, firsts, ends, outs in spans:
             if not key.row_bytes:
                 continue
-            is_there, *ranges = key.located(episodes, firsts, ends)
-            columns.append(ranges)
-            buffers += [bytes_of(outs[number]) for number in np.flatnonzero(is_there).tolist()]
-            readers, rows = key.in_readers(episodes)
-            for number in np.flatnonzero(~is_there).tolist():
-                reader = key.readers[readers[number]]
-                group = groups.setdefault((key.name, int(readers[number])), (reader, [], []))
-                group[1].append(int(firsts[number] + rows[number]))
-                group[2].append(outs[number])
+            numbers, places, others = key.located(episodes, firsts, ends)
+            ranges.append(places)
+            buffers += [bytes_of(outs[number]) for number in numbers.tolist()]
+            for reader, own, (rows, _) in others:
+                waiting.append((reader, rows, [outs[number] for number in own.tolist()]))
         if buffers:
-            joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-            self.files.read_into(ByteRanges(self.paths, *joined), buffers)
-        waiting = list(groups.values())
+            self.files.read_into(ByteRanges(self.paths, *np.concatenate(ranges, 1)), buffers)
 
         def read(number: int) -> None:
-            reader, firsts, outs = waiting[number]
-            reader.read_spans(np.array(firsts, np.int64), outs, one_after_the_other)
+            reader, rows, outs = waiting[number]
+            reader.read_spans(rows, outs, one_after_the_other)
 
         self.run(read, len(waiting))
 
@@ -464,14 +451,11 @@ class EpisodeSource(ReadersSource):
         episodes, starts = self.windows.places(distinct(indices))
         parts = [ByteRanges.of([])]
         for key in self.keys:
-            firsts, ends = self.windows.inside(episodes, starts, key.window)
-            is_there, *columns = key.located(episodes, firsts, ends)
-            parts.append(ByteRanges(self.paths, *columns))
-            numbers, rows = key.in_readers(episodes)
-            for number in distinct(numbers[~is_there]).tolist():
-                own = numbers == number
-                spans = (firsts + rows)[own], (ends + rows)[own]
-                parts.append(key.readers[number].span_ranges(*spans, missing))
+            spans = self.windows.inside(episodes, starts, key.window)
+            _, ranges, others = key.located(episodes, *spans)
+            parts.append(ByteRanges(self.paths, *ranges))
+            for reader, _, rows in others:
+                parts.append(reader.span_ranges(rows[0], rows[1], missing))
         return parts
 
     @property

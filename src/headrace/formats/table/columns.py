@@ -161,12 +161,17 @@ def what_is(kind: Any) -> str:
     return _by_id().get(plain_type(kind).id, "")
 
 
+def storage_of(kind: Any) -> Any:
+    """The type that values of an extension type are stored in."""
+    while isinstance(kind, pyarrow().BaseExtensionType):
+        kind = kind.storage_type
+    return kind
+
+
 def plain_type(kind: Any) -> Any:
     """The type of what values are stored as."""
-    pa = pyarrow()
-    while isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if kind.id == pa.lib.Type_DICTIONARY:
+    kind = storage_of(kind)
+    if pyarrow().types.is_dictionary(kind):
         return plain_type(kind.value_type)
     return kind
 
@@ -190,14 +195,6 @@ def refused(kind: Any) -> str | None:
     return next(filter(None, map(refused, inner_types(kind))), None)
 
 
-def is_categorical(kind: Any) -> bool:
-    """True for a type of texts that are dictionary-encoded, such as categoricals of pandas."""
-    pa = pyarrow()
-    while isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    return pa.types.is_dictionary(kind) and what_is(kind) == "text"
-
-
 def holds_images(kind: Any) -> bool:
     """True for bytes, and structs with a field "bytes", as HuggingFace stores images."""
     kind = plain_type(kind)
@@ -206,23 +203,17 @@ def holds_images(kind: Any) -> bool:
     return what_is(kind) == "bytes"
 
 
-def tensor_shape(kind: Any) -> tuple[int, ...] | None:
-    """The shape of a row of Arrow's type of tensors of one shape; None: another type."""
-    if not isinstance(kind, pyarrow().FixedShapeTensorType):
-        return None
-    return tuple(kind.shape[axis] for axis in kind.permutation or range(len(kind.shape)))
-
-
 def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
     """Shape and dtype of the values of a column, if they are numbers or arrays of one shape;
     `shape` is that of rows that are lists.
     """
-    if shape is None:
-        shape = tensor_shape(kind)
+    if shape is None and isinstance(kind, pyarrow().FixedShapeTensorType):
+        axes = kind.permutation or range(len(kind.shape))
+        shape = tuple(kind.shape[axis] for axis in axes)
     kind = plain_type(kind)
     sizes = []
     while what_is(kind) == "fixed" or (shape is not None and what_is(kind) == "list"):
-        sizes.append(kind.list_size if what_is(kind) == "fixed" else -1)
+        sizes.append(getattr(kind, "list_size", -1))
         kind = plain_type(kind.value_type)
     if what_is(kind) != "number":
         return None
@@ -235,10 +226,6 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
 class Column(ABC):
     """Values of one column of a block, or of one inside of it."""
 
-    name: str
-    valid: Mask | None = None
-    """[n] False where there is no value; None: there are all."""
-
     @abstractmethod
     def value(self, row: int) -> Any:
         """The value of a row: a NumPy array, str, bytes, list or dict of these; None where there is
@@ -250,11 +237,7 @@ class Column(ABC):
 
     def values(self, rows: IntArray) -> list[Any]:
         """The values of some rows."""
-        return [self.value(row) for row in rows.tolist()]
-
-    def span(self, begin: int, end: int) -> Any:
-        """The values of rows that follow one another, of numbers as one array."""
-        return [self.value(row) for row in range(begin, end)]
+        return list(map(self.value, rows.tolist()))
 
 
 class Numbers(Column):
@@ -263,46 +246,29 @@ class Numbers(Column):
     Args:
         name: of the column.
         data: [n, ...], NaN where a floating-point number is missing.
-        valid: [n] False where a row, or a number in it, is missing.
+        valid: [n] False where a row, or a number in it, is missing; None: all are there.
     """
 
     def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
-        self.name = name
-        self.data = data
+        self._name = name
+        self._data = data
         self.valid = valid
 
-    def take(self, rows: IntArray | slice) -> npt.NDArray[Any]:
-        """Rows, [len(rows), ...]; of a slice no copies.
+    def take(self, rows: IntArray | slice | int) -> Any:
+        """Rows, [len(rows), ...]; of a slice, or of one row, no copies.
 
         Raises:
             FormatError: one is missing.
         """
         if self.valid is not None and not self.valid[rows].all():
-            raise self._missing()
-        taken: npt.NDArray[Any] = self.data[rows]
-        return taken
-
-    def view(self, row: int) -> Any:
-        """One row, which lies where it was decoded to.
-
-        Raises:
-            FormatError: it is missing.
-        """
-        if self.valid is not None and not self.valid[row]:
-            raise self._missing()
-        return self.data[row]
+            raise FormatError(
+                f"column {self._name!r} has no value (null) there, and {self._data.dtype} has none "
+                "for that: fill it, or leave it out"
+            )
+        return self._data[rows]
 
     def value(self, row: int) -> Any:
-        return np.array(self.view(row))
-
-    def span(self, begin: int, end: int) -> Any:
-        return self.take(slice(begin, end)).copy()
-
-    def _missing(self) -> FormatError:
-        return FormatError(
-            f"column {self.name!r} has no value (null) there, and {self.data.dtype} has none for "
-            "that: fill it, or leave it out"
-        )
+        return np.array(self.take(row))
 
 
 class Texts(Column):
@@ -311,43 +277,35 @@ class Texts(Column):
     """
 
     def __init__(self, name: str, array: Any) -> None:
-        self.name = name
+        self._name = name
         self._array = array
-        self._codes: npt.NDArray[Any] | None = None
-        if not pyarrow().types.is_dictionary(array.type):
-            return
-        self.valid = _valid_of(array)
-        self._array = array.dictionary
-        self._codes = _flat(array.indices)
+        if pyarrow().types.is_dictionary(array.type):
+            lowest = int(_flat(array.indices.fill_null(0)).min(initial=0))
+            if lowest < 0:  # Python would count from the end
+                raise FormatError(
+                    f"column {name!r} refers to item {lowest} of its dictionary: the file is "
+                    "damaged"
+                )
 
     def value(self, row: int) -> Any:
-        if self._codes is not None:
-            if self.valid is not None and not self.valid[row]:
-                return None
-            row = self._codes.item(row)
-            if not 0 <= row < len(self._array):
-                raise FormatError(
-                    f"column {self.name!r} refers to item {row:,} of its dictionary, which has "
-                    f"{len(self._array):,}: the file is damaged"
-                )
         try:
             return self._array[row].as_py()
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, pyarrow().ArrowException) as error:
             raise FormatError(
-                f"column {self.name!r} holds a text that is no UTF-8: {error}"
+                f"column {self._name!r} holds a text that is no UTF-8, or refers to an item of its "
+                f"dictionary that is missing: {error}"
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:
-        if len(rows) < _FEW or self._codes is not None:
-            return super().values(rows)
-        taken = Texts(self.name, self._array.take(pyarrow().array(rows)))
-        return list(taken.span(0, len(rows)))
-
-    def span(self, begin: int, end: int) -> Any:
-        if self._codes is None:
-            with contextlib.suppress(UnicodeDecodeError):  # `value` says what is wrong
-                return self._array[begin:end].to_pylist()
-        return super().span(begin, end)
+        if len(rows) >= _FEW:
+            pa = pyarrow()
+            taken = self._array.take(pa.array(rows))
+            with contextlib.suppress(UnicodeDecodeError, pa.ArrowException):  # see `value`
+                if pa.types.is_dictionary(taken.type):
+                    taken = taken.dictionary_decode()
+                values: list[Any] = taken.to_pylist()
+                return values
+        return super().values(rows)
 
 
 class Lists(Column):
@@ -356,18 +314,22 @@ class Lists(Column):
     Args:
         ends: [n + 1] where the items of each begin and end.
         items: of all lists.
-        valid: see `Column`.
+        valid: [n] False where there is none.
     """
 
     def __init__(self, ends: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
         self._ends = ends
         self._items = items
-        self.valid = valid
+        self._valid = valid
 
     def value(self, row: int) -> Any:
-        if self.valid is not None and not self.valid[row]:
+        if self._valid is not None and not self._valid[row]:
             return None
-        return self._items.span(self._ends.item(row), self._ends.item(row + 1))
+        begin = self._ends.item(row)
+        end = self._ends.item(row + 1)
+        if isinstance(self._items, Numbers):
+            return self._items.take(slice(begin, end)).copy()
+        return self._items.values(np.arange(begin, end))
 
 
 class Structs(Column):
@@ -375,10 +337,10 @@ class Structs(Column):
 
     def __init__(self, fields: dict[str, Column], valid: Mask | None) -> None:
         self._fields = fields
-        self.valid = valid
+        self._valid = valid
 
     def value(self, row: int) -> Any:
-        if self.valid is not None and not self.valid[row]:
+        if self._valid is not None and not self._valid[row]:
             return None
         return {name: column.value(row) for name, column in self._fields.items()}
 
@@ -410,11 +372,8 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
             fields[field.name] = column_of(f"{name}.{field.name}", array.field(number))
         return Structs(fields, _valid_of(array))
     if what in ("list", "fixed"):
-        ends = np.arange(len(array) + 1) * getattr(array.type, "list_size", 0)
-        if what == "list":
-            offsets = _flat(array.offsets)
-            ends = offsets - offsets[0]
-        return Lists(ends, column_of(name, _items_of(array)), _valid_of(array))
+        ends, items = _items_of(array)
+        return Lists(ends, column_of(name, items), _valid_of(array))
     if pa.types.is_string_view(array.type):  # of which rows can't be taken
         array = array.cast(pa.large_string())
     elif pa.types.is_binary_view(array.type):
@@ -423,13 +382,17 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
 
 
 def _numbers_of(name: str, array: Any, shape: tuple[int, ...]) -> Numbers:
-    kind = array.type
-    array = _stored(array)
+    """Numbers, which may lie in lists in lists."""
+    axes = getattr(array.type, "permutation", None)
+    sides = shape
+    if axes is not None:
+        sides = array.type.shape
     count = len(array)
     masks = []
+    array = _stored(array)
     while what_is(array.type) != "number":
         masks.append(_valid_of(array))
-        array = _items_of(array)
+        array = _items_of(array)[1]
     data = _flat(array)
     valid = _valid_of(array)
     if valid is not None and data.dtype.kind == "f":
@@ -441,13 +404,11 @@ def _numbers_of(name: str, array: Any, shape: tuple[int, ...]) -> Numbers:
             f"column {name!r} holds {len(data):,} numbers in {count:,} rows, and rows of "
             f"shape {list(shape)} by its schema"
         )
+    data = data.reshape(count, *sides)
+    if axes is not None:
+        data = np.ascontiguousarray(data.transpose(0, *(axis + 1 for axis in axes)))
     rows = [mask.reshape(count, -1).all(axis=1) for mask in masks if mask is not None]
-    valid = np.logical_and.reduce(rows) if rows else None
-    if getattr(kind, "permutation", None) is None:
-        return Numbers(name, data.reshape(count, *shape), valid)
-    axes = [axis + 1 for axis in kind.permutation]
-    data = data.reshape(count, *kind.shape).transpose(0, *axes)
-    return Numbers(name, np.ascontiguousarray(data), valid)
+    return Numbers(name, data, np.logical_and.reduce(rows) if rows else None)
 
 
 def _stored(array: Any) -> Any:
@@ -460,15 +421,16 @@ def _stored(array: Any) -> Any:
     return array
 
 
-def _items_of(array: Any) -> Any:
-    """The items of lists, one list after the other, those of missing ones too."""
-    if what_is(array.type) == "fixed":
-        size = array.type.list_size
-        items = array.values[array.offset * size : (array.offset + len(array)) * size]
-    else:
+def _items_of(array: Any) -> tuple[npt.NDArray[Any], Any]:
+    """Where the items of lists begin and end ([n + 1]), and these, one list after the other,
+    those of missing ones too.
+    """
+    if what_is(array.type) == "list":
         offsets = _flat(array.offsets)
-        items = array.values[int(offsets[0]) : int(offsets[-1])]
-    return _stored(items)
+    else:
+        offsets = np.arange(array.offset, array.offset + len(array) + 1) * array.type.list_size
+    first = offsets[0]
+    return offsets - first, _stored(array.values[int(first) : int(offsets[-1])])
 
 
 def _valid_of(array: Any) -> Mask | None:

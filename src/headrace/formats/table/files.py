@@ -5,7 +5,6 @@ ranges, and decoded by pyarrow.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -23,7 +22,6 @@ from headrace.formats.table.columns import (
     Column,
     HeldBytes,
     column_of,
-    inner_types,
     pyarrow,
     refused,
     spec_of,
@@ -53,16 +51,24 @@ _IS_ENCRYPTED = "is encrypted, or some of its columns are, which is not supporte
 _SIGNATURE = 28  # bytes after the footer, in files with encrypted columns
 
 
+def _by_content(path: str) -> str | None:
+    """What a local file begins as: "parquet", "arrow" or "numpy"; None: as something else."""
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(8)
+    if head.startswith(PARQUET_MAGIC):
+        return "parquet"
+    if head.startswith(NPY_MAGIC):
+        return "numpy"
+    is_stream = head.startswith(CONTINUED) and len(head) == 8 and head[6:] == b"\0\0"
+    return "arrow" if is_stream or head.startswith(MAGIC) else None
+
+
 def is_table(path: str) -> bool:
     """True if a local file begins as Parquet, Arrow and .npy files do."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(8)
+        return _by_content(path) is not None
     except OSError:
         return False
-    return head.startswith((PARQUET_MAGIC, MAGIC, NPY_MAGIC)) or (
-        head.startswith(CONTINUED) and len(head) == 8 and head[6:] == b"\0\0"
-    )
 
 
 TABLES = Format(
@@ -126,13 +132,9 @@ def kind_of_table(path: str) -> str:
             return "parquet"
         return "numpy" if name.endswith((".npy", ".npz")) else "arrow"
     try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(8)
+        return _by_content(path) or "arrow"
     except PermissionError as error:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
-    if head.startswith(NPY_MAGIC):
-        return "numpy"
-    return "parquet" if head.startswith(PARQUET_MAGIC) else "arrow"
 
 
 def hold_arrays(files: FileSet, shown: str) -> bool:
@@ -371,33 +373,20 @@ class ParquetTable(TableFile):
 
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
-        counts = [_leaves(field.type) for field in self.schema]
-        if sum(counts) != self._metadata.num_columns:
-            raise FormatError(
-                f"{self.shown}: its schema has {sum(counts)} columns, and its row groups have "
-                f"{self._metadata.num_columns}"
-            )
-        ends = np.cumsum([0, *counts]).tolist()
-        leaves = dict(zip(self.schema.names, itertools.pairwise(ends), strict=True))
-        wanted = [leaf for name in names for leaf in range(*leaves[name])]
-        places = np.zeros((3, len(self.rows), len(wanted)), np.int64)
+        prefixes = tuple(f"{name}." for name in names)
         coded = set()
         with asking("pyarrow", self.shown):
-            widths = [self._width(leaf) for leaf in wanted]
+            columns = map(self._metadata.schema.column, range(self._metadata.num_columns))
+            paths = [column.path for column in columns]
+            leaves = [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(prefixes)]
+            places = np.zeros((3, len(self.rows), len(leaves)), np.int64)
             for number in range(len(self.rows)):
                 group = self._metadata.row_group(number)
-                for at, leaf in enumerate(wanted):
-                    chunk = group.column(leaf)
-                    start = chunk.data_page_offset
-                    first = chunk.dictionary_page_offset
-                    if first is not None and 0 < first < start:
-                        start = first
-                    nbytes = chunk.total_uncompressed_size
-                    if _is_coded(chunk):
-                        coded.add(self._metadata.schema.column(leaf).path)
-                        nbytes += 4 * chunk.num_values
-                    nbytes = max(nbytes, widths[at] * chunk.num_values)
-                    places[:, number, at] = start, start + chunk.total_compressed_size, nbytes
+                for at, leaf in enumerate(leaves):
+                    start, stop, nbytes, is_coded = self._place(group.column(leaf), leaf)
+                    places[:, number, at] = start, stop, nbytes
+                    if is_coded:
+                        coded.add(paths[leaf])
         self._coded = sorted(coded)
         places[:, self.rows == 0] = 4  # of no rows nothing is read, wherever it is said to lie
         self._starts, self._stops, sizes = places
@@ -411,12 +400,25 @@ class ParquetTable(TableFile):
             )
         self._nbytes: IntArray = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
 
-    def _width(self, leaf: int) -> int:
-        """Bytes of a decoded value of a column of the file; 0 where values differ in length."""
-        column = self._metadata.schema.column(leaf)
-        if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
-            return int(column.length)
-        return _WIDTHS.get(column.physical_type, 0)
+    def _place(self, chunk: Any, leaf: int) -> tuple[int, int, int, bool]:
+        """First byte and end of a column chunk, its bytes decoded, and whether it holds texts or
+        bytes as numbers of values in its dictionary.
+
+        Decoded, its repeated values may take any multiple of what is stored. A writer whose
+        dictionary becomes too large goes on with plain values: then the data pages are longer than
+        numbers of values would be.
+        """
+        begin = start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
+            start = chunk.dictionary_page_offset
+        stop = start + chunk.total_compressed_size
+        nbytes = chunk.total_uncompressed_size
+        numbers = 4 * chunk.num_values
+        if chunk.physical_type == "BYTE_ARRAY":
+            is_coded = start < begin and stop - begin <= _PAGE_HEADS + numbers
+            return start, stop, nbytes + numbers * is_coded, is_coded
+        width = _WIDTHS.get(chunk.physical_type) or self._metadata.schema.column(leaf).length
+        return start, stop, max(nbytes, width * chunk.num_values), False
 
     @property
     def nbytes(self) -> IntArray:
@@ -439,36 +441,3 @@ class ParquetTable(TableFile):
     def _read(self, start: int, stop: int) -> memoryview:
         """What is asked for besides the ranges of a row group."""
         return memoryview(self.files.read_joined(ByteRanges.of([(self.path, start, stop)])))
-
-
-def _is_coded(chunk: Any) -> bool:
-    """True if a column chunk holds texts or bytes as numbers of values in its dictionary.
-
-    Decoded, its repeated values may take any multiple of what is stored. A writer whose dictionary
-    becomes too large goes on with plain values: then the data pages are longer than numbers of
-    values would be.
-    """
-    first = chunk.dictionary_page_offset
-    if (
-        chunk.physical_type != "BYTE_ARRAY"
-        or first is None
-        or not 0 < first < chunk.data_page_offset
-    ):
-        return False
-    data_nbytes = chunk.total_compressed_size - (chunk.data_page_offset - first)
-    return bool(data_nbytes <= _PAGE_HEADS + 4 * chunk.num_values)
-
-
-def _leaves(kind: Any) -> int:
-    """Columns of the file that a column of the schema consists of."""
-    pa = pyarrow()
-    while isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_map(kind):
-        return _leaves(kind.key_type) + _leaves(kind.item_type)
-    if pa.types.is_dictionary(kind):
-        return 1
-    inner = inner_types(kind)
-    if inner or pa.types.is_struct(kind):
-        return sum(map(_leaves, inner))
-    return 1

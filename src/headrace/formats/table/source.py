@@ -35,7 +35,7 @@ from headrace.formats.arrays.reader import ChunkCache, visit
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.source import Column, Description, Locatable, Rows, RowSource
 from headrace.formats.table.arrow import INDEX, ArrowTable
-from headrace.formats.table.columns import Numbers, is_categorical, pyarrow
+from headrace.formats.table.columns import Numbers, pyarrow, storage_of, what_is
 from headrace.formats.table.files import (
     TAIL,
     Block,
@@ -53,7 +53,6 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
-_WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
@@ -76,23 +75,22 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     server = files.server
     reader: Files = server or LocalFiles()
     paths = [files.url(number) for number in table_paths(files, shown)]
-    are_parquet = [kind_of_table(path) == "parquet" for path in paths]
+    kinds = list(map(kind_of_table, paths))
     if server is not None:
-        others = [path for path, is_one in zip(paths, are_parquet, strict=True) if not is_one]
-        learn_indexed(server, others, INDEX)
+        arrow = [path for path, kind in zip(paths, kinds, strict=True) if kind == "arrow"]
+        learn_indexed(server, arrow, INDEX)
         server.learn(paths)
     tails = []
-    for path, is_parquet in zip(paths, are_parquet, strict=True):
+    for path in paths:
         size = reader.version(path).size
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
-        if is_parquet:
-            tails.append((path, max(0, size - TAIL), size))
-    each = iter(reader.read_each(ByteRanges.of(tails)))
+        tails.append((path, max(0, size - TAIL), size))
     opened: list[TableFile] = []
-    for path, is_parquet in zip(paths, are_parquet, strict=True):
-        if is_parquet:
-            opened.append(ParquetTable(path, redact(path), reader, next(each)))
+    each = reader.read_each(ByteRanges.of(tails))
+    for path, kind, tail in zip(paths, kinds, each, strict=True):
+        if kind == "parquet":
+            opened.append(ParquetTable(path, redact(path), reader, tail))
         else:
             opened.append(ArrowTable(path, redact(path), reader))
     if server is None:
@@ -119,13 +117,14 @@ class _Blocks(Chunks):
         self._files = files
         rows = np.concatenate([table.rows for table in tables])
         counts = [len(table.rows) for table in tables]
-        numbers = np.concatenate([np.arange(count) for count in counts])
-        sizes = np.concatenate([table.nbytes for table in tables]).astype(np.int64)
-        self.starts = SharedArray(np.cumsum([0, *rows[rows > 0]]))
-        self.table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[rows > 0])
-        self.number_of = SharedArray(numbers[rows > 0])
-        self.sizes = SharedArray(sizes[rows > 0])
-        self.nbytes = int(sizes[rows > 0].max(initial=0))
+        numbers = np.concatenate(list(map(np.arange, counts)))
+        sizes = np.concatenate([table.nbytes for table in tables])
+        filled = rows > 0
+        self.starts = SharedArray(np.cumsum([0, *rows[filled]]))
+        self.table_of = SharedArray(np.repeat(np.arange(len(counts)), counts)[filled])
+        self.number_of = SharedArray(numbers[filled])
+        self.sizes = SharedArray(sizes[filled])
+        self.nbytes = int(sizes[filled].max(initial=0))
 
     def _at(self, block: int) -> tuple[TableFile, int]:
         return self.tables[int(self.table_of.array[block])], int(self.number_of.array[block])
@@ -354,7 +353,7 @@ class TableSource(RowSource, Locatable):
                 return
             for name, out in outs.items():
                 column = block.columns[name]
-                value = column.value if isinstance(out, list) else column.view
+                value = column.value if isinstance(out, list) else column.take
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
 
@@ -377,26 +376,25 @@ class TableSource(RowSource, Locatable):
         alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
         spec = alone.array_spec
 
-        def read(first: int, end: int) -> Out:
-            out: Out = [None] * (end - first)
+        def read(rows: range) -> Out:
+            out: Out = [None] * len(rows)
             if spec is not None:
-                out = np.empty((end - first, *spec.shape), spec.dtype)
-            alone.read_columns(range(first, end), {name: out})
+                out = np.empty((len(rows), *spec.shape), spec.dtype)
+            alone.read_columns(rows, {name: out})
             return out
 
+        rows = range(len(alone))
         try:
-            return read(0, len(alone))
+            return read(rows)
         except FormatError as error:
-            first = 0
-            end = len(alone)
-            while end - first > 1:  # the first row that can't be read
-                middle = (first + end) // 2
+            while len(rows) > 1:  # the first row that can't be read
+                half = rows[: len(rows) // 2]
                 try:
-                    read(first, middle)
-                    first = middle
+                    read(half)
+                    rows = rows[len(half) :]
                 except FormatError:
-                    end = middle
-            raise FormatError(f"{alone.location(first)}: {error}") from error
+                    rows = half
+            raise FormatError(f"{alone.location(rows[0])}: {error}") from error
 
     def targets(self, name: str) -> tuple[Any, list[str]]:
         """A column as targets, and the names of their classes: those of dictionary-encoded texts
@@ -410,7 +408,8 @@ class TableSource(RowSource, Locatable):
         for row, value in enumerate(values if isinstance(values, list) else ()):
             if value is None:
                 raise FormatError(f"{self.location(row)}: column {name!r} has no target (null)")
-        if not is_categorical(self.first.schema.field(name).type):
+        kind = self.first.schema.field(name).type
+        if what_is(kind) != "text" or not pyarrow().types.is_dictionary(storage_of(kind)):
             return values, classes_in(self.first.schema, name)
         classes = sorted(set(values))
         numbers = {text: number for number, text in enumerate(classes)}
@@ -432,10 +431,6 @@ def _write(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Ou
         if isinstance(out, list):
             for place, value in zip(places.tolist(), column.values(rows), strict=True):
                 out[place] = value
-            continue
-        assert isinstance(column, Numbers)
-        if out[:1].nbytes >= _WIDE:
-            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-                out[place] = column.view(row)
         else:
+            assert isinstance(column, Numbers)
             out[places] = column.take(rows)
