@@ -210,7 +210,7 @@ class TableDataset(BaseDataset):
         source: Any
         rows: Decoder
         targets: Any = None
-        if hold_arrays(files, shown):
+        if hold_arrays(files):
             if decoders:
                 raise ConfigError(f"{shown} holds NumPy arrays, and no bytes: leave out decode")
             arrays = open_arrays(files, one or names, target_name)

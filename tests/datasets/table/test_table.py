@@ -478,7 +478,7 @@ def test_a_record_batch_that_is_damaged(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     with TableDataset(path, "text") as dataset:
         table = dataset.sample_source.tables[0]
-        start, stop = int(table._starts.array[2]), int(table._stops.array[2])
+        start, _, stop = table._places.array[2].tolist()
     middle = data.index(bytes.fromhex("28b52ffd"), start)  # a zstd frame
     data[middle : stop - 8] = bytes(stop - 8 - middle)
     path.write_bytes(data)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,8 @@ _BLOCK = np.dtype([("start", "<i8"), ("metadata", "<i4"), ("pad", "<i4"), ("body
 
 
 def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
-    """First byte, end and rows of each record batch ([n, 3]); and the bytes of the schema and of
-    all dictionaries, with which each record batch is a stream of its own.
+    """First byte, that of the body, end and rows of each record batch ([n, 4]); and the bytes of
+    the schema and of all dictionaries, with which each record batch is a stream of its own.
 
     Raises:
         FormatError: the file is no Arrow file, or a damaged one; the message does not name it.
@@ -56,14 +56,15 @@ def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
     batches = []
     pa = pyarrow()
     try:
-        for start, stop, message in _messages(files, path):
+        for start, begin, message in _messages(files, path):
+            stop = begin + message.body.size
             if message.type == ("dictionary" if heads else "schema"):
                 heads.append((start, stop))
             elif message.type == "record batch" and heads:
                 rows = pa.ipc.read_record_batch(message, pa.schema([])).num_rows
                 if not 0 <= rows <= _MOST_ROWS:
                     raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
-                batches.append((start, stop, rows))
+                batches.append((start, begin, stop, rows))
             else:
                 raise FormatError(f"there is no message that belongs there at byte {start:,}")
     except (struct.error, pa.ArrowException, OSError, ValueError, EOFError) as error:
@@ -71,12 +72,12 @@ def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
     if not heads:
         raise FormatError("it is empty")
     head = files.read_joined(ByteRanges.of([(path, start, stop) for start, stop in heads]))
-    return np.array(batches, np.int64).reshape(-1, 3), head
+    return np.array(batches, np.int64).reshape(-1, 4), head
 
 
 def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
-    """First byte, end and message of each, with a body that is all zeros; they end with the file,
-    in front of its footer, or with a message of no bytes.
+    """First byte, that of the body, and each message, with a body that is all zeros; they end with
+    the file, in front of its footer, or with a message of no bytes.
     """
     window = _REMOTE if files.is_remote else _LOCAL
     size = end = files.version(path).size
@@ -113,9 +114,8 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
             begin = start
         metadata = memoryview(data)[start - begin : start - begin + head]
         message = pyarrow().ipc.read_message(opened([metadata], end - start - head, zeros))
-        stop = start + head + message.body.size
-        yield start, stop, message
-        start = stop
+        yield start, start + head, message
+        start += head + message.body.size
 
 
 def _named_messages(
@@ -139,7 +139,7 @@ def _named_messages(
     for (start, head), metadata in zip(places, files.read_each(ranges), strict=True):
         rest = opened([memoryview(metadata)], end - start - head, zeros)
         message = pyarrow().ipc.read_message(rest)
-        yield start, start + head + message.body.size, message
+        yield start, start + head, message
 
 
 def _blocks(footer: bytes, field: int) -> npt.NDArray[Any]:
@@ -169,7 +169,7 @@ def _make_index(files: RemoteFiles, url: str) -> Arrays:
     return [batches.reshape(-1), np.frombuffer(head, np.uint8)]
 
 
-INDEX = IndexKind("arrow", 2, ("<i8", "u1"), _make_index)
+INDEX = IndexKind("arrow", 3, ("<i8", "u1"), _make_index)
 """Where the record batches lie, and their rows; and the bytes of schema and dictionaries."""
 
 
@@ -194,22 +194,6 @@ def _read_batch(parts: Sequence[memoryview], schema: Any, names: Sequence[str]) 
 # -- files
 
 
-class _Known(NamedTuple):
-    """What is known of the record batches of a file whose rows are read by themselves.
-
-    Attributes:
-        arrays: of pyarrow's, with the types and dictionaries of the columns; their values are never
-            looked at.
-        places: [2, batches, buffers] where the buffers of record batches begin and end, in the
-            order of the format, all columns one after the other; -1: there is none.
-        is_known: [batches] of which.
-    """
-
-    arrays: list[Any]
-    places: IntArray
-    is_known: npt.NDArray[np.bool_]
-
-
 class ArrowTable(TableFile):
     """An Arrow file ("Feather"), or a stream under the same ending, as HuggingFace's `datasets`
     writes it.
@@ -232,14 +216,13 @@ class ArrowTable(TableFile):
             if files.is_remote:
                 table, head = index_of(cast(RemoteFiles, files), path, INDEX)
                 self._head = head.tobytes()
-                places = table.reshape(-1, 3)
+                places = table.reshape(-1, 4)
             else:
                 places, self._head = _scanned(files, path)
         except FormatError as error:
             raise FormatError(f"{shown} is no Arrow file, or a damaged one: {error}") from error
-        self._known: _Known | None = None
-        self._starts = SharedArray(places[:, 0])
-        self._stops = SharedArray(places[:, 1])
+        self._known: tuple[list[Any], IntArray] | None = None
+        self._places = SharedArray(places[:, :3])
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema
             names = schema.names
@@ -247,7 +230,7 @@ class ArrowTable(TableFile):
             raise FormatError(
                 f"{shown} has several columns of one name: write it again with names that differ"
             )
-        super().__init__(path, shown, schema, places[:, 2].copy())
+        super().__init__(path, shown, schema, places[:, 3].copy())
 
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
@@ -256,22 +239,22 @@ class ArrowTable(TableFile):
         types = [self.schema.field(name).type for name in names]
         if self._files.is_remote or not self.rows.any() or not all(map(_fits, types)):
             return
-        # zeros can't be decompressed
-        with asking("pyarrow", self.shown), contextlib.suppress(OSError):
-            self.is_in_place = self._buffers(int((self.rows > 0).argmax())) is not None
+        with asking("pyarrow", self.shown), contextlib.suppress(OSError, FormatError):
+            self._buffers(int((self.rows > 0).argmax()))
+            self.is_in_place = True
 
     @property
     def nbytes(self) -> IntArray:
         # of compressed ones more, and nobody says how much
-        stored: IntArray = self._stops.array - self._starts.array
-        return np.maximum(stored, self.rows * self.fixed_nbytes)
+        start, _, stop = self._places.array.T
+        nbytes: IntArray = np.maximum(stop - start, self.rows * self.fixed_nbytes)
+        return nbytes
 
     def ranges(self, block: int) -> ByteRanges:
         if self.is_in_place:
             return ByteRanges.of([])
-        return ByteRanges.of(
-            [(self.path, int(self._starts.array[block]), int(self._stops.array[block]))]
-        )
+        start, _, stop = self._places.array[block].tolist()
+        return ByteRanges.of([(self.path, start, stop)])
 
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         return _read_batch([memoryview(self._head), held[0][1]], self.schema, self.names)
@@ -288,54 +271,42 @@ class ArrowTable(TableFile):
             FileChangedError, OSError: it can't be read, or is another one.
         """
         with asking("pyarrow", self.shown):
-            known = self._learn(blocks)
-            starts, stops = known.places[:, blocks]
-            stored = _StoredRows(self._files, self.path, starts.T, stops.T)
+            arrays, places = self._learn(blocks)
+            stored = _StoredRows(self._files, self.path, places[:, :, blocks])
             ones = np.ones_like(rows)
-            arrays = [stored.spans(like, rows, ones) for like in known.arrays]
-            return self.block(arrays, len(rows), 0)
+            return self.block([stored.spans(like, rows, ones) for like in arrays], len(rows), 0)
 
-    def _learn(self, blocks: IntArray) -> _Known:
-        """What is known of record batches, these among them."""
-        known = self._known
-        unknown = blocks if known is None else blocks[~known.is_known[blocks]]
-        for number in distinct(unknown).tolist():
-            found = self._buffers(number)
-            if found is None:
-                raise FormatError(
-                    f"{self.where(number)} is compressed, and others are not: write the file again"
-                )
-            arrays, places = found
-            if known is None:
-                all_places = np.empty((2, len(self.rows), places.shape[1]), np.int64)
-                known = _Known(arrays, all_places, np.zeros(len(self.rows), bool))
-                # of threads that come here together each goes on with its own
-                self._known = known
-            known.places[:, number] = places
-            known.is_known[number] = True
-        assert known is not None
+    def _learn(self, blocks: IntArray) -> tuple[list[Any], IntArray]:
+        """Arrays of pyarrow's with the types and dictionaries of the columns, whose values are
+        never looked at; and where the buffers of record batches, these among them, begin and end
+        ([2, buffers, batches], see `_buffers`; -2: nobody has looked).
+        """
+        if self._known is None:
+            arrays, places = self._buffers(int(blocks[0]))
+            self._known = arrays, np.full((*places.shape, len(self.rows)), -2)
+        known = self._known  # of threads that come here together each goes on with its own
+        places = known[1]
+        for number in distinct(blocks[places[0, 0, blocks] == -2]).tolist():
+            places[:, :, number] = self._buffers(number)[1]
         return known
 
-    def _buffers(self, number: int) -> tuple[list[Any], IntArray] | None:
+    def _buffers(self, number: int) -> tuple[list[Any], IntArray]:
         """The columns of a record batch as arrays of pyarrow's, whose values are all zeros, and
-        where their buffers lie in the file ([2, buffers]): see `_Known`. None: pyarrow makes others
-        of them, since they are compressed or of another byte order.
+        where their buffers begin and end in the file ([2, buffers], in the order of the format, all
+        columns one after the other; -1: there is none).
 
         Raises:
-            Exception: whatever pyarrow makes of a damaged one.
+            FormatError: pyarrow makes others of them, since they are compressed or of another byte
+                order.
+            Exception: whatever pyarrow makes of a damaged one, or of zeros that it decompresses.
         """
-        start = int(self._starts.array[number])
-        stop = int(self._stops.array[number])
-        metadata = self._read(start, min(stop, start + _LOCAL))
-        head = _message_head(metadata)
-        if head > len(metadata):
-            metadata = self._read(start, start + head)
-        begin = start + head
+        start, begin, stop = self._places.array[number].tolist()
+        metadata = self._files.read_joined(ByteRanges.of([(self.path, start, begin)]))
         body = zeros(0, max(1, stop - begin))
-        parts = [memoryview(self._head), memoryview(metadata)[:head], body[: stop - begin]]
+        parts = [memoryview(self._head), memoryview(metadata), body[: stop - begin]]
         batch = _read_batch(parts, self.schema, self.names)
         arrays = [batch.column(name) for name in self.names]
-        address = pyarrow().py_buffer(body).address
+        shift = begin - pyarrow().py_buffer(body).address
         places = []
         for array in arrays:
             array.validate()  # that buffers are as long as so many rows need
@@ -343,14 +314,14 @@ class ArrowTable(TableFile):
                 if buffer is None or not buffer.size:
                     places.append((-1, -1))
                     continue
-                at = buffer.address - address + begin
+                at = buffer.address + shift
                 if not begin <= at <= at + buffer.size <= stop:
-                    return None
+                    raise FormatError(
+                        f"{self.where(number)} is compressed, and others are not: write the file "
+                        "again"
+                    )
                 places.append((at, at + buffer.size))
         return arrays, np.array(places, np.int64).reshape(-1, 2).T
-
-    def _read(self, start: int, stop: int) -> bytes:
-        return self._files.read_joined(ByteRanges.of([(self.path, start, stop)]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_known": None}
@@ -380,15 +351,14 @@ class _StoredRows:
     Args:
         files: by which it is read.
         path: of the file.
-        starts, stops: [buffers, n] where the buffers of the record batch of each row lie.
+        places: [2, buffers, n] where the buffers of the record batch of each row begin and end.
     """
 
-    def __init__(self, files: Files, path: str, starts: IntArray, stops: IntArray) -> None:
+    def __init__(self, files: Files, path: str, places: IntArray) -> None:
         self._files = files
         self._path = path
-        self._starts = starts
-        self._stops = stops
-        self._buffers = iter(range(len(starts)))
+        self._starts, self._stops = places
+        self._buffers = iter(range(len(self._starts)))
 
     def spans(self, like: Any, begins: IntArray, lengths: IntArray) -> Any:
         """The items of spans of the next column, or of one inside, one span after the other, as an

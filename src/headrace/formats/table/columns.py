@@ -25,7 +25,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
 
 Mask = npt.NDArray[np.bool_]
-_FEW = 8  # texts that are made one by one
+_FEW = 32  # texts that are made one by one
 Fetch = Callable[[int, int], memoryview]
 """First byte and end of a range -> its bytes."""
 
@@ -279,21 +279,29 @@ class Texts(Column):
     def __init__(self, name: str, array: Any) -> None:
         self._name = name
         self._array = array
+        self._items = array
+        self._codes: npt.NDArray[Any] | None = None
         if pyarrow().types.is_dictionary(array.type):
-            lowest = int(_flat(array.indices.fill_null(0)).min(initial=0))
-            if lowest < 0:  # Python would count from the end
-                raise FormatError(
-                    f"column {name!r} refers to item {lowest} of its dictionary: the file is "
-                    "damaged"
-                )
+            self._items = array.dictionary
+            self._codes = _flat(array.indices)
+            self._valid = _valid_of(array)
 
     def value(self, row: int) -> Any:
+        item = row
+        if self._codes is not None:
+            if self._valid is not None and not self._valid[row]:
+                return None
+            item = self._codes.item(row)
+            if not 0 <= item < len(self._items):
+                raise FormatError(
+                    f"column {self._name!r} refers to item {item:,} of its dictionary, which has "
+                    f"{len(self._items):,}: the file is damaged"
+                )
         try:
-            return self._array[row].as_py()
-        except (UnicodeDecodeError, pyarrow().ArrowException) as error:
+            return self._items[item].as_py()
+        except UnicodeDecodeError as error:
             raise FormatError(
-                f"column {self._name!r} holds a text that is no UTF-8, or refers to an item of its "
-                f"dictionary that is missing: {error}"
+                f"column {self._name!r} holds a text that is no UTF-8: {error}"
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:

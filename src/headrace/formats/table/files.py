@@ -38,10 +38,12 @@ MAGIC = b"ARROW1"
 CONTINUED = b"\xff\xff\xff\xff"
 """What each message of a stream begins with, and so the stream."""
 _SPLIT = re.compile(
-    r"(?:(?P<split>[\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
+    r"(?:([\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
 )
 """Names of the files of one split of a data set, as HuggingFace has them."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
+_CACHED = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
+"""Names of the files that HuggingFace's `datasets` caches beside a data set."""
 TAIL = 64 << 10
 """Bytes at the end of a file that are read first."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -90,33 +92,29 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
         shown: the path that was given, for messages.
 
     Raises:
-        FormatError: they are the splits of a data set.
+        FormatError: a folder holds the splits of a data set.
     """
-    names = [os.fsdecode(files.names[number]) for number in range(len(files))]
-    parts = [name.rpartition("/") for name in names]
-    saved = {
-        folder for folder, _, name in parts if _SPLIT.fullmatch(name) or name == "dataset.arrow"
-    }
-    chosen = [
-        at
-        for at, (folder, _, name) in enumerate(parts)
-        if not (folder in saved and name.startswith(("cache-", "tmp")))
-    ]
-    if files.searched:
-        splits = set[str]()
-        for number in chosen:
-            folder, _, name = parts[number]
-            found = _SPLIT.fullmatch(name)
-            for word in (folder.rpartition("/")[2], (found["split"] or "") if found else ""):
-                if _SPLITS.fullmatch(word):
-                    splits.add(word)
-        if len(splits) > 1:
-            raise FormatError(
-                f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are "
-                "not one table: pass the files of one, "
-                "by its folder or by a glob such as 'folder/train-*.parquet'"
-            )
-    return chosen
+    everything = range(len(files))
+    if not files.searched:
+        return list(everything)
+    chosen = []
+    splits = set[str]()
+    for number in everything:
+        folder, _, name = os.fsdecode(files.names[number]).rpartition("/")
+        if _CACHED.fullmatch(name):
+            continue
+        chosen.append(number)
+        words = [folder.rpartition("/")[2]]
+        if found := _SPLIT.fullmatch(name):
+            words.append(found[1] or "")
+        splits.update(filter(_SPLITS.fullmatch, words))
+    if len(splits) > 1:
+        raise FormatError(
+            f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are not "
+            "one table: pass the files of one, by its folder or by a glob such as "
+            "'folder/train-*.parquet'"
+        )
+    return chosen or list(everything)
 
 
 def kind_of_table(path: str) -> str:
@@ -137,21 +135,13 @@ def kind_of_table(path: str) -> str:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
 
-def hold_arrays(files: FileSet, shown: str) -> bool:
+def hold_arrays(files: FileSet) -> bool:
     """True if files are NumPy's, and False if they are tables.
 
     Raises:
-        FormatError: some are, and some are not.
-        AccessError: this user may not read one.
+        AccessError: this user may not read the first.
     """
-    found = [kind_of_table(path) == "numpy" for path in files.urls()]
-    if any(found) != all(found):
-        one, other = (redact(files.url(found.index(which))) for which in (True, False))
-        raise FormatError(
-            f"{shown} holds NumPy arrays, such as {one}, and tables, such as {other}: make one "
-            "dataset of each"
-        )
-    return bool(found) and found[0]
+    return len(files) > 0 and kind_of_table(files.url(0)) == "numpy"
 
 
 class Block(NamedTuple):
@@ -181,7 +171,7 @@ class TableFile(ABC):
         rows: [blocks] int64, of each block.
 
     Attributes:
-        names: of the columns that are read: see `choose`.
+        names, kinds: of the columns that are read, and their types in words: see `choose`.
     """
 
     kind: str
@@ -199,7 +189,7 @@ class TableFile(ABC):
         self.shown = shown
         self.schema = schema
         self.rows = rows
-        self._shapes = shapes_in(schema)
+        self._features = _features_in(schema)
 
     def choose(self, names: Sequence[str]) -> None:
         """Says which columns are read.
@@ -209,6 +199,8 @@ class TableFile(ABC):
             FormatError: no sample can hold one.
         """
         self.names = tuple(names)
+        self.kinds: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for name in names:
             count = self.schema.names.count(name)
             if count != 1:
@@ -216,20 +208,33 @@ class TableFile(ABC):
                 raise MissingNameError(
                     f"{self.shown} {what}; it has: {listed_names(set(self.schema.names), name)}"
                 )
-            kind = refused(self.schema.field(name).type)
-            if kind is not None:
+            kind = self.schema.field(name).type
+            no_tensor = refused(kind)
+            if no_tensor is not None:
                 raise FormatError(
-                    f"{self.shown}: column {name!r} is of type {kind}, which no tensor can hold: "
-                    "leave it out with columns=[...], or write it as a number or a text"
+                    f"{self.shown}: column {name!r} is of type {no_tensor}, which no tensor can "
+                    "hold: leave it out with columns=[...], or write it as a number or a text"
                 )
+            self.kinds[name] = str(kind)
+            feature = self._features.get(name, {})
+            shape = feature.get("shape")
+            if not str(feature.get("_type")).startswith("Array") or not isinstance(shape, list):
+                continue
+            if all(isinstance(side, int) and side >= 0 for side in shape):
+                self._shapes[name] = tuple(shape)
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The types of the columns that are read, in words."""
-        return {name: str(self.schema.field(name).type) for name in self.names}
+    def classes(self, name: str) -> list[str]:
+        """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers
+        (`ClassLabel`); else [].
+        """
+        feature = self._features.get(name, {})
+        names = feature.get("names")
+        if feature.get("_type") == "ClassLabel" and isinstance(names, list):
+            return list(map(str, names))
+        return []
 
     def spec(self, name: str) -> ArraySpec | None:
-        """Shape and dtype of the values of a column, if they are alike; else None."""
+        """Shape and dtype of the values of a column that is read, if they are alike; else None."""
         return spec_of(self.schema.field(name).type, self._shapes.get(name))
 
     @property
@@ -291,41 +296,16 @@ class TableFile(ABC):
         return f"{self.shown}, {self.block_is} {block}"
 
 
-def shapes_in(schema: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes that HuggingFace's `datasets` notes of columns that are lists of lists in the
-    file (`Array2D` and so on).
+def _features_in(schema: Any) -> dict[str, dict[str, Any]]:
+    """What HuggingFace's `datasets` notes of columns, such as the shapes of those that are lists of
+    lists in the file (`Array2D` and so on).
     """
-    found = {}
-    for name in schema.names:
-        shape = None
-        if str(feature_in(schema, name).get("_type")).startswith("Array"):
-            shape = feature_in(schema, name).get("shape")
-        if isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape):
-            found[name] = tuple(shape)
-    return found
-
-
-def classes_in(schema: Any, name: str) -> list[str]:
-    """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers
-    (`ClassLabel`); else [].
-    """
-    feature = feature_in(schema, name)
-    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    if isinstance(names, list):
-        return list(map(str, names))
-    return []
-
-
-def feature_in(schema: Any, name: str) -> dict[str, Any]:
-    """What HuggingFace's `datasets` notes of a column."""
     try:
         noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        feature = noted["info"]["features"][name]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        features = noted["info"]["features"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    if isinstance(feature, dict):
-        return feature
-    return {}
+    return {name: feature for name, feature in features if isinstance(feature, dict)}
 
 
 # -- Parquet

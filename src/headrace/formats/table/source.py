@@ -41,7 +41,6 @@ from headrace.formats.table.files import (
     Block,
     ParquetTable,
     TableFile,
-    classes_in,
     kind_of_table,
     table_paths,
 )
@@ -410,7 +409,7 @@ class TableSource(RowSource, Locatable):
                 raise FormatError(f"{self.location(row)}: column {name!r} has no target (null)")
         kind = self.first.schema.field(name).type
         if what_is(kind) != "text" or not pyarrow().types.is_dictionary(storage_of(kind)):
-            return values, classes_in(self.first.schema, name)
+            return values, self.first.classes(name)
         classes = sorted(set(values))
         numbers = {text: number for number, text in enumerate(classes)}
         return np.array([numbers[text] for text in values], np.int64), classes
