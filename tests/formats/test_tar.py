@@ -19,6 +19,7 @@ from headrace import HeadraceWarning
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
 from headrace.formats import tar as tar_made
 from headrace.formats.tar import TarSource
+from headrace.io.remote.options import RemoteOptions
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -50,8 +51,8 @@ def without_url(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
-def read_all(path: Path, **options: Any) -> list[dict[str, Any]]:
-    source = TarSource(path, **options)
+def read_all(path: Path, cache_dir: Path | None = None) -> list[dict[str, Any]]:
+    source = TarSource(path, RemoteOptions(cache_dir=cache_dir))
     return without_url(source.read(range(len(source))))
 
 

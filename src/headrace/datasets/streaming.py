@@ -170,12 +170,11 @@ def _open(
             "dataset_name and target_name are for .h5 and .zarr shards, and these are "
             f".{kind}: leave them out"
         )
-    cache_dir = passed.get("cache_dir")
     progress = passed.get("progress")
     usage = passed.get("max_memory_usage", 0.8)
     budget = MemoryBudget(usage, local_world_size=local_ranks)
     if kind == "tar":
-        members = TarSource(files, cache_dir=cache_dir, progress=progress, reach=reach)
+        members = TarSource(files, reach, progress)
         of_members = MemberDecoder(decode, budget.left)
         return kind, BaseDataset(members, sample_decoder=of_members, **passed)
     if kind in ("jsonl", "txt"):

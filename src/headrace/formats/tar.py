@@ -16,6 +16,7 @@ import os
 import posixpath
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import checks_keywords
 from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.formats.files import fingerprint_names
@@ -58,24 +58,26 @@ folder: fewer are read in a tenth of a second.
 """
 THREADS = 16
 """Remote tars whose headers are read at the same time."""
-_VERSION = 2
-_LOCAL = 64 << 10, 4 << 10, 256 << 10, 256 << 10
-_REMOTE = 1 << 20, 16 << 10, 1 << 20, 16 << 20  # a round trip takes as long as some 100 kB or more
+_VERSION = 3
+_LOCAL = 64 << 10, 4 << 10, 256 << 10
+_REMOTE = 1 << 20, 16 << 10, 8 << 20  # a round trip takes as long as some 100 kB or more
 """How much is read at a time: bytes from one header to the next that are rather read than left out;
-bytes that are read where the next header is farther away; where headers are near, bytes that are
-read at first, and after these were doubled some times.
+bytes that are read where the next header is farther away, and where headers are near.
 """
-ENDINGS = (".tar",)
-COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-TARS = Format("tar shards", (*ENDINGS, *COMPRESSED_TARS), dataset="StreamingDataset")
+TARS = Format(
+    "tar shards",
+    (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
+    dataset="StreamingDataset",
+)
 _SHOWN = 16  # extensions that are described
 _WARNINGS = {
     "links": "{count:,} members are links or devices, which have no bytes here, and are left out; "
-    "the first: {shard}, {link!r}. `tar --dereference --hard-dereference` stores what they lead to",
+    "the first: {shard}, {first!r}. `tar --dereference --hard-dereference` stores what they lead "
+    "to",
     "behind": "{count:,} bytes follow the end mark of {shard} and are not read: were tars simply "
     "joined? `tar --concatenate` does it",
     "others": "there is no sample: members need a key and an extension, as in 'key.jpg'; {shard} "
-    "has {other!r}",
+    "has {first!r}",
 }
 """By what the notes of an index count."""
 
@@ -93,9 +95,8 @@ class TarIndex(NamedTuple):
         kinds: [members] numbers of extensions.
         keys, key_offsets: of the samples, as `PackedNames` have them.
         extensions, extension_offsets: in lower case, each once.
-        notes: JSON of what was left out: {"links": number, "link": name of the first, "others":
-            number of members without key or extension, "other": name of the first, "behind": bytes
-            behind the end mark}.
+        notes: JSON of what was left out: number, and name of the first, of "links" and of "others",
+            members without key or extension; and of the bytes "behind" the end mark.
     """
 
     first: npt.NDArray[np.int64]
@@ -158,12 +159,11 @@ class _Headers:
         self._files = files
         self._path = path
         self.size = files.version(path).size
-        self._near, self._hop, self._first, self._most = _REMOTE if files.is_remote else _LOCAL
+        self._near, self._hop, self._most = _REMOTE if files.is_remote else _LOCAL
         self._start = 0
         self._window = b""
         self._at = 0
         self._last = 0
-        self._nbytes = self._first
 
     def seek(self, offset: int) -> None:
         self._at = offset
@@ -184,9 +184,10 @@ class _Headers:
                 "it is cut short, copy or write it again"
             )
         if offset + nbytes > self._start + len(self._window) or offset < self._start:
-            is_near = offset - self._last <= self._near
-            end = min(offset + max(nbytes, self._nbytes if is_near else self._hop), self.size)
-            self._nbytes = min(self._most, self._nbytes * 2) if is_near else self._first
+            wanted = self._hop
+            if offset - self._last <= self._near:
+                wanted = self._most
+            end = min(offset + max(nbytes, wanted), self.size)
             window = bytearray(end - offset)
             ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
             self._files.read_into(ranges, [memoryview(window)])
@@ -212,7 +213,11 @@ def scanned(files: Files, path: str) -> TarIndex:
     begin = headers.read(min(size, BLOCK))
     for magic, how in _PACKED.items():
         if begin.startswith(magic):
-            raise compressed(shown, how)
+            raise FormatError(
+                f"{shown} is compressed as a whole ({how}), so nothing in it can be read without "
+                "all that comes before: unpack it (`gunzip`, `unzstd`, ...) to a .tar; images and "
+                "most other samples are compressed themselves, and it hardly grows"
+            )
     # what reads headers of other than the usual kind
     archive: Any = tarfile.TarFile(
         fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
@@ -245,7 +250,7 @@ def scanned(files: Files, path: str) -> TarIndex:
         if plain is not None or member.isreg():
             builder.add(name, data, nbytes)
         elif not member.isdir():
-            builder.leave_out("link", name)
+            builder.leave_out("links", name)
         at = end
 
 
@@ -294,17 +299,10 @@ class _IndexBuilder:
         self._key: bytes | None = None
         self._hashes = array.array("q")  # of each sample's key
         self._of_sample: set[int] = set()
-        self._notes: dict[str, Any] = {
-            "links": 0,
-            "link": "",
-            "others": 0,
-            "other": "",
-            "behind": 0,
-        }
+        self._notes: dict[str, list[Any]] = {}
 
     def leave_out(self, what: str, name: bytes) -> None:
-        self._notes[what] = self._notes[what] or _text(name)
-        self._notes[f"{what}s"] += 1
+        self._notes.setdefault(what, [0, _text(name)])[0] += 1
 
     def add(self, name: bytes, offset: int, nbytes: int) -> None:
         """A member that is a file."""
@@ -314,7 +312,7 @@ class _IndexBuilder:
             # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
             return
         if not (stem and dot):
-            self.leave_out("other", name)
+            self.leave_out("others", name)
             return
         key = folder + slash + stem
         path = posixpath.normpath(key) if b"./" in key or b"//" in key else key  # "./a" is "a"
@@ -327,7 +325,8 @@ class _IndexBuilder:
             self._first.append(len(self._offsets))
             self._new_keys.append(key)
             if len(self._new_keys) == _TOGETHER:
-                self._flush()
+                self._keys.extend(self._new_keys)
+                self._new_keys.clear()
         if number in self._of_sample or lower in RESERVED:
             raise FormatError(
                 f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
@@ -340,15 +339,12 @@ class _IndexBuilder:
         self._sizes.append(nbytes)
         self._kinds.append(number)
 
-    def _flush(self) -> None:
-        self._keys.extend(self._new_keys)
-        self._new_keys.clear()
-
     def index(self, behind: int) -> TarIndex:
         """The index of all that was added, of a tar with so many bytes behind its end mark."""
-        self._flush()
+        self._keys.extend(self._new_keys)
         self._first.append(len(self._offsets))
-        self._notes["behind"] = behind if behind > _BEHIND else 0
+        if behind > _BEHIND:
+            self._notes["behind"] = [behind, ""]
         index = TarIndex(
             np.array(self._first),
             np.array(self._offsets),
@@ -406,16 +402,6 @@ def _plain_member(block: bytes) -> tuple[bytes, int] | None:
     return prefix + b"/" + name if prefix else name, size
 
 
-def compressed(shown: str, how: str) -> FormatError:
-    """Why no compressed tar is read."""
-    return FormatError(
-        f"{shown} is compressed as a whole ({how}), so nothing in it can be read without all that "
-        "comes before: unpack it "
-        "(`gunzip`, `unzstd`, ...) to a .tar; images and most other samples are compressed "
-        "themselves, and it hardly grows"
-    )
-
-
 def _text(name: bytes | str) -> str:
     """A name as it may be printed."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
@@ -433,16 +419,15 @@ class TarSource(Locatable):
     Hidden files, and members without key or extension, are not part of a sample. Neither are links
     and devices, which have no bytes of their own; this is reported.
 
-    The index is built once and cached in `cache_dir` by path, size, times and inode (or URL, size
-    and version) of each shard. Only new shards are indexed again.
+    The index is built once and cached by path, size, times and inode (or URL, size and version) of
+    each shard. Only new shards are indexed again.
 
     Args:
         data_path: a shard, a folder (searched recursively for .tar), a glob, or a list of these:
             paths, or URLs of one server.
-        cache_dir: folder for indexes. None: the user's cache folder; for local shards only large
-            ones are cached there.
+        reach: how URLs are reached, and where indices are cached. Without a `cache_dir` those of
+            local shards are cached if they are large.
         progress: show a progress bar. None: only on a terminal.
-        reach: options for URLs, instead of `cache_dir`.
 
     Raises:
         DataNotFoundError: the path does not exist, or contains no tar.
@@ -453,25 +438,23 @@ class TarSource(Locatable):
         RemoteError: a request to a server failed.
     """
 
-    @checks_keywords
     def __init__(
         self,
         data_path: DataPath | FileSet,
-        *,
-        cache_dir: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
         reach: RemoteOptions | None = None,
+        progress: bool | None = None,
     ) -> None:
-        files = resolve(data_path, TARS, reach or RemoteOptions(cache_dir=cache_dir))
+        reach = reach or RemoteOptions()
+        files = resolve(data_path, TARS, reach)
         self.names = files.names
-        paths = files.urls()
+        self._paths = files.urls()
         self.files = files.server or LocalFiles()
-        self._shown = list(map(redact, paths)) if files.is_remote else paths
-        self._paths = paths if files.is_remote else list(map(os.path.abspath, paths))
-        for path in self._shown:
-            if path.lower().endswith(COMPRESSED_TARS):
-                raise compressed(redact(path), "its name says so")
-        if files.server is not None:
+        self._shown = list(map(redact, self._paths))
+        threads = 1
+        if files.server is None:
+            self._paths = list(map(os.path.abspath, self._paths))
+        else:
+            threads = min(THREADS, len(self._paths))
             learn_indexed(files.server, self._paths, INDEX)
         sizes = [self.files.version(path).size for path in self._paths]
         bar = progress_bar(
@@ -482,10 +465,7 @@ class TarSource(Locatable):
             unit_scale=True,
             delay=1,
         )
-        threads = 1
-        if files.is_remote:
-            threads = min(THREADS, len(self._paths))
-        make = functools.partial(_index_of, self.files, cache_dir)
+        make = functools.partial(_index_of, self.files, reach.cache_dir)
         indices = list[TarIndex]()
         with bar, ThreadPoolExecutor(threads, "headrace-tar-index") as pool:
             for index, size in zip(pool.map(make, self._paths), sizes, strict=True):
@@ -498,32 +478,32 @@ class TarSource(Locatable):
     def _join(self, indices: Sequence[TarIndex]) -> None:
         """The indices of all shards as one."""
         self._starts = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
-        before = np.cumsum([0, *(len(index.offsets) for index in indices)])
-        first = [index.first[:-1] + start for index, start in zip(indices, before, strict=False)]
-        self._first = SharedArray(np.concatenate([*first, before[-1:]]))
-        none = np.zeros(0, np.int64)
-        self._offsets = SharedArray(np.concatenate([none, *(index.offsets for index in indices)]))
-        self._sizes = SharedArray(np.concatenate([none, *(index.sizes for index in indices)]))
+        members = np.cumsum([0, *(len(index.offsets) for index in indices)])
+        first = list[npt.NDArray[np.int64]]()
+        kinds = list[npt.NDArray[np.int32]]()
         keys = NamesBuilder()
         numbers = dict[bytes, int]()
-        kinds = [np.zeros(0, np.int32)]
-        notes = []
-        for index in indices:
+        noted = defaultdict[str, list[tuple[str, int, str]]](list)
+        for index, start, shard in zip(indices, members[:-1], self._shown, strict=True):
+            first.append(index.first[:-1] + start)
             keys.add_joined(index.keys, np.diff(index.key_offsets))
             extensions = PackedNames.from_arrays(index.extensions, index.extension_offsets)
             here = [numbers.setdefault(extension, len(numbers)) for extension in extensions]
             kinds.append(np.array(here, np.int32)[index.kinds])
-            notes.append(json.loads(bytes(index.notes)))
+            for what, (count, name) in json.loads(bytes(index.notes)).items():
+                noted[what].append((shard, count, name))
+        self._first = SharedArray(np.concatenate([*first, members[-1:]]))
+        self._offsets = SharedArray(np.concatenate([index.offsets for index in indices]))
+        self._sizes = SharedArray(np.concatenate([index.sizes for index in indices]))
+        self._kinds = SharedArray(np.concatenate(kinds))
         self.keys: PackedNames = keys.build()
         self.extensions: PackedNames = PackedNames(numbers)
-        self._kinds = SharedArray(np.concatenate(kinds))
-        self._others = sum(note["others"] for note in notes)
-        for what, warning in _WARNINGS.items():
-            noted = [at for at, note in enumerate(notes) if note[what]]
-            if noted and (what != "others" or not len(self)):
-                count = sum(notes[at][what] for at in noted)
-                shard = redact(self._shown[noted[0]])
-                warn(warning.format(count=count, shard=shard, **notes[noted[0]]))
+        self._others = sum(count for _, count, _ in noted["others"])
+        for what, notes in noted.items():
+            if notes and (what != "others" or not len(self)):
+                shard, _, name = notes[0]
+                count = sum(count for _, count, _ in notes)
+                warn(_WARNINGS[what].format(count=count, shard=redact(shard), first=name))
 
     # -- reading
 
@@ -537,11 +517,10 @@ class TarSource(Locatable):
         and end.
         """
         rows = np.asarray(indices, np.int64)
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
         first = self._first.array[rows]
         last = self._first.array[rows + 1]
         return (
-            shards,
+            np.searchsorted(self._starts, rows, side="right") - 1,
             first,
             last,
             self._offsets.array[first],

@@ -541,7 +541,7 @@ def _open_column(
     elif options.target_field is not None:
         raise ConfigError(f"target_field can't be given for a column of {format_.name} yet")
     elif format_ is TARS:
-        source = TarSource(data_path, reach=reach, progress=options.progress)
+        source = TarSource(data_path, reach, options.progress)
     elif format_.open is not None:
         source = open_columns(data_path, format_, reach, [column]).column(column)
     else:
