@@ -47,7 +47,6 @@ RESERVED = "__key__", "__url__"
 """Fields of a record that are no members."""
 # bytes of a header's extension, such as a long name; a damaged length would ask for anything
 _LONGEST = 1 << 20
-_TOGETHER = 1 << 14  # keys that are Python objects at the same time
 _META = re.compile(rb"__[^/]*__($|/)")  # names that WebDataset keeps for itself
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
@@ -293,12 +292,10 @@ class _IndexBuilder:
         self._offsets = array.array("q")
         self._sizes = array.array("q")
         self._kinds = array.array("i")
-        self._keys = NamesBuilder()
-        self._new_keys = list[bytes]()
+        self._keys: list[bytes] = []
+        self._path = b""  # the last key, in one form
+        self._sample_of: dict[bytes, int] = {}  # by such a path, the last one
         self._numbers: dict[str, int] = {}  # of extensions
-        self._key: bytes | None = None
-        self._hashes = array.array("q")  # of each sample's key
-        self._of_sample: set[int] = set()
         self._notes: dict[str, list[Any]] = {}
 
     def leave_out(self, what: str, name: bytes) -> None:
@@ -316,73 +313,65 @@ class _IndexBuilder:
             return
         key = folder + slash + stem
         path = posixpath.normpath(key) if b"./" in key or b"//" in key else key  # "./a" is "a"
+        if path != self._path:
+            self._end_sample()
+            self._path = path
+            self._first.append(len(self._offsets))
+            self._keys.append(key)
         lower = os.fsdecode(extension).lower()
         number = self._numbers.setdefault(lower, len(self._numbers))
-        if path != self._key:
-            self._key = path
-            self._of_sample = set()
-            self._hashes.append(hash(path))
-            self._first.append(len(self._offsets))
-            self._new_keys.append(key)
-            if len(self._new_keys) == _TOGETHER:
-                self._keys.extend(self._new_keys)
-                self._new_keys.clear()
-        if number in self._of_sample or lower in RESERVED:
+        if number in self._kinds[self._first[-1] :] or lower in RESERVED:
             raise FormatError(
                 f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
                 f"second {_text(lower)!r} of sample "
                 f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot "
                 "of the name)"
             )
-        self._of_sample.add(number)
         self._offsets.append(offset)
         self._sizes.append(nbytes)
         self._kinds.append(number)
 
-    def index(self, behind: int) -> TarIndex:
-        """The index of all that was added, of a tar with so many bytes behind its end mark."""
-        self._keys.extend(self._new_keys)
-        self._first.append(len(self._offsets))
-        if behind > _BEHIND:
-            self._notes["behind"] = [behind, ""]
-        index = TarIndex(
-            np.array(self._first),
-            np.array(self._offsets),
-            np.array(self._sizes),
-            np.array(self._kinds),
-            *self._keys.arrays(),
-            *PackedNames(map(os.fsencode, self._numbers)).arrays,
-            np.frombuffer(json.dumps(self._notes).encode(), np.uint8),
-        )
-        self._check_halves(index)
-        return index
-
-    def _check_halves(self, index: TarIndex) -> None:
+    def _end_sample(self) -> None:
         """Raises a FormatError where members of one key lie in several places, each with other
         extensions: these are parts of one sample.
 
         Where an extension comes again, it is another sample of the same key.
         """
-        hashes = np.array(self._hashes, np.int64)
-        order = np.argsort(hashes, kind="stable")
-        is_again = np.diff(hashes[order]) == 0
-        pairs = np.stack([order[:-1][is_again], order[1:][is_again]], axis=1)
-        extensions = list(self._numbers)
-        for pair in pairs[np.argsort(pairs[:, 1])].tolist():
-            kinds = []
-            places = []
-            for sample in pair:
-                first, last = index.first[sample : sample + 2]
-                kinds.append(set(index.kinds[first:last].tolist()))
-                extension = _text(extensions[min(kinds[-1])])
-                places.append(f"{extension!r} at byte {index.offsets[first]:,}")
-            if kinds[0].isdisjoint(kinds[1]):
-                key = index.keys[slice(*index.key_offsets[pair[0] : pair[0] + 2])].tobytes()
-                raise FormatError(
-                    f"{self._shown}: the members of sample {_text(key)!r} lie apart "
-                    f"({' and '.join(places)}), with others between them: write those of a sample "
-                    "one after the other, for example with `tar --sort=name`"
-                )
+        if not self._keys:
+            return
+        earlier = self._sample_of.get(self._path)
+        self._sample_of[self._path] = len(self._keys) - 1
+        if earlier is None:
+            return
+        begin, end = self._first[earlier : earlier + 2]
+        last = self._first[-1]
+        if set(self._kinds[begin:end]).isdisjoint(self._kinds[last:]):
+            extensions = list(self._numbers)
+            places = [
+                f"{_text(extensions[self._kinds[at]])!r} at byte {self._offsets[at]:,}"
+                for at in (begin, last)
+            ]
+            raise FormatError(
+                f"{self._shown}: the members of sample {_text(self._keys[earlier])!r} lie apart "
+                f"({' and '.join(places)}), with others between them: write those of a sample "
+                "one after the other, for example with `tar --sort=name`"
+            )
+
+    def index(self, behind: int) -> TarIndex:
+        """The index of all that was added, of a tar with so many bytes behind its end mark."""
+        self._end_sample()
+        self._first.append(len(self._offsets))
+        if behind > _BEHIND:
+            self._notes["behind"] = [behind, ""]
+        return TarIndex(
+            np.array(self._first),
+            np.array(self._offsets),
+            np.array(self._sizes),
+            np.array(self._kinds),
+            *PackedNames(self._keys).arrays,
+            *PackedNames(map(os.fsencode, self._numbers)).arrays,
+            np.frombuffer(json.dumps(self._notes).encode(), np.uint8),
+        )
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
