@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -427,7 +428,6 @@ def _parts(inside: str) -> Sequence[str]:
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
-_KEYS = {"plan", "parts", "kind", "store", "check"}
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """What lies beside the plan and the manifest of a pack."""
@@ -459,11 +459,14 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
     """What the manifest of a pack says.
 
     Raises:
-        FormatError: it is damaged, or none.
+        FormatError: it is damaged, or none; or says what no pack does, such as the name of a part
+            that leads out of the folder.
     """
     try:
         said = checked_json(data)
-        _check_manifest(said)
+        wrong = _wrong_in(said)
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is {said.get(wrong[0])!r:.60}")
     except ValueError as error:
         raise FormatError(
             f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
@@ -471,62 +474,37 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
     return said
 
 
-def _check_manifest(said: dict[str, Any]) -> None:
-    """Raises a ValueError for a value that no pack writes, such as the name of a part that leads
-    out of the folder.
-    """
-    parts = said.get("parts")
-    classes = said.get("classes")
-    if not isinstance(parts, list) or not parts:
-        raise ValueError(f"'parts' is {parts!r:.40}")
-    if classes is not None and not are_texts(classes):
-        raise ValueError(f"'classes' is {classes!r:.40}")
-    for name in ("plan", "kind", "store", "fingerprint"):
-        if not isinstance(said.get(name), str):
-            raise ValueError(f"{name!r} is {said.get(name)!r:.40}")
-    if not are_counts([said.get("samples"), said.get("left_out")]) or not are_texts(
-        said.get("left_out_first")
-    ):
-        raise ValueError("'samples' or 'left_out' is wrong")
-    for number, part in enumerate(parts):
-        if not isinstance(part, dict) or not are_counts(
-            [part.get(name) for name in ("samples", "nbytes", "crc32")]
+def _wrong_in(said: dict[str, Any]) -> list[str]:
+    """The names of values in a manifest that no pack writes."""
+    texts = ("plan", "kind", "store", "fingerprint")
+    wrong = [name for name in texts if not isinstance(said.get(name), str)]
+    wrong += [name for name in ("samples", "left_out") if not _is_count(said.get(name))]
+    for name in ("left_out_first", "classes"):
+        values = said.get(name)
+        is_missing = name == "classes" and values is None
+        if not is_missing and not (
+            isinstance(values, list) and all(isinstance(value, str) for value in values)
         ):
-            raise ValueError(f"part {number} is {part!r:.40}")
-        if part.get("name") != f"part-{number:05d}-of-{len(parts):05d}.h5":
-            raise ValueError(f"part {number} is called {part.get('name')!r:.60}")
-    if sum(part["samples"] for part in parts) != said["samples"]:
-        raise ValueError("the samples of the parts are other ones than 'samples'")
+            wrong.append(name)
+    parts = said.get("parts")
+    if not isinstance(parts, list) or not parts or not all(map(_is_part, parts)):
+        return [*wrong, "parts"]
+    names = [f"part-{number:05d}-of-{len(parts):05d}.h5" for number in range(len(parts))]
+    if [part.get("name") for part in parts] != names:
+        wrong.append("parts")
+    if sum(part["samples"] for part in parts) != said.get("samples"):
+        wrong.append("samples")
+    return wrong
 
 
-def are_counts(values: Any) -> bool:
-    """True of a list of integers from 0 on, as JSON has them."""
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
-def are_texts(values: Any) -> bool:
-    """True of a list of texts."""
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _names_pack(entry: Any) -> bool:
-    """True if a path is that of a pack's folder, which holds files named as those that
-    `headrace.pack` writes, or manifest; of a URL its name decides.
-    """
-    path = os.path.expanduser(os.fsdecode(entry))
-    is_manifest = posixpath.basename(named_part(path)) == MANIFEST
-    if is_url(path):
-        return is_manifest
-    folder = path
-    if is_manifest:
-        folder = os.path.dirname(path) or "."
-    plan = os.path.join(folder, PLAN)
-    if not (os.path.exists(plan) or os.path.exists(os.path.join(folder, MANIFEST))):
-        return False
-    try:
-        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
-    except OSError:
-        return False
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and all(
+        _is_count(part.get(name)) for name in ("samples", "nbytes", "crc32")
+    )
 
 
 def parts_among(
@@ -547,19 +525,10 @@ def parts_among(
     """
     found = list[Any]()
     for entry in entries:
-        if (kind is not None and str(entry).endswith(kind.endings)) or not _names_pack(entry):
-            found.append(entry)
-            continue
         path = os.path.expanduser(os.fsdecode(entry))
-        if is_url(path):
-            manifest = _remote_manifest(path, options or RemoteOptions())
-            start, _, end = path.rpartition(MANIFEST)
-        else:
-            start = os.path.join(path, "")
-            if os.path.basename(path) == MANIFEST:
-                start = path.removesuffix(MANIFEST)
-            end = ""
-            manifest = _local_manifest(start)
+        manifest = None
+        if kind is None or not path.endswith(kind.endings):
+            manifest = _manifest_of(path, options or RemoteOptions())
         if manifest is None:
             found.append(entry)
             continue
@@ -569,8 +538,62 @@ def parts_among(
                 f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
                 "headrace.open_dataset"
             )
+        start, end = os.path.join(path, ""), ""
+        if posixpath.basename(named_part(path)) == MANIFEST:
+            start, _, end = path.rpartition(MANIFEST)
         found += [start + name + end for name in names]
     return found
+
+
+def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
+    """The manifest of a pack, if a path or URL is that of a manifest, or of a folder on this
+    machine with files named as those that `headrace.pack` writes; None: it is something else.
+    """
+    is_manifest = posixpath.basename(named_part(path)) == MANIFEST
+    if is_url(path):
+        if not is_manifest:
+            return None
+        data = read_whole(path, options)
+        if data is None:
+            raise DataNotFoundError(
+                f"{redact(path)} does not exist: is the pack complete, and copied with its "
+                f"{MANIFEST}?"
+            )
+        if b'"check"' not in data or b'"parts"' not in data:  # it is of something else
+            return None
+        return parse_manifest(data, path)
+    folder = path
+    if is_manifest:
+        folder = os.path.dirname(path) or "."
+    manifest_path = os.path.join(folder, MANIFEST)
+    plan_path = os.path.join(folder, PLAN)
+    has_manifest = os.path.exists(manifest_path)
+    has_plan = os.path.exists(plan_path)
+    if not (has_manifest or has_plan) or not _holds_parts(folder):
+        return None
+    if not has_manifest:
+        raise DataNotFoundError(
+            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
+            "rest by the same command; headrace.packing.pack_status says what is missing"
+        )
+    with open(manifest_path, "rb") as file:
+        manifest = parse_manifest(file.read(), manifest_path)
+    digest = ""
+    if has_plan:
+        with open(plan_path, "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+    if digest != manifest["plan"]:
+        raise FormatError(
+            f"{redact(folder)}: {PLAN} is missing, or not the plan that {MANIFEST} names: copy "
+            "both again, or pack again"
+        )
+    return manifest
+
+
+def _holds_parts(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
+    return False
 
 
 def _refuse_sidecars(files: FileSet) -> None:
@@ -592,42 +615,3 @@ def _refuse_sidecars(files: FileSet) -> None:
                 f"{redact(posixpath.dirname(path))} is a pack, and its .json files are no texts: "
                 f"pass its {MANIFEST} as a path of its own, or a glob of the texts"
             )
-
-
-def _local_manifest(folder: str) -> dict[str, Any]:
-    shown = redact(folder.rstrip("/") or folder)
-    path = os.path.join(folder, MANIFEST)
-    if not os.path.exists(path):
-        raise DataNotFoundError(
-            f"{shown} is a pack that is not complete (there is no {MANIFEST}): pack the rest by "
-            "the same command; headrace.packing.pack_status says what is missing"
-        )
-    with open(path, "rb") as file:
-        manifest = parse_manifest(file.read(), path)
-    plan = os.path.join(folder, PLAN)
-    if not os.path.exists(plan):
-        raise FormatError(f"{shown} is a pack without its {PLAN}: copy that too, or pack again")
-    with open(plan, "rb") as file:
-        digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
-    if digest != manifest["plan"]:
-        raise FormatError(
-            f"{shown}: {PLAN} is not the plan that {MANIFEST} names: copy both again, or pack again"
-        )
-    return manifest
-
-
-def _remote_manifest(url: str, options: RemoteOptions) -> dict[str, Any] | None:
-    """The manifest at a URL; None: it is a JSON file of something else."""
-    data = read_whole(url, options)
-    if data is None:
-        raise DataNotFoundError(
-            f"{redact(url)} does not exist: is the pack complete, and copied with its {MANIFEST}?"
-        )
-    try:
-        said = json.loads(data)
-    except (ValueError, RecursionError):
-        return parse_manifest(data, url)  # says what is wrong
-    # a damaged one lacks one or two
-    if isinstance(said, dict) and len(_KEYS & said.keys()) > len(_KEYS) // 2:
-        return parse_manifest(data, url)
-    return None
