@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -97,15 +98,14 @@ class FilesSource(Source):
         Remote ones are listed when all are asked for; of some the sizes are those of the last
         listing.
         """
-        if self._server is None:
-            numbers = range(len(self)) if indices is None else indices.tolist()
-            return np.fromiter(
-                (_size_of(self.listing.path(i)) for i in numbers), np.int64, len(numbers)
-            )
-        if indices is None or len(indices) >= len(self) or self._listed_sizes is None:
-            self._listed_sizes = _remote_sizes(self._server, self.listing)
         if indices is None:
-            return self._listed_sizes.copy()
+            self._listed_sizes = None
+            indices = np.arange(len(self))
+        if self._server is None:
+            sizes = (_size_of(self.listing.path(number)) for number in indices.tolist())
+            return np.fromiter(sizes, np.int64, len(indices))
+        if self._listed_sizes is None:
+            self._listed_sizes = _remote_sizes(self._server, self.listing)
         return self._listed_sizes[indices]
 
 
@@ -316,27 +316,20 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
     """First-level folders (None: no folder) and where their names begin and end; a folder may come
     again.
 
-    In the order of parts the names below a folder follow each other, so that only the ends of each
-    such run are looked at; unless a name holds b"\\0", which sorts like b"/".
+    In the order of parts the names below a folder follow each other, so that the end of each such
+    run is found by bisection.
     """
-    data, _ = names.arrays
-    in_runs = not len(data) or data.min() > 0
     start = 0
     while start < len(names):
         folder, slash, _ = names[start].partition(b"/")
-        prefix = folder + slash
-        stop = start + 1
-        if slash and in_runs:
-            step = 1  # doubled: as many steps as the run's length has bits
-            while start + step < len(names) and names[start + step].startswith(prefix):
-                step *= 2
-            stop = start + step // 2 + 1
-            end = min(start + step, len(names))
-            while stop < end:
-                middle = (stop + end) // 2
-                if names[middle].startswith(prefix):
-                    stop = middle + 1
-                else:
-                    end = middle
-        yield folder if slash else None, start, stop
+        if not slash:
+            yield None, start, start + 1
+            start += 1
+            continue
+
+        def is_behind(number: int, prefix: bytes = folder + slash) -> bool:
+            return not names[number].startswith(prefix)
+
+        stop = start + bisect_left(range(start, len(names)), True, key=is_behind)
+        yield folder, start, stop
         start = stop

@@ -22,8 +22,7 @@ def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
     writer = PlacesWriter()
     made = [writer.low(piece) for piece in np.array_split(places, pieces) if piece.size]
     table = Places(FileArrays(np.concatenate(made), [np.concatenate(writer.carries)]))
-    assert np.array_equal(table.distances(), distances)
-    numbers = np.random.default_rng(0).permutation(len(distances))[:5000]
+    numbers = np.random.default_rng(0).permutation(len(distances))
     starts, ends = table.reach(numbers)
     assert starts.dtype == ends.dtype == np.int64
     assert np.array_equal(starts, places[numbers])

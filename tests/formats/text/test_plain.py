@@ -39,7 +39,7 @@ def packed(data: bytes, ending: str) -> bytes:
 
 
 def content(path: Path) -> bytes:
-    return b"".join(pieces_of(str(path)))
+    return b"".join(pieces_of(str(path), open(path, "rb")))
 
 
 def room_of(size: str) -> Room:
@@ -190,9 +190,9 @@ class TestLifeOfACopy:
     ) -> None:
         made: list[Any] = []
 
-        def note(path: Any, *_: Any) -> Iterator[bytes]:
+        def note(path: Any, opened: Any) -> Iterator[bytes]:
             made.append(path)
-            return pieces_of(path)
+            return pieces_of(path, opened)
 
         monkeypatch.setattr(plain, "pieces_of", note)
         assert [copy_of(path) for _ in range(3)] == [b"one\ntwo\n"] * 3
@@ -214,9 +214,10 @@ class TestLifeOfACopy:
         with pytest.raises(DataNotFoundError, match=r"gone.gz"):
             copy_of(path.parent / "gone.gz")
 
-        def broken(*_: Any) -> Iterator[bytes]:
-            yield b"one"
-            raise OSError(5, "Input/output error")
+        def broken(_: Any, opened: Any) -> Iterator[bytes]:
+            with opened:
+                yield b"one"
+                raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(plain, "pieces_of", broken)
         with pytest.raises(AccessError, match=r"a.txt.gz can't be read: Input/output error$"):

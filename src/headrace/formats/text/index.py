@@ -132,13 +132,6 @@ class Places:
         places = low + (np.searchsorted(self.arrays.short[-1], pairs, side="right") << 16)
         return places[:, 0], places[:, 1]
 
-    def distances(self) -> IntArray:
-        """From each place to the next ([places - 1] int64)."""
-        low = self.arrays.long
-        high = np.cumsum(np.bincount(self.arrays.short[-1], minlength=len(low)))
-        found: IntArray = np.diff(low + (high << 16))
-        return found
-
 
 def first_from(
     places: IntArray,

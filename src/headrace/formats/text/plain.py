@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -86,19 +86,19 @@ def shows_lines(encoding: str) -> bool:
         return False
 
 
-def pieces_of(path: str | bytes, opened: Callable[[], BinaryIO] | None = None) -> Iterator[bytes]:
+def pieces_of(path: str, opened: BinaryIO) -> Iterator[bytes]:
     """The bytes of a file, decompressed as its name says.
 
     Args:
         path: of the file, or its URL.
-        opened: opens it; None: it lies on this machine.
+        opened: the file, which is closed at the end.
 
     Raises:
         FormatError: they are damaged, or cut short.
         OSError: they can't be read.
     """
-    with open(path, "rb") if opened is None else opened() as file:
-        ending = os.path.splitext(without_query(os.fsdecode(path)))[1].lower()
+    with opened as file:
+        ending = os.path.splitext(without_query(path))[1].lower()
         yield from _READERS.get(ending, _as_it_is)(file, path)
 
 
@@ -113,15 +113,13 @@ def decompressed(data: bytes, name: str, room: Room) -> bytes:
     Raises:
         FormatError: it is damaged, or cut short; or too large.
     """
-    ending = os.path.splitext(name)[1].lower()
-    if ending not in _READERS:
+    if not is_compressed(name):
         return data
-    pieces, size = [], 0
-    for piece in _READERS[ending](io.BytesIO(data), name):
-        pieces.append(piece)
-        size += len(piece)
-        room.check(size)
-    return b"".join(pieces)
+    content = bytearray()
+    for piece in pieces_of(name, io.BytesIO(data)):
+        content += piece
+        room.check(len(content))
+    return bytes(content)
 
 
 class Room:
@@ -258,7 +256,7 @@ def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterat
     fed = 0
     piece = b""
     try:
-        for piece in pieces_of(path, lambda: opened_in_order(files, path)):
+        for piece in pieces_of(path, opened_in_order(files, path)):
             if decoder is None:
                 yield piece
                 continue

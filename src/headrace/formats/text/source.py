@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,6 @@ from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.sorting import distinct
 
 KEPT_FROM = 64 << 20
@@ -60,6 +59,7 @@ _VERSION = 5
 # midst of it
 _AHEAD = 32 << 20
 _MARK = "\ufeff"
+_TOGETHER = 1 << 16  # lines that are looked up together
 
 
 class TextFilesSource(FilesSource):
@@ -130,7 +130,8 @@ class TextFilesSource(FilesSource):
         if self._server is not None:
             return self._content(index, self.read([index])[0])
         try:
-            return next(pieces_of(os.fsdecode(self.listing.path(index))), b"")
+            path = self.listing[index]
+            return next(pieces_of(path, open(path, "rb")), b"")
         except (OSError, FormatError):  # its sample says what is wrong
             return b""
 
@@ -199,26 +200,34 @@ class LinesSource(Locatable):
         self.delimiters = records.delimiters_of(delimiter)
         self.room: Room = room or Room()
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
-        files = self.listing.server or LocalFiles()
+        server = self.listing.server
+        files = server or LocalFiles()
         paths = self.listing.urls()
-        if self.listing.server is None:
+        if server is None:
             paths = list(map(os.path.abspath, paths))
         else:
             try:
-                learn(paths, self.listing.server)
+                learn(paths, server)
             except BaseException:
-                self.listing.server.close()
+                server.close()
                 raise
+        are_plain = shows_lines(encoding)
         self.codec: tuple[str, str] = encoding, errors
-        copies = [is_compressed(without_query(path)) for path in paths]
-        if not shows_lines(encoding):
+        if not are_plain:
             self.codec = "utf-8", "surrogatepass"
-            copies = [True] * len(paths)
-        elif files.is_remote:
+        copies = [not are_plain or is_compressed(without_query(path)) for path in paths]
+        if server is not None:
             copies = [any(copies)] * len(paths)
-        self.files: Files = LocalFiles() if files.is_remote and copies[0] else files
+        self.files: Files = files
+        if server is not None and copies[0]:
+            self.files = LocalFiles()
+        elif server is not None:
+            server.check_ranges(paths[0])
         self._texts = []
         for path, is_copy in zip(paths, copies, strict=True):
+            kind = ""
+            if unit == "record":
+                kind = records.format_of(without_query(path))
             read = path
             head = 0
             end = files.version(path).size
@@ -227,13 +236,8 @@ class LinesSource(Locatable):
                 read = copy.path
                 head = HEAD
                 end = HEAD + copy.count
-            kind = ""
-            if unit == "record":
-                kind = records.format_of(without_query(path))
             self._texts.append(TextFile(path, read, head, end, kind))
         self._identities = [files.identity(path) for path in paths]
-        if self.files.is_remote:
-            cast(RemoteFiles, files).check_ranges(paths[0])
         self.kinds = [text.kind for text in self._texts]
         self._read_paths = [text.path for text in self._texts]
         self._heads = np.array([text.head for text in self._texts])
@@ -241,11 +245,12 @@ class LinesSource(Locatable):
         self._nbytes = ends - self._heads
         # what is added to places in each file to get those in the table
         self._bases = np.cumsum(ends) - ends
+        self._has_versions = all(tag is not None for *_, tag in self._identities)
         self.keeps_tables: bool = self._has_versions
         """True if what is found out about the texts is kept on disk: where a folder is named, and
         of remote or large texts, if the server gives them versions.
         """
-        if not files.is_remote and reach.cache_dir is None:
+        if server is None and reach.cache_dir is None:
             self.keeps_tables = bool(self._nbytes.sum() >= KEPT_FROM)
         self._table = Places(self._found_table(delimiter, progress))
         # the number of the first line of each file, and of all
@@ -255,10 +260,6 @@ class LinesSource(Locatable):
             files.close()  # each process opens what it reads
             self.files.close()
         self._blocks = dict[int, IntArray]()  # by their length
-
-    @property
-    def _has_versions(self) -> bool:
-        return all(tag is not None for *_, tag in self._identities)
 
     def _found_table(self, delimiter: str | None, progress: bool | None) -> FileArrays:
         """The table, as it is kept, or found by a pass over all texts."""
@@ -443,11 +444,13 @@ class LinesSource(Locatable):
 
     def sizes(self, indices: IntArray | None = None) -> IntArray:
         """Bytes of each line, or of some, its end included ([n] int64)."""
-        if indices is not None:
-            _, starts, ends = self._places(indices)
-            return ends - starts
-        between = self._first[1:-1] + np.arange(len(self._texts) - 1)  # two files lies no line
-        return np.delete(self._table.distances(), between)
+        if indices is None:
+            indices = np.arange(len(self))
+        sizes = np.empty(len(indices), np.int64)
+        for start in range(0, len(indices), _TOGETHER):
+            _, starts, ends = self._places(indices[start : start + _TOGETHER])
+            sizes[start : start + _TOGETHER] = ends - starts
+        return sizes
 
     def file_numbers(self) -> IntArray:
         """The number of the file of each line ([n] int64)."""
