@@ -253,13 +253,9 @@ class VisionCollator:
         made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
         self._normalization = Normalization(means, stds, fits_grey, made_as)
         self._normalizes = bool(normalize)
-        self.device_normalization: Normalization | str | None = None
-        """How a device normalises uint8 images; a str: the reason why the host does it. None:
-        nothing is normalised.
-        """
-        if normalize == "host":
-            self.device_normalization = "normalize='host'"
-        elif normalize:
+        self.device_normalization: Normalization | None = None
+        """How a device normalises uint8 images. None: nothing is normalised there."""
+        if normalize is True:
             self.device_normalization = self._normalization
         self._pixels: list[torch.Tensor] | None = None
         self._fields = None

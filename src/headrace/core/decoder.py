@@ -158,9 +158,9 @@ class Decoder:
         """
         return self, chained(transform)
 
-    def unnormalized(self) -> Unnormalized | str | None:
-        """The format that leaves images uint8 for a device that normalises them; or the reason why
-        the host must normalise them. None: inputs are not images, or stay uint8.
+    def unnormalized(self) -> Unnormalized | None:
+        """The format that leaves images uint8 for a device that normalises them. None: inputs are
+        not images, or stay what they are.
         """
         return None
 
@@ -218,8 +218,6 @@ class Overriding(Decoder):
 
     def __init__(self, dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> None:
         self._dataset = dataset
-        self._base = base
-        self._overridden = overridden
         steps: dict[str, Any] = {name: getattr(base, name) for name in _SHARED}
         steps |= {"decode": dataset.decode, "to_input": dataset.to_input}
         if "decode" in overridden:
@@ -238,12 +236,6 @@ class Overriding(Decoder):
     def _said_spec(self) -> ArraySpec | None:
         spec = self._dataset.value_spec()
         return None if spec is None else ArraySpec(*spec)
-
-    def unnormalized(self) -> Unnormalized | str | None:
-        left = self._base.unnormalized()
-        if not isinstance(left, Unnormalized):
-            return left
-        return f"{type(self._dataset).__name__} overrides {', '.join(sorted(self._overridden))}"
 
 
 def plain_target(target: Any) -> Any:

@@ -70,7 +70,7 @@ class DevicePixels:
         if self._batcher is None:
             with self._source.leaving_pixels() as pixels:
                 made = on_host(request)
-        elif _may_look_at_images(self._source) is not None:
+        elif _may_look_at_images(self._source):
             return on_host(request), ()
         else:
             made = self._batcher.make(request)
@@ -90,43 +90,34 @@ class DevicePixels:
         return images
 
 
-def look_at_images(dataset: Any, collating: Collating) -> tuple[DevicePixels | None, str | None]:
-    """What makes batches whose images are normalised on their way to a device; or why the host
-    makes images what they are. None for both: nobody here normalises images.
+def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
+    """What makes batches whose images are normalised on their way to a device; None: nobody here
+    normalises images, or code of the user's may see what they are then.
     """
-    left: Unnormalized | str | None = None
+    left: Unnormalized | None = None
     for part in parts_of(dataset, opaque=BaseDataset):
         if left is None and isinstance(part, BaseDataset):
             left = part.sample_decoder.unnormalized()
     function = collating.function
-    if not isinstance(left, Unnormalized):
-        if type(function) is not VisionCollator or not collating.calls(function):
-            return None, left
-        normalization = function.device_normalization
-        if isinstance(normalization, Normalization):
-            return DevicePixels(normalization, function, collating), None
-        return None, normalization or left
-    if not isinstance(dataset, BaseDataset):
-        return None, (
-            f"a {type(dataset).__name__} holds their dataset; headrace's own subset() and split() "
-            "don't hinder it"
-        )
+    if left is None:
+        if type(function) is VisionCollator and collating.calls(function):
+            normalization = function.device_normalization
+            if normalization is not None:
+                return DevicePixels(normalization, function, collating)
+        return None
+    if not isinstance(dataset, BaseDataset) or _may_look_at_images(dataset):
+        return None
     only_joins = function is list_collate or type(function) is DetectionCollator
     if not collating.stacks and not (only_joins and collating.calls(function)):
-        name = getattr(function, "__name__", type(function).__name__)
-        return None, f"the collate function ({name}) may look at them"
-    why = _may_look_at_images(dataset)
-    if why is not None:
-        return None, why
+        return None
     decoder, normalization, path = left
-    return DevicePixels(normalization, dataset, collating, decoder, path), None
+    return DevicePixels(normalization, dataset, collating, decoder, path)
 
 
-def _may_look_at_images(dataset: BaseDataset) -> str | None:
-    """What of the user's may get a sample's normalised image, or give one."""
-    if dataset.transform is not None or dataset.transforms is not None:
-        return "a transform gets them"
-    return "on_error gives finished samples" if callable(dataset.on_error) else None
+def _may_look_at_images(dataset: BaseDataset) -> bool:
+    """True if code of the user's may get a sample's normalised image, or give one."""
+    is_transformed = dataset.transform is not None or dataset.transforms is not None
+    return is_transformed or callable(dataset.on_error)
 
 
 def _numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:

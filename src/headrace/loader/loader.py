@@ -17,7 +17,7 @@ from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
 from headrace.core.options import LoadingMode
-from headrace.datasets.unnormalized import DevicePixels, look_at_images
+from headrace.datasets.unnormalized import DevicePixels, pixels_of
 from headrace.display import Lines, short_call
 from headrace.errors import StateError, warn
 from headrace.loader.budget import LoaderMemory
@@ -105,11 +105,9 @@ class Loader(DataLoader[B]):
         self._reasons: Reasons
         config, collate, self._reasons = resolve(config, dataset, world)
         self._collating = Collating(collate, config.yields_batches)
-        # what leaves images to a device, and why it doesn't
-        self._pixels: DevicePixels | None = None
-        self._why_on_host: str | None = None
+        self._pixels: DevicePixels | None = None  # what leaves images to a device
         if is_accelerator(config.device):
-            self._pixels, self._why_on_host = look_at_images(dataset, self._collating)
+            self._pixels = pixels_of(dataset, self._collating)
         self._memory = LoaderMemory(
             dataset,
             config.max_memory_usage,
@@ -576,10 +574,6 @@ class Loader(DataLoader[B]):
                 size = format_size(nbytes)
                 lines.append(f"blocks of the storage: each of {size} is decoded as a whole")
             lines.append(f"batches: {Batcher(dataset, self._collating).explain()}")
-        if self._why_on_host is not None:
-            lines.append(
-                f"images: finished on the host, and copied as they are: {self._why_on_host}"
-            )
         if self._pixels is not None and config.device is not None:
             dtype = str(self._pixels.normalization.dtype).removeprefix("torch.")
             lines.append(

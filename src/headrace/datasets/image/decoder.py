@@ -303,15 +303,11 @@ class ImageDecoder(Decoder):
         row = self._row(self.image_size)
         return None if row is None else row.nbytes + 8
 
-    def unnormalized(self) -> Unnormalized | str | None:
-        if self.transformed:
-            return "a transform makes them"
-        if self.normalize is True:
-            return Unnormalized(
-                replace(self, normalize=False),
-                replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32),
-            )
-        return "normalize='host'" if self.normalize else None
+    def unnormalized(self) -> Unnormalized | None:
+        if self.transformed or self.normalize is not True:
+            return None
+        normalization = replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32)
+        return Unnormalized(replace(self, normalize=False), normalization)
 
 
 def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
