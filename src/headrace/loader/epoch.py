@@ -31,6 +31,7 @@ class EpochIterator:
 
     Attributes:
         at: the position, after the batches that the user has received.
+        begin: the batch that it began with.
         states: of the user's dataset at that position, where it has any.
         received: batches that the user has received.
         nbytes: size of the last one.
@@ -39,6 +40,7 @@ class EpochIterator:
     def __init__(self, loader: Loader, at: Position, states: States | None) -> None:
         self.pool: WorkerPool | None = None
         self.at = at
+        self.begin: int = at.batches
         self.states = states
         self.received: int = 0
         self.nbytes: int = 0
@@ -59,7 +61,7 @@ class EpochIterator:
 
     def start(self, pool: WorkerPool) -> None:
         """Takes the batches of a pool from now on."""
-        begin = self.at.batches
+        begin = self.begin
         self._replayed = 0  # batches of a foreign stream that the user has had already
         if self._stream is not None:
             assert self.states is not None
@@ -188,8 +190,8 @@ class EpochIterator:
             self._transfer.finish()
             loader._stats.transfer_time += self._transfer.seconds()
         loader._state.end = self.at
-        if loader._agreement is not None:
-            loader._agreement.ended()
+        if loader._agreement is not None and self.received < 2:
+            loader._agreement.compare(self.at.epoch, self.begin)
         if loader.config.log_loading_stats and self.received:
             seconds = max(self._clock - self._began, 1e-9)
             logger.info(

@@ -226,8 +226,6 @@ class Loader(DataLoader[B]):
         try:
             at = self._state.start()
             goes_on = at is before.loaded
-            if self._agreement is not None:
-                self._agreement.begin({"epoch": at.epoch, "position": f"batch {at.batches}"})
             if self._pool is not None and not self._pool.is_sound:
                 self._pool = None
             is_free = self._pool is None or self._pool.is_free
@@ -315,8 +313,8 @@ class Loader(DataLoader[B]):
 
     def _received(self, iterator: EpochIterator, pid: int) -> None:
         """The user gets a batch, made by a process: the position moves on."""
-        if self._agreement is not None:
-            self._agreement.received()
+        if self._agreement is not None and iterator.received == 2:
+            self._agreement.compare(iterator.at.epoch, iterator.begin)
         state = self._state
         state.at = iterator.at
         if state.loaded is None:  # else another state was loaded since

@@ -61,40 +61,15 @@ class Agreement:
         self._key = f"headrace/{world.world_size}/{site}/{_built[site]}"
         _built[site] += 1
         self._epochs = 0  # that were compared
-        self._own: dict[str, str] = {}  # what the current epoch depends on
-        self._batches = 0  # of it, that the user has received
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """An epoch begins, which depends on these facts too."""
-        self._own = {name: repr(value) for name, value in {**self._facts, **facts}.items()}
-        self._batches = 0
-
-    def received(self) -> None:
-        """The user gets a batch.
-
-        Raises:
-            ConfigError: as `_compare`.
-        """
-        self._batches += 1
-        if self._batches == 2:
-            self._compare()
-
-    def ended(self) -> None:
-        """The epoch has come to its end.
-
-        Raises:
-            ConfigError: as `_compare`.
-        """
-        if self._batches < 2:
-            self._compare()
-
-    def _compare(self) -> None:
-        """Compares what the epoch depends on.
+    def compare(self, epoch: int, position: int) -> None:
+        """Compares what an epoch depends on, which was begun at a position.
 
         Raises:
             ConfigError: another rank has begun it otherwise; the message says in what.
         """
-        own = self._own
+        facts = {**self._facts, "epoch": epoch, "position": f"batch {position}"}
+        own = {name: repr(value) for name, value in facts.items()}
         rank = self._world.rank
         key = f"{self._key}/{self._epochs}"
         store = _store(self._world)
