@@ -8,7 +8,6 @@ text.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import itertools
@@ -122,23 +121,16 @@ class CharTokenizer:
         Raises:
             UnicodeDecodeError: a text is not in this encoding.
         """
+        is_short = max_length is None or lengths.max(initial=0) <= max_length
         is_ascii = encoding in _ASCII_FIRST and joined.isascii()
-        if not is_ascii or (max_length is not None and lengths.max(initial=0) > max_length):
-            ends = [0, *np.cumsum(lengths).tolist()]
-            texts = [
-                joined[begin:end].decode(encoding, errors)[:max_length]
-                for begin, end in itertools.pairwise(ends)
-            ]
-            return self("".join(texts)), np.fromiter(map(len, texts), np.int64, len(texts))
-        codes = np.frombuffer(joined, np.uint8)  # a byte is a character
-        if self.characters is None:
-            return codes + np.int64(2), lengths
-        return self._of_ascii.take(codes), lengths
-
-    @functools.cached_property
-    def _of_ascii(self) -> npt.NDArray[np.int64]:
-        """The ids of the first 128 characters."""
-        return self(bytes(range(128)).decode("ascii")).astype(np.int64)
+        if self.characters is None and is_ascii and is_short:  # a byte is a character
+            return np.frombuffer(joined, np.uint8) + np.int64(2), lengths
+        ends = [0, *np.cumsum(lengths).tolist()]
+        texts = [
+            joined[begin:end].decode(encoding, errors)[:max_length]
+            for begin, end in itertools.pairwise(ends)
+        ]
+        return self("".join(texts)), np.fromiter(map(len, texts), np.int64, len(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids. Padding is dropped, and unknown characters are U+FFFD."""
@@ -211,11 +203,7 @@ def shown_tokenizer(tokenizer: Any) -> str:
     """A tokenizer on one short line: others show their whole vocabulary."""
     if tokenizer is None or isinstance(tokenizer, CharTokenizer) or inspect.isroutine(tokenizer):
         return repr(tokenizer)
-    name = type(tokenizer).__qualname__
-    size = vocabulary_of(tokenizer).size
-    if size is None:
-        return f"<{name}>"
-    return f"<{name} of {size:,} tokens>"
+    return f"<{type(tokenizer).__qualname__}>"
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
@@ -25,6 +24,7 @@ from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
+from headrace.formats.text.plain import check_encoding
 from headrace.formats.tree import Tree
 from headrace.formats.zarr.ome import (
     Extents,
@@ -170,17 +170,25 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     Raises:
         ConfigError: these, or that of the targets, are no names.
     """
-    names = dataset_name
-    if names is not None and not isinstance(names, str):
-        names = tuple(names)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                "dataset_name must be the name of an array, or a list of such, not "
-                f"{dataset_name!r}"
-            )
     if not (target_name is None or isinstance(target_name, str)):
         raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
-    return names  # type: ignore[no-any-return]
+    if dataset_name is None or isinstance(dataset_name, str):
+        return dataset_name
+    return checked_list("dataset_name", dataset_name)
+
+
+def checked_list(argument: str, names: Any) -> tuple[str, ...]:
+    """The names in a list.
+
+    Raises:
+        ConfigError: it is something else, has none, or one twice.
+    """
+    is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
+    if not is_list or not len(names) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{argument} must be a name or a list of names, not {names!r}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{argument} has a name twice: {list(names)!r}")
+    return tuple(names)
 
 
 def joined_targets(
@@ -280,14 +288,7 @@ class HDF5Dataset(ArrayDataset):
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
         names: Any = checked_names(dataset_name, target_name)
-        codec = encoding
-        if encoding is not None:
-            try:
-                codec = codecs.lookup(encoding).name
-            except LookupError as error:
-                raise ConfigError(
-                    f"encoding={encoding!r} is no encoding that Python knows: {error}"
-                ) from error
+        codec = None if encoding is None else check_encoding(encoding, "strict")
         reach, common = split_options(options)
         paths, opened = open_files(data_path, reach, direct)
 

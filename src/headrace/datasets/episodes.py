@@ -23,7 +23,7 @@ from headrace.core.decoder import Decoder
 from headrace.core.held import Held
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
 from headrace.core.values import Access, Records, Use, ValueSource, used
-from headrace.datasets.arrays import as_input
+from headrace.datasets.arrays import as_input, checked_list
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.formats.arrays.rows import as_value, long_doubles_in
@@ -227,18 +227,14 @@ class EpisodeDataset(BaseDataset):
         )
         if isinstance(keys, str):
             keys = [keys]
-        chosen = None if keys is None else _names("keys", keys)
         wanted: Any = episodes
         if episodes is not None and not isinstance(episodes, str):
-            wanted = _names("episodes", episodes)
-        for name, names in (("keys", chosen), ("episodes", wanted)):
-            if names == ():
-                raise ConfigError(f"{name}= names none: leave it out for all, or name some")
+            wanted = checked_list("episodes", episodes)
         reach, common = split_options(options)
         how = EpisodeOptions(
             groups=groups,
-            keys=chosen,
-            static=_names("static", static),
+            keys=None if keys is None else checked_list("keys", keys),
+            static=checked_list("static", static) if len(static) else (),
             episodes=wanted,
             windows=window,
         )
@@ -412,13 +408,6 @@ def _sample_nbytes(
         numbers = (key.window or 0) * key.row_bytes // key.dtype.itemsize
         nbytes += numbers * dtypes.get(key.name, key.dtype).itemsize
     return nbytes
-
-
-def _names(argument: str, names: Any) -> tuple[str, ...]:
-    is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
-    if not is_list or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{argument} must be a list of names, not {names!r}")
-    return tuple(names)
 
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:

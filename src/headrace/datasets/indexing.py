@@ -25,10 +25,7 @@ _KINDS: dict[str, IndexKind] = {
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
 }
 """Indexes by the endings of files."""
-_INDEXED = Format(
-    "files with an index",
-    (".tar", ".h5", ".hdf5", ".he5", ".h5ad", ".arrow", ".feather"),
-)
+_INDEXED = Format("files with an index", tuple(_KINDS))
 """What is looked for in folders."""
 
 

@@ -4,7 +4,6 @@ sparse CSR tensors, or as columns and values one behind the other.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Unpack
@@ -96,19 +95,14 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
     """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a
     sparse CSR tensor [1, columns]; for "pairs" a `SparseRow`.
     """
-    indices, values = record
+    batch = to_batch(CSRRows.joined([record]), columns, layout)
     if layout == "dense":
-        out = np.zeros(columns, values.dtype)
-        out[indices] = values
-        return torch.from_numpy(out)
-    lies = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(values.copy())
+        return batch[0]
     if layout == "pairs":
-        return SparseRow(*lies)
-    indptr = torch.from_numpy(np.array([0, len(values)], np.int64))
-    return rebuild_sparse(torch.sparse_csr, (indptr, *lies), (1, columns), None, False)
+        return SparseRow(batch.indices, batch.values)
+    return batch
 
 
-@functools.cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Torch's dtype of that name; a TypeError where it has none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
@@ -153,8 +147,8 @@ def _kind_of(value: Any) -> tuple[Any, ...]:
     """What the samples of a batch must have in common."""
     if isinstance(value, SparseRow):
         return (value.values.dtype,)
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_csr:
-        return value.shape[1:], value.values().dtype
+    if isinstance(value, torch.Tensor):
+        return value.layout, value.dtype, value.shape[1:]
     return ()
 
 

@@ -16,7 +16,7 @@ from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
-from headrace.datasets.arrays import as_input, joined_rows, joined_targets
+from headrace.datasets.arrays import as_input, checked_list, joined_rows, joined_targets
 from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
 from headrace.datasets.image.pixels import Left
 from headrace.dtypes import ArraySpec
@@ -263,15 +263,6 @@ class TableDataset(BaseDataset):
 
 def _names_of(columns: Any) -> tuple[str, ...] | None:
     """The columns that samples have; None: all."""
-    if columns is None or isinstance(columns, str):
-        if columns is None:
-            return None
-        return (columns,)
-    is_list = isinstance(columns, Sequence) and not isinstance(columns, bytes)
-    if not is_list or not columns or not all(isinstance(name, str) for name in columns):
-        raise ConfigError(
-            f"columns must be the name of a column, or a list of such, not {columns!r}"
-        )
-    if len(set(columns)) < len(columns):
-        raise ConfigError(f"columns names a column twice: {list(columns)!r}")
-    return tuple(columns)
+    if columns is None:
+        return None
+    return (columns,) if isinstance(columns, str) else checked_list("columns", columns)
