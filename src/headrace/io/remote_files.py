@@ -35,6 +35,7 @@ from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.prefetch import Prefetcher
+from headrace.io.remote.requests import is_http
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import parse_size
 
@@ -48,7 +49,7 @@ _Block = tuple[str, int]
 """A path, and the number of a block in that file; `WHOLE`: all of it."""
 
 
-class RemoteFiles(Files):
+class RemoteFiles(Remote, Files):
     """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how
     to reach them, and versions.
 
@@ -63,11 +64,8 @@ class RemoteFiles(Files):
     is_remote = True
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
+        super().__init__(url, options)
         self.options: RemoteOptions = options
-        self._remote = Remote(url, options)
-        self.patience: float = self._remote.deadline
-        self.place: str = self._remote.place
-        """What tells two servers apart whose URLs look alike."""
         self.cache: DiskCache | None = None
         if options.disk_cache_size is not None:
             self.cache = DiskCache(
@@ -87,23 +85,6 @@ class RemoteFiles(Files):
 
     # -- which files
 
-    @property
-    def filesystem(self) -> Any:
-        """fsspec's, of this process."""
-        return self._remote.filesystem
-
-    def ask(self, question: str, url: str, **options: Any) -> Any:
-        """What is there, and not what is in it: see `Remote.ask`."""
-        return self._remote.ask(question, url, **options)
-
-    def url_of(self, path: str) -> str:
-        """The URL of a path on the server, by which it may be read as well."""
-        return self._remote.url_of(path)
-
-    def shown(self, path: str) -> str:
-        """A path on the server, or a URL, as messages name it: without secrets."""
-        return self._remote.shown(path)
-
     def learn(
         self, urls: Sequence[str], beside: Callable[[str], bool] = lambda url: False
     ) -> list[Version]:
@@ -115,11 +96,11 @@ class RemoteFiles(Files):
                 fetched too. It is called when the version is known.
 
         Raises:
-            DataNotFoundError, AccessError, RemoteError: see `Remote.versions`.
+            DataNotFoundError, AccessError, RemoteError: see `versions`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
         if new:
-            self._remote.run(self._learn(new))
+            self.run(self._learn(new))
         paths = [with_index(url) for url in new if beside(url)]
         # who may not list a bucket is told that what is missing is not for him
         with contextlib.suppress(AccessError):
@@ -133,27 +114,23 @@ class RemoteFiles(Files):
         """The versions of files that may be missing: None then.
 
         Raises:
-            AccessError, RemoteError: see `Remote.find_versions`.
+            AccessError, RemoteError: see `versions_if_there`.
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
         if new:
-            versions = self._remote.run(self._remote.find_versions(new))
+            versions = self.run(self.versions_if_there(new))
             for url, version in zip(new, versions, strict=True):
                 self._note(url, version)
         return [self._versions.get(url) for url in urls]
 
     async def _learn(self, urls: Sequence[str]) -> None:
-        for url, version in zip(urls, await self._remote.versions(urls), strict=True):
+        for url, version in zip(urls, await self.versions(urls), strict=True):
             self._note(url, version)
 
     def forget(self, urls: Iterable[str]) -> None:
         """From now on these files are read in whatever version they have."""
         for url in urls:
             self._note(url, None)
-
-    def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        """Bytes of each file, now; None where the server does not say. See `Remote.sizes`."""
-        return self._remote.run(self._remote.sizes(urls))
 
     def share_versions(self, paths: Sequence[str]) -> None:
         """Numbers files: of ranges with these very `paths` versions are asked for once, by all
@@ -183,8 +160,14 @@ class RemoteFiles(Files):
         return self._beside.get(with_index(url))
 
     def check_ranges(self, url: str) -> None:
-        """Makes sure that a file can be read by ranges: see `Remote.check_ranges`."""
-        self._remote.run(self._remote.check_ranges(url, self.version(url).size))
+        """Asks for the last byte of a file, where its server did not say that it knows byte ranges.
+
+        Raises:
+            RemoteError: it sends whole files.
+        """
+        size = self.version(url).size
+        if not self.knows_ranges and size > 1 and is_http(self.filesystem):
+            self.run(self.piece(url, size - 1, size, {}))
 
     def is_folder(self, url: str) -> bool:
         """True if there is a folder of that name.
@@ -198,28 +181,28 @@ class RemoteFiles(Files):
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         if self._bypass.is_on:
-            return self._remote.run(self._fetch(ranges, bypass=True))
+            return self.run(self._fetch(ranges, bypass=True))
         taken = self._prefetcher.take(ranges)
         left = [number for number, one in enumerate(taken) if one is None]
         if len(left) == ranges.size:
-            return self._remote.run(self._fetch(ranges))
-        fetched = iter(self._remote.run(self._fetch(ranges.take(np.array(left)))) if left else [])
+            return self.run(self._fetch(ranges))
+        fetched = iter(self.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
 
     def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for; past the disk cache where this thread is
         `bypassing_cache`.
         """
-        return self._remote.submit(self._fetch(ranges, bypass=self._bypass.is_on))
+        return self.submit(self._fetch(ranges, bypass=self._bypass.is_on))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
         """The content of small files, past the disk cache; None for those that are missing, or may
         not be read while others may.
 
         Raises:
-            AccessError, RemoteError: see `Remote.find_files`.
+            AccessError, RemoteError: see `find_files`.
         """
-        return self._remote.run(self._remote.find_files(urls, denied=True, small=True))
+        return self.run(self.find_files(urls, denied=True, small=True))
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
@@ -260,7 +243,7 @@ class RemoteFiles(Files):
                     f"{redact(path)} ends before byte {stop:,}: the file is cut short"
                 )
         if self.cache is None or any(versions[path].tag is None for path, _, _ in columns):
-            return await self._remote.fetch(ranges, versions, urgent)
+            return await self.fetch(ranges, versions, urgent)
         needed = [
             [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
             for path, start, stop in columns
@@ -275,7 +258,7 @@ class RemoteFiles(Files):
                 for number, (_, start, stop) in enumerate(columns)
                 if stop - start < _WORTH and not found.keys() >= set(needed[number])
             ]
-            data = await self._remote.fetch(ranges.take(np.array(small, int)), versions, urgent)
+            data = await self.fetch(ranges.take(np.array(small, int)), versions, urgent)
             alone = dict(zip(small, data, strict=True))
         wanted = {
             block: keys[block]
@@ -307,7 +290,7 @@ class RemoteFiles(Files):
         versions = {path: self._versions[path] for path in numbers if path in self._versions}
         unknown = [path for path in numbers if path not in versions]
         if self.cache is None:
-            data = await self._remote.find_files(unknown, urgent=urgent)
+            data = await self.find_files(unknown, urgent=urgent)
             contents |= zip(unknown, data, strict=True)
         else:
             hashes = None
@@ -322,7 +305,7 @@ class RemoteFiles(Files):
                 cached = await asyncio.to_thread(self._cached, known)
                 contents |= {path: content for (path, _), content in cached.items()}
                 unknown = [path for path in unknown if path not in contents]
-            found = await self._remote.find_versions(unknown)
+            found = await self.versions_if_there(unknown)
             for path, version in zip(unknown, found, strict=True):
                 if version is None:
                     contents[path] = None
@@ -339,7 +322,7 @@ class RemoteFiles(Files):
         contents |= {path: content for (path, _), content in blocks.items()}
         left = [path for path in versions if path not in contents]
         whole = ByteRanges.of((path, 0, versions[path].size) for path in left)
-        contents |= zip(left, await self._remote.fetch(whole, versions, urgent), strict=True)
+        contents |= zip(left, await self.fetch(whole, versions, urgent), strict=True)
         return contents
 
     # -- the disk cache
@@ -369,12 +352,12 @@ class RemoteFiles(Files):
         if self.cache is None or not keys:
             return {}
         found: dict[_Block, bytes] = {}
-        async with self.cache.claimed(keys.values(), self._remote.deadline):
+        async with self.cache.claimed(keys.values(), self.patience):
             if not bypass:
                 found = await asyncio.to_thread(self._cached, keys)
             missing = [block for block in keys if block not in found]
             ranges = ByteRanges.of(_bounds(*block, versions[block[0]].size) for block in missing)
-            data = await self._remote.fetch(ranges, versions, urgent)
+            data = await self.fetch(ranges, versions, urgent)
             for block, one in zip(missing, data, strict=True):
                 found[block] = bytes(one)
                 await asyncio.to_thread(self.cache.put, keys[block], found[block])
@@ -386,7 +369,7 @@ class RemoteFiles(Files):
         self._prefetcher.begin(pieces, urgent)
 
     def _begin_prefetch(self, ranges: ByteRanges, urgent: bool) -> Future[list[memoryview | None]]:
-        return self._remote.submit(self._fetch(ranges, urgent))
+        return self.submit(self._fetch(ranges, urgent))
 
     def drop_prefetched(self) -> None:
         self._prefetcher.drop()
@@ -399,7 +382,7 @@ class RemoteFiles(Files):
         return self._prefetcher.untouched
 
     def take_counts(self) -> Counter[str]:
-        counts = self._remote.take_counts()
+        counts = super().take_counts()
         if self.cache is not None:
             counts.update(self.cache.take_counts())
         return counts
@@ -411,20 +394,17 @@ class RemoteFiles(Files):
 
     def close(self) -> None:
         self._prefetcher.drop()
-        self._remote.close()
+        super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_prefetcher", "_bypass")
-        }
+        state = super().__getstate__()
+        del state["_prefetcher"], state["_bypass"]
         return {**state, "_beside": {}, "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._prefetcher = Prefetcher(self._begin_prefetch, state.pop("room"))
         self._bypass = _Bypass()
-        self.__dict__.update(state)
+        super().__setstate__(state)
 
 
 class _Bypass(threading.local):

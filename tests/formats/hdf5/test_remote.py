@@ -170,7 +170,7 @@ def test_damaged_metadata_are_fetched_again(
     server: RangeServer, opened_of: Any, folder: Path, monkeypatch: Any, disk: str | None
 ) -> None:
     url, opened = server.url + "/a.h5", opened_of(disk_cache_size=disk)
-    remote, damaged = opened.files._remote, [0, 9]
+    remote, damaged = opened.files, [0, 9]
     fetch = remote.fetch
 
     async def wrong(ranges: ByteRanges, *args: Any) -> list[memoryview]:

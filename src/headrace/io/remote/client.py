@@ -87,8 +87,8 @@ Ask = Callable[[Attempt], Awaitable[Any]]
 
 
 class Remote:
-    """Byte ranges of the files of one server, in any thread and process. Its coroutines belong to
-    `run` and `submit`.
+    """Byte ranges of the files of one server, in any thread and process. Coroutines are for `run`
+    and `submit`.
 
     Files are named by their URLs, or by their paths on the server.
 
@@ -99,7 +99,7 @@ class Remote:
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         self.retries = options.retries
-        self.deadline = float(options.deadline)
+        self.patience: float = float(options.deadline)
         self._url = url
         passed = options.storage_options or {}
         self.place: str = repr(
@@ -114,7 +114,8 @@ class Remote:
             functools.partial(requests.open_filesystem, url, options.storage_options),
             requests.close_filesystem,
         )
-        self._knows_ranges = False  # as far as the server has said
+        self.knows_ranges = False
+        """Has the server said that it knows byte ranges?"""
         # of files behind a redirection: a range, and the hash of its bytes
         self._samples: dict[str, tuple[int, int, bytes]] = {}
         self._has_answered = False  # travels to workers: what has answered once may be restarting
@@ -148,7 +149,7 @@ class Remote:
         """
         return await self._each(self._version, urls)
 
-    async def find_versions(self, urls: Sequence[str]) -> list[Version | None]:
+    async def versions_if_there(self, urls: Sequence[str]) -> list[Version | None]:
         """Size and tag of files that may be missing: None then.
 
         Raises:
@@ -157,8 +158,8 @@ class Remote:
         """
         return await self._each(functools.partial(_or_none, self._version), urls)
 
-    async def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        """Bytes of each file; None where the server does not say.
+    def sizes(self, urls: Sequence[str]) -> list[int | None]:
+        """Bytes of each file, now; None where the server does not say.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
@@ -168,7 +169,7 @@ class Remote:
             found = (await self._persist(self._info(url), self.shown(url)))["size"]
             return None if found is None else int(found)
 
-        return await self._each(size, urls)
+        return self.run(self._each(size, urls))
 
     async def fetch(
         self, ranges: ByteRanges, versions: Mapping[str, Version], urgent: bool = True
@@ -187,7 +188,7 @@ class Remote:
         """
         wanted = coalesce(ranges, GAP, MOST)
         pieces, edges = wanted.ranges.split(MOST)
-        tasks = [functools.partial(self._piece, *one, versions) for one in pieces.each()]
+        tasks = [functools.partial(self.piece, *one, versions) for one in pieces.each()]
         data = await self._together(tasks, self._urgent if urgent else self._ahead)
         found = [memoryview(b"")] * ranges.size
         begins = wanted.ranges.start.tolist()
@@ -284,15 +285,6 @@ class Remote:
 
         return self.run(self._persist(answer, self.shown(url), question not in _LISTS))
 
-    async def check_ranges(self, url: str, size: int) -> None:
-        """Asks for the last byte of a file, where its server did not say that it knows byte ranges.
-
-        Raises:
-            RemoteError: it sends whole files.
-        """
-        if not self._knows_ranges and size > 1 and requests.is_http(self.filesystem):
-            await self._piece(url, size - 1, size, {})
-
     def take_counts(self) -> Counter[str]:
         """Requests, retries and bytes since the last call, of this process."""
         with self._lock:
@@ -329,7 +321,7 @@ class Remote:
             return info
 
         info = await self._persist(ask, self.shown(url))
-        self._knows_ranges |= bool(info.get("accepts_ranges"))
+        self.knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next((info[name] for name in _TAGS if info.get(name)), None)
         version = Version(int(info["size"]), None if tag is None else str(tag))
         if not info.get("is_redirected") or not version.size or tag is None:
@@ -358,9 +350,10 @@ class Remote:
         self._count(bytes_fetched=len(data))
         return data
 
-    async def _piece(
+    async def piece(
         self, url: str, start: int, stop: int, versions: Mapping[str, Version]
     ) -> bytes | bytearray:
+        """One range by one request."""
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
         try:
@@ -467,20 +460,20 @@ class Remote:
         begin = time.monotonic()
         attempts = 0
         retries = self.retries
-        deadline = self.deadline
+        deadline = self.patience
         if self._given_up:
             retries = 0
             deadline /= _SHORT
-        patience = deadline
+        longest = deadline
         if retries:
-            patience = deadline / 2
+            longest = deadline / 2
         remedy = (
             f"is the server there, and not overloaded? (retries={self.retries}, "
-            f"deadline={self.deadline:g})"
+            f"deadline={self.patience:g})"
         )
         while True:
             self._count(requests=1)
-            attempt = Attempt(min(begin + deadline - time.monotonic(), patience))
+            attempt = Attempt(min(begin + deadline - time.monotonic(), longest))
             try:
                 answer = await (attempt.result(ask(attempt)) if hurries else ask(attempt))
                 self._has_answered = True
@@ -527,15 +520,15 @@ class Remote:
         return requests.url_ends(self._url, self.filesystem)
 
     def url_of(self, path: str) -> str:
-        """The URL of a path on the server."""
+        """The URL of a path on the server, by which it may be read as well."""
         return requests.url_of(path, self._ends)
 
-    def shown(self, url: str) -> str:
-        """A URL, or a path on the server, as messages name it."""
-        if is_url(url):
-            return redact(url)
+    def shown(self, path: str) -> str:
+        """A path on the server, or a URL, as messages name it: without secrets."""
+        if is_url(path):
+            return redact(path)
         before, after = self._ends
-        return requests.url_of(redact(url), (redact(before), redact(after)))
+        return requests.url_of(redact(path), (redact(before), redact(after)))
 
     def _path(self, url: str) -> str:
         return requests.path_in(url, self.filesystem)
@@ -565,8 +558,16 @@ class Remote:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_urgent", "_ahead", "_questions", "_counts", "_lock", "_plain", "_is_plain")
-        own = (*made, "_tags")
+        own = (
+            "_urgent",
+            "_ahead",
+            "_questions",
+            "_counts",
+            "_lock",
+            "_plain",
+            "_is_plain",
+            "_tags",
+        )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
