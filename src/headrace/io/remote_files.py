@@ -215,124 +215,101 @@ class RemoteFiles(Remote, Files):
     async def _fetch(
         self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False
     ) -> list[memoryview | None]:
-        found: list[memoryview | None] = [None] * ranges.size
-        is_whole = ranges.is_whole
-        parts = np.flatnonzero(ranges.is_written & ~is_whole)
-        if len(parts):
-            data = await self._fetch_parts(ranges.take(parts), urgent, bypass)
-            for number, one in zip(parts.tolist(), data, strict=True):
-                found[number] = one
-        if is_whole.any():
-            contents = await self._fetch_wholes(ranges.take(is_whole), urgent, bypass)
-            for number in np.flatnonzero(is_whole).tolist():
-                content = contents[ranges.paths[ranges.file[number]]]
-                found[number] = None if content is None else memoryview(content)
-        return found
+        parts: dict[int, tuple[str, int, int]] = {}
+        wholes: dict[str, int] = {}
+        for number, (path, start, stop) in enumerate(ranges.each()):
+            if start == 0 and stop == WHOLE:
+                if path not in self._versions:
+                    wholes[path] = int(ranges.file[number])
+                    continue
+                stop = self._versions[path].size
+            if start >= 0:
+                parts[number] = (path, start, stop)
+        found = await self._fetch_parts(parts, urgent, bypass)
+        if wholes:
+            is_numbered = ranges.paths is self._numbered
+            contents = await self._fetch_wholes(wholes, is_numbered, urgent, bypass)
+            for number in np.flatnonzero(ranges.is_whole).tolist():
+                content = contents.get(ranges.paths[ranges.file[number]])
+                if content is not None:
+                    found[number] = memoryview(content)
+        return [found.get(number) for number in range(ranges.size)]
 
     async def _fetch_parts(
-        self, ranges: ByteRanges, urgent: bool, bypass: bool
-    ) -> list[memoryview]:
-        columns = list(ranges.each())
-        new = [path for path in {path for path, _, _ in columns} if path not in self._versions]
-        if new:
-            await self._learn(new)
+        self, parts: Mapping[int, tuple[str, int, int]], urgent: bool, bypass: bool
+    ) -> dict[int, memoryview]:
+        """The bytes of ranges, by their numbers."""
         versions = self._versions
-        for path, _, stop in columns:
+        new = {path for path, _, _ in parts.values()} - versions.keys()
+        if new:
+            await self._learn(list(new))
+        blocks: dict[int, list[_Block]] = {}
+        # small ranges are not worth a block, which would be gone before its rest is read
+        least = 1
+        if self.cache is not None and self._nbytes > self.cache.limit:
+            least = _WORTH
+        for number, (path, start, stop) in parts.items():
             if stop > versions[path].size:
                 raise FormatError(
                     f"{redact(path)} ends before byte {stop:,}: the file is cut short"
                 )
-        if self.cache is None or any(versions[path].tag is None for path, _, _ in columns):
-            return await self.fetch(ranges, versions, urgent)
-        needed = [
-            [(path, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
-            for path, start, stop in columns
-        ]
-        keys = {block: self._key(block, versions[block[0]]) for block in itertools.chain(*needed)}
-        found = {} if bypass else await asyncio.to_thread(self._cached, keys)
-        alone: dict[int, memoryview] = {}
-        if self._nbytes > self.cache.limit:
-            # small ranges are not worth a block, which would be gone before its rest is read
-            small = [
-                number
-                for number, (_, start, stop) in enumerate(columns)
-                if stop - start < _WORTH and not found.keys() >= set(needed[number])
-            ]
-            data = await self.fetch(ranges.take(np.array(small, int)), versions, urgent)
-            alone = dict(zip(small, data, strict=True))
-        wanted = {
-            block: keys[block]
-            for number, blocks in enumerate(needed)
-            for block in blocks
-            if number not in alone and block not in found
-        }
-        found |= await self._fetch_blocks(wanted, versions, urgent, bypass)
-        result = []
-        for number, (_, start, stop) in enumerate(columns):
-            if number in alone:
-                result.append(alone[number])
-                continue
-            views = [
-                memoryview(found[block])[max(0, start - block[1] * BLOCK) : stop - block[1] * BLOCK]
-                for block in needed[number]
-            ]
-            result.append(views[0] if len(views) == 1 else memoryview(b"".join(views)))
-        return result
+            if self.cache is not None and versions[path].tag and stop - start >= least:
+                of_file = range(start // BLOCK, -(-stop // BLOCK))
+                blocks[number] = [(path, one) for one in of_file]
+        others = [number for number in parts if number not in blocks]
+        data = await self.fetch(ByteRanges.of(parts[n] for n in others), versions, urgent)
+        found = dict(zip(others, data, strict=True))
+        needed = set(itertools.chain(*blocks.values()))
+        keys = {(path, n): self._key(path, n, _hash_of(versions[path])) for path, n in needed}
+        contents = await self._fetch_blocks(keys, versions, urgent, bypass)
+        for number, some in blocks.items():
+            first = some[0][1] * BLOCK
+            joined = contents[some[0]]
+            if len(some) > 1:
+                joined = b"".join([contents[block] for block in some])
+            _, start, stop = parts[number]
+            found[number] = memoryview(joined)[start - first : stop - first]
+        return found
 
     async def _fetch_wholes(
-        self, ranges: ByteRanges, urgent: bool, bypass: bool
-    ) -> dict[str, bytes | memoryview | None]:
-        """The contents of files, by path; None: there is no such file. See NOTE [ versions of
-        whole files ].
+        self, paths: Mapping[str, int], is_numbered: bool, urgent: bool, bypass: bool
+    ) -> Mapping[str, bytes | None]:
+        """The contents of files, by path with its number; None: there is no such file. See NOTE
+        [ versions of whole files ].
         """
-        numbers = {ranges.paths[file]: file for file in ranges.file.tolist()}
-        contents: dict[str, bytes | memoryview | None] = {}
-        versions = {path: self._versions[path] for path in numbers if path in self._versions}
-        unknown = [path for path in numbers if path not in versions]
         if self.cache is None:
-            data = await self.find_files(unknown, urgent=urgent)
-            contents |= zip(unknown, data, strict=True)
-        else:
-            hashes = None
-            if self._hashes is not None and ranges.paths is self._numbered:
-                hashes = self._hashes.moved()
-            if hashes is not None and not bypass:
-                known = {
-                    (path, WHOLE): self._key((path, WHOLE), int(hashes[numbers[path]]))
-                    for path in unknown
-                    if hashes[numbers[path]]
-                }
-                cached = await asyncio.to_thread(self._cached, known)
-                contents |= {path: content for (path, _), content in cached.items()}
-                unknown = [path for path in unknown if path not in contents]
-            found = await self.versions_if_there(unknown)
-            for path, version in zip(unknown, found, strict=True):
-                if version is None:
-                    contents[path] = None
-                    continue
-                versions[path] = version
-                if hashes is not None:
-                    hashes[numbers[path]] = _hash_of(version)
-        keys = {
-            (path, WHOLE): self._key((path, WHOLE), _hash_of(version))
-            for path, version in versions.items()
-            if self.cache is not None and version.tag is not None
-        }
-        blocks = await self._fetch_blocks(keys, versions, urgent, bypass)
-        contents |= {path: content for (path, _), content in blocks.items()}
-        left = [path for path in versions if path not in contents]
-        whole = ByteRanges.of((path, 0, versions[path].size) for path in left)
-        contents |= zip(left, await self.fetch(whole, versions, urgent), strict=True)
-        return contents
+            return dict(zip(paths, await self.find_files([*paths], urgent=urgent), strict=True))
+        hashes = None
+        if is_numbered and self._hashes is not None:
+            hashes = self._hashes.moved()
+        known: dict[_Block, str] = {}
+        if hashes is not None and not bypass:
+            for path, number in paths.items():
+                if hashes[number]:
+                    known[path, WHOLE] = self._key(path, WHOLE, int(hashes[number]))
+        blocks = await asyncio.to_thread(self._cached, known)
+        left = [path for path in paths if (path, WHOLE) not in blocks]
+        versions: dict[str, Version] = {}
+        keys: dict[_Block, str] = {}
+        found = await self.versions_if_there(left)
+        for path, version in zip(left, found, strict=True):
+            if version is None:
+                continue
+            versions[path] = version
+            if hashes is not None:
+                hashes[paths[path]] = _hash_of(version)
+            if version.tag is not None:
+                keys[path, WHOLE] = self._key(path, WHOLE, _hash_of(version))
+        blocks |= await self._fetch_blocks(keys, versions, urgent, bypass)
+        contents = dict.fromkeys(paths) | {path: content for (path, _), content in blocks.items()}
+        left = [path for path in versions if contents[path] is None]
+        return contents | dict(zip(left, await self.find_files(left, urgent=urgent), strict=True))
 
     # -- the disk cache
 
-    def _key(self, block: _Block, version: Version | int) -> str:
-        """The name of a block in the cache; of a whole file the hash of its version will do."""
-        path, number = block
-        if isinstance(version, int):
-            return DiskCache.key(path, (self.place, "whole", version), 0)
-        return DiskCache.key(path, (self.place, version.size, version.tag), number)
+    def _key(self, path: str, number: int, version: int) -> str:
+        """The name of a block in the cache, by the hash of its file's version."""
+        return DiskCache.key(path, (self.place, version), number)
 
     def _cached(self, keys: Mapping[_Block, str]) -> dict[_Block, bytes]:
         assert self.cache is not None
@@ -352,13 +329,18 @@ class RemoteFiles(Remote, Files):
         if self.cache is None or not keys:
             return {}
         found: dict[_Block, bytes] = {}
-        async with self.cache.claimed(keys.values(), self.patience):
-            if not bypass:
-                found = await asyncio.to_thread(self._cached, keys)
-            missing = [block for block in keys if block not in found]
-            ranges = ByteRanges.of(_bounds(*block, versions[block[0]].size) for block in missing)
+        if not bypass:
+            found = await asyncio.to_thread(self._cached, keys)
+        missing = {block: key for block, key in keys.items() if block not in found}
+        if not missing:
+            return found
+        async with self.cache.claimed(missing.values(), self.patience):
+            if not bypass:  # another process may have fetched them meanwhile
+                found |= await asyncio.to_thread(self._cached, missing)
+            wanted = [block for block in missing if block not in found]
+            ranges = ByteRanges.of(_bounds(*block, versions[block[0]].size) for block in wanted)
             data = await self.fetch(ranges, versions, urgent)
-            for block, one in zip(missing, data, strict=True):
+            for block, one in zip(wanted, data, strict=True):
                 found[block] = bytes(one)
                 await asyncio.to_thread(self.cache.put, keys[block], found[block])
         return found
