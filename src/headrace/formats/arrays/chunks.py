@@ -9,7 +9,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -321,7 +321,7 @@ class DirectChunks(Chunks):
             return DirectChunks(
                 grid,
                 self.dtype,
-                _RowIndex(self, grid.inner),
+                _RowIndex(self),
                 self.pipeline,
                 self.files,
                 path=self._path,
@@ -364,62 +364,49 @@ class DirectChunks(Chunks):
 
 
 class _RowIndex(ChunkIndex):
-    """Where rows lie in chunks whose elements lie as they are, as if each were a chunk.
+    """Where rows lie in chunks whose elements lie as they are, as if each were a chunk."""
 
-    Args:
-        whole: the chunks.
-        inner: how many share the rows of one.
-    """
-
-    def __init__(self, whole: DirectChunks, inner: int) -> None:
+    def __init__(self, whole: DirectChunks) -> None:
         self._whole = whole
-        self._height = whole.grid.chunks[0]
-        self._inner = inner
-        self._row_bytes = whole.nbytes // self._height
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        if self._inner == 1:
-            chunks, within = np.divmod(numbers, self._height)
-        else:
-            rows, columns = np.divmod(numbers, self._inner)
-            bands, within = np.divmod(rows, self._height)
-            chunks = bands * self._inner + columns
-        whole = self._whole.raw_ranges(chunks)
-        start = whole.start + within * self._row_bytes
-        stop = start + self._row_bytes
-        is_written = whole.is_written
-        if not is_written.all():
-            start[~is_written] = -1
-            stop[~is_written] = -1
+        grid = self._whole.grid
+        rows, columns = np.divmod(numbers, grid.inner)
+        bands, within = np.divmod(rows, grid.chunks[0])
+        whole = self._whole.raw_ranges(bands * grid.inner + columns)
+        step = self._whole.nbytes // grid.chunks[0]
+        start = np.where(whole.is_written, whole.start + within * step, -1)
+        stop = np.where(whole.is_written, start + step, -1)
         return ByteRanges(whole.paths, whole.file, start, stop)
 
 
-class LibraryArray(Protocol):
-    """An array as another library reads it."""
-
-    def __call__(self, part: tuple[slice, ...]) -> AnyArray:
-        """The part that lies inside of slices, one an axis."""
-
-    def check(self, part: tuple[slice, ...]) -> None:
-        """Compares the local files that a part lies in with what they were when the array was
-        opened; else a FileChangedError.
-        """
-
-
 class LibraryChunks(Chunks):
-    """Chunks of an array that another library reads."""
+    """Chunks of an array that another library reads.
+
+    Args:
+        read_part: slices, one an axis -> the part of the array inside of them.
+        check_part: compares the local files that a part lies in with what they were when the array
+            was opened; else a FileChangedError.
+    """
 
     def __init__(
-        self, grid: Grid, dtype: np.dtype[Any], array: LibraryArray, how: str, fill: Any = 0
+        self,
+        grid: Grid,
+        dtype: np.dtype[Any],
+        read_part: Callable[[tuple[slice, ...]], AnyArray],
+        check_part: Callable[[tuple[slice, ...]], None],
+        how: str,
+        fill: Any = 0,
     ) -> None:
         super().__init__(grid, dtype, how, fill)
-        self._array = array
+        self._read_part = read_part
+        self._check_part = check_part
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(map(self.grid.part, numbers))
 
     def decode(self, number: int, data: Any) -> AnyArray | None:
-        return self._array(data)
+        return self._read_part(data)
 
     def check_cached(self, number: int) -> None:
-        self._array.check(self.grid.part(number))
+        self._check_part(self.grid.part(number))

@@ -6,6 +6,7 @@ what HDF5 would; else through h5py. Which one a dataset takes, and why, stands i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -42,8 +43,9 @@ from headrace.formats.arrays.codecs import (
 )
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.files import (
-    Versions,
+    check_files,
     check_has_values,
+    files_behind,
     ordered,
     read_part,
     without_gc,
@@ -57,35 +59,40 @@ _CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blo
 
 
 class HDF5Array:
-    """A dataset as h5py reads it, from the files that each process has open."""
+    """A dataset as h5py reads it, from the files that each process has open.
+
+    Args:
+        library: these files.
+        path, name: of the file in which it was looked for, and in it.
+        check: compares the files that its values come from with their versions.
+    """
 
     def __init__(
-        self, library: WorkerFiles[h5py.File], path: str, name: str, versions: Versions
+        self, library: WorkerFiles[h5py.File], path: str, name: str, check: Callable[[], None]
     ) -> None:
         self._library = library
         self._path = path
         self._name = name
-        self._versions = versions
+        self._check = check
 
-    def __call__(self, part: tuple[slice, ...]) -> AnyArray:
+    def read_part(self, part: tuple[slice, ...]) -> AnyArray:
         return self.read([part])[0]
 
+    def check_part(self, part: tuple[slice, ...]) -> None:
+        self._check()
+
     def read(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
-        """Parts of the dataset, out of files that are compared with their versions."""
+        """Parts of the dataset."""
+        self._check()
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
-            self._versions.check(file)
             dataset = file[self._name]
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [read_part(dataset, part[:axes]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
-
-    def check(self, part: tuple[slice, ...]) -> None:
-        with self._library.reading(self._path) as file:
-            self._versions.check(file)
 
 
 class ObjectRows(LibraryRows):
@@ -129,19 +136,20 @@ def rows_of(
     check_has_values(dataset, where)
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
-    versions = Versions(dataset, path, name, files)
-    array = HDF5Array(library, path, name, versions)
+    holder, behind = files_behind(dataset, path, files)
+    check = functools.partial(check_files, files, holder, behind)
+    array = HDF5Array(library, path, name, check)
     if holds_objects(dataset.dtype, where):
         _check_filters(dataset, where)
         return ObjectRows(dataset, array)
-    chunks = _direct_chunks(dataset, name, files, versions) if direct else "direct=False"
+    chunks = _direct_chunks(dataset, name, files, holder) if direct else "direct=False"
     if isinstance(chunks, DirectChunks):
         return chunks
     _check_filters(dataset, where)
     elements, dtype = _elements(dataset)
     height = dataset.chunks or (1, *dataset.shape[1:])
     grid = Grid((*dataset.shape, *elements), (*height, *elements))
-    return LibraryChunks(grid, dtype, array, f"h5py: {chunks}")
+    return LibraryChunks(grid, dtype, array.read_part, array.check_part, f"h5py: {chunks}")
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -175,16 +183,12 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
 # -- direct reads
 
 
-def _direct_chunks(
-    dataset: h5py.Dataset, name: str, files: Files, versions: Versions
-) -> DirectChunks | str:
+def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) -> DirectChunks | str:
     """The chunks as they are read without h5py; or why they can't be."""
     why = _obstacle_of(dataset)
     if why is not None:
         return why
-    assert versions.known is not None
-    size = versions.known.size
-    path = versions.path
+    size = files.version(path).size
     shown = redact(path)
     elements, dtype = _elements(dataset)
     shape = (*dataset.shape, *elements)

@@ -15,8 +15,8 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from headrace.dtypes import AnyArray
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, one_line
 from headrace.formats.arrays.packed import PackedInfo, info_in
-from headrace.io.files import Files, Version
+from headrace.io.files import Files
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.local_files import LocalFiles, changed
 from headrace.io.paths import listed_names, redact
@@ -36,9 +36,6 @@ _CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 """What netCDF files begin with that are no HDF5 files."""
 _CAN_NOT_LOCK = "unable to lock file"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_LOCKED = (errno.EAGAIN, errno.EACCES)
-
-T = TypeVar("T")
 
 
 class _NoGC:
@@ -89,14 +86,27 @@ def open_file(path: str) -> h5py.File:
         ) from error
     except OSError as error:
         if _CAN_NOT_LOCK in str(error):
-            raise _locked(shown, error) from error
+            why = os.strerror(_errno_of(error) or 0)
+            raise AccessError(
+                f"{shown} is locked, or can't be locked ({why}): if another process has it open "
+                "for writing, wait until it has closed the file (the environment variable "
+                "HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is being written may "
+                "be read wrongly)"
+            ) from error
         if isinstance(error, PermissionError):
             raise AccessError(f"{shown}: this user may not read the file") from error
         failure = unreadable(shown, error)
         if failure is not None:
             raise failure from error
         if "already open for" in str(error):
-            return _open_beside_its_writer(path)
+            try:
+                return _open(path, swmr=True)
+            except OSError as other:
+                raise AccessError(
+                    f"{shown} is being written by another process, which allows no readers "
+                    "(file.swmr_mode = True): wait for its end; if it has died, `h5clear -s "
+                    f"{shown}` says so to the file"
+                ) from other
         if error.errno in OF_THE_MACHINE:
             raise
         raise not_whole(path, error) from error
@@ -215,31 +225,6 @@ def _errno_of(error: OSError) -> int | None:
     """The system's error number, of which h5py gives the words at least."""
     match = re.search(r"errno = (\d+)", str(error))
     return error.errno or (int(match[1]) if match else None)
-
-
-def _locked(shown: str, error: OSError) -> AccessError:
-    number = _errno_of(error)
-    if number in _LOCKED:
-        return AccessError(
-            f"{shown} is locked: another process has it open for writing: wait until it has "
-            "closed the file (the environment variable HDF5_USE_FILE_LOCKING=FALSE opens it all "
-            "the same, and what is being written may be read wrongly)"
-        )
-    return AccessError(
-        f"{shown} can't be locked: {os.strerror(number or 0)}: HDF5_USE_FILE_LOCKING=FALSE opens "
-        "it without a lock"
-    )
-
-
-def _open_beside_its_writer(path: str) -> h5py.File:
-    try:
-        return _open(path, swmr=True)
-    except OSError as error:
-        raise AccessError(
-            f"{redact(path)} is being written by another process, which allows no readers "
-            "(file.swmr_mode = True): wait for its end; if it has died, `h5clear -s "
-            f"{redact(path)}` says so to the file"
-        ) from error
 
 
 def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
@@ -389,19 +374,15 @@ def _other_file(what: str) -> FormatError:
     )
 
 
-class Versions:
-    """The versions of the files that hold a dataset's bytes.
+def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, list[str]]:
+    """The file that holds a dataset, where a link may lead, and all those that its values come from
+    and that must not change: their versions are known from now on. A file that another process is
+    writing to, as HDF5's SWMR mode allows, may change.
 
     Args:
         dataset: open.
         path: of the file in which it was looked for; or its URL.
-        name: by which it was found; a link to another file may have led there.
         files: by which they are read.
-
-    Attributes:
-        path: of the file that holds it.
-        known: its version; None: another process is writing to it, as HDF5's SWMR mode allows, so
-            that it may change.
 
     Raises:
         DataNotFoundError: a file that a virtual or external dataset is made of is missing; the
@@ -410,108 +391,97 @@ class Versions:
             of a remote file, to another.
         FileChangedError: the file has been changed since it was opened.
     """
+    if not files.is_remote:  # what is remote leads nowhere else
+        path = os.path.abspath(dataset.file.filename)
+    others: dict[str, None] = {}
+    _follow(dataset, path, files.is_remote, [], set(), others)
+    behind = [*others]
+    if not dataset.file.swmr_mode:
+        behind.insert(0, path)
+    for one in behind:
+        files.version(one)
+    check_files(files, path, behind)
+    return path, behind
 
-    def __init__(self, dataset: h5py.Dataset, path: str, name: str, files: Files) -> None:
-        file = dataset.file
-        self._name = name
-        self.path = path
-        self._is_linked = False
-        if not files.is_remote:  # what is remote leads nowhere else
-            self.path = os.path.abspath(file.filename)
-            self._is_linked = self.path != path
-        self.known: Version | None = None if file.swmr_mode else files.version(self.path)
-        self._files = cast(LocalFiles, files)
-        self._check(file)
-        self._others: dict[str, None] = {}
-        self._follow(dataset, self.path, [], set())
-        for other in self._others:
-            self._files.version(other)
 
-    def _check(self, file: h5py.File) -> None:
-        """Compares the file as h5py has it open with its version."""
-        if self.known is None or file.driver != "sec2":
-            return
-        if not self._files.is_same(self.path, file.id.get_vfd_handle()):
-            raise changed(self.path)
+def check_files(files: Files, path: str, behind: Sequence[str]) -> None:
+    """Compares the files that a dataset's values come from with their versions.
 
-    def check(self, file: h5py.File) -> None:
-        """Compares the file that holds the dataset, as h5py has it open, and the others.
-
-        Args:
-            file: in which it was looked for.
-
-        Raises:
-            FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5
-                would give the fill value.
-        """
-        if self.known is not None and self._is_linked:
-            dataset = file.get(self._name)
-            if dataset is None:
-                raise changed(file.filename)
-            self._check(dataset.file)
-        else:
-            self._check(file)
-        for path in self._others:
-            if not os.path.exists(path):
+    Raises:
+        FileChangedError, DataNotFoundError: one has been changed; or is gone, for which HDF5 would
+            give the fill value.
+    """
+    if not isinstance(files, LocalFiles):
+        return
+    for one in behind:
+        if not os.path.exists(one):
+            if one != path:
                 raise DataNotFoundError(
-                    f"{redact(path)} is gone, which holds rows of {redact(file.filename)}"
+                    f"{redact(one)} is gone, which holds rows of {redact(path)}"
                 )
-            if not self._files.is_same(path):
-                raise changed(path)
+        elif not files.is_same(one):
+            raise changed(one)
 
-    def _follow(
-        self, dataset: h5py.Dataset, path: str, way: list[tuple[str, str]], seen: set[Any]
-    ) -> None:
-        """Notes the files of external storage, and of all sources of a virtual dataset.
 
-        Args:
-            dataset, path: where this step of the way is.
-            way: the steps before.
-            seen: steps that need not be gone again.
-        """
-        is_remote = self._files.is_remote
-        here = (path if is_remote else os.path.realpath(path), str(dataset.name))
-        where = f"{redact(path)}: {dataset.name!r}"
-        if here in way or len(way) > _DEPTH:
-            raise FormatError(
-                f"{where}, a virtual dataset, leads back to itself, or through more than {_DEPTH} "
-                "others"
+def _follow(
+    dataset: h5py.Dataset,
+    path: str,
+    is_remote: bool,
+    way: list[tuple[str, str]],
+    seen: set[tuple[str, str]],
+    others: dict[str, None],
+) -> None:
+    """Notes the files of external storage, and of all sources of a virtual dataset.
+
+    Args:
+        dataset, path: where this step of the way is.
+        way: the steps before.
+        seen: steps that need not be gone again.
+        others: where files are noted.
+    """
+    here = (path if is_remote else os.path.realpath(path), str(dataset.name))
+    where = f"{redact(path)}: {dataset.name!r}"
+    if here in way or len(way) > _DEPTH:
+        raise FormatError(
+            f"{where}, a virtual dataset, leads back to itself, or through more than {_DEPTH} "
+            "others"
+        )
+    if here in seen:
+        return
+    seen.add(here)
+    for name, _, _ in dataset.external or ():
+        external = f"{where} lies in the external file {redact(name)!r}"
+        if is_remote:
+            raise _other_file(external)
+        # HDF5 looks below the prefix that is set, or else in the working folder
+        prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
+        if prefix.startswith("${ORIGIN}"):
+            prefix = os.path.dirname(path) + prefix.removeprefix("${ORIGIN}")
+        place = os.path.join("" if prefix == "." else prefix, name)
+        if not os.path.exists(place):
+            raise DataNotFoundError(
+                f"{external}, which does not exist (working folder: {os.getcwd()})"
             )
-        if here in seen:
-            return
-        seen.add(here)
-        for name, _, _ in dataset.external or ():
-            external = f"{where} lies in the external file {redact(name)!r}"
-            if is_remote:
-                raise _other_file(external)
-            # HDF5 looks below the prefix that is set, or else in the working folder
-            prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
-            if prefix.startswith("${ORIGIN}"):
-                prefix = os.path.dirname(path) + prefix.removeprefix("${ORIGIN}")
-            place = os.path.join("" if prefix == "." else prefix, name)
-            if not os.path.exists(place):
-                raise DataNotFoundError(
-                    f"{external}, which does not exist (working folder: {os.getcwd()})"
-                )
-            self._others[place] = None
-        for source in dataset.virtual_sources() if dataset.is_virtual else ():
-            if is_remote and source.file_name != ".":
-                raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
-            for file_name in _files_of(source.file_name, path, where):
-                with contextlib.ExitStack() as stack:
-                    file = dataset.file
-                    if file_name != path:
-                        self._others[file_name] = None
-                        file = stack.enter_context(reading(file_name))
-                    if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
-                        continue  # there are as many sources as there are: none is missing
-                    target = file.get(_plain(source.dset_name))
-                    if not isinstance(target, h5py.Dataset):
-                        raise FormatError(
-                            f"{where}, a virtual dataset, needs {source.dset_name!r} of "
-                            f"{redact(file_name)}, which is missing"
-                        )
-                    self._follow(target, file_name, [*way, here], seen)
+        others[place] = None
+    for source in dataset.virtual_sources() if dataset.is_virtual else ():
+        if is_remote and source.file_name != ".":
+            raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
+        for file_name in _files_of(source.file_name, path, where):
+            if file_name != path:
+                others[file_name] = None
+            if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
+                continue  # there are as many sources as there are: none is missing
+            with contextlib.ExitStack() as stack:
+                file = dataset.file
+                if file_name != path:
+                    file = stack.enter_context(reading(file_name))
+                target = file.get(_plain(source.dset_name))
+                if not isinstance(target, h5py.Dataset):
+                    raise FormatError(
+                        f"{where}, a virtual dataset, needs {source.dset_name!r} of "
+                        f"{redact(file_name)}, which is missing"
+                    )
+                _follow(target, file_name, is_remote, [*way, here], seen, others)
 
 
 def _is_pattern(name: str) -> bool:

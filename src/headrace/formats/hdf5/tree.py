@@ -22,9 +22,9 @@ from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.chunks import ObjectRows, is_as_stored, place_of, rows_of
 from headrace.formats.hdf5.files import (
-    Versions,
     check_has_values,
     dataset_names,
+    files_behind,
     find_dataset,
     open_file,
     ordered,
@@ -160,7 +160,7 @@ class HDF5Tree(Tree):
     def whole(self, name: str) -> AnyArray:
         dataset = self.dataset(name)
         check_has_values(dataset, f"{self.shown}: {name!r}")
-        Versions(dataset, self.path, name, self.opened.files)
+        files_behind(dataset, self.path, self.opened.files)
         return read_part(dataset, ())
 
     def stored(self, name: str) -> StoredArray | None:

@@ -127,16 +127,16 @@ class LibraryArray(LibraryRows):
         ):
             yield array
 
-    def check(self, part: tuple[slice, ...]) -> None:
-        with self._reading() as array:
-            self._check_part(array, part)
-
-    def _check_part(self, array: Any, part: tuple[slice, ...]) -> None:
+    def check_part(self, part: tuple[slice, ...], array: Any = None) -> None:
         """Compares the files that a part lies in with the time when the store was opened.
 
         Raises:
             FileChangedError: one was changed since.
         """
+        if array is None:
+            with self._reading() as array:
+                self.check_part(part, array)
+            return
         if self._store.files.is_remote or not all(array.shape):
             return
         extents = array.shards or array.chunks
@@ -147,10 +147,10 @@ class LibraryArray(LibraryRows):
         keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
         self._store.ranges([key_of(self._name, key) for key in keys])
 
-    def __call__(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
+    def read_part(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self._reading() as array:
             found = np.asarray(array[part])
-            self._check_part(array, part)
+            self.check_part(part, array)
             return found
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -162,7 +162,7 @@ class LibraryArray(LibraryRows):
             found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
             inner = tuple(slice(0, extent) for extent in self.shape[1:])
             for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
-                self._check_part(array, (slice(row, row + 1), *inner))
+                self.check_part((slice(row, row + 1), *inner), array)
         return [found[place] for place in places.tolist()]
 
     def whole(self) -> npt.NDArray[Any]:
@@ -189,7 +189,7 @@ class LibraryArray(LibraryRows):
                 f"{self.where} holds {self.dtype}, of which samples can't be made: numbers can, "
                 "and strings as rows"
             )
-        return LibraryChunks(grid, self.dtype, self, self.how, fill)
+        return LibraryChunks(grid, self.dtype, self.read_part, self.check_part, self.how, fill)
 
 
 def _holds_strings(metadata: dict[str, Any]) -> bool:
