@@ -312,13 +312,7 @@ class pad_collate:
         self._text = short_call("pad_collate", pad_collate, locals())
         self._fields = None
         if fields is not None:
-            try:
-                self._fields = Fields(fields, "fields")
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{error} (pad_collate makes a collate function: write "
-                    "collate_fn=pad_collate(), with brackets)"
-                ) from None
+            self._fields = Fields(fields, "fields")
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side)
         self._value: Number = 0
         self._values: dict[str, Number] = {}
@@ -536,10 +530,7 @@ class TextCollator:
         self._special = torch.tensor(special, dtype=torch.int64, device="cpu")
         pads = _values_by_field("pad_values", pad_values or {})
         self._values: dict[str, Number] = {"input_ids": self.pad_token_id, **_ALONG, **pads}
-        self._pad = self._values["input_ids"]
-        is_plain = type(self._pad) is int and abs(self._pad) < 1 << 63
-        has_others = "labels" in pads or self._values["attention_mask"] != 0
-        self._joins = is_plain and labels != "masked" and not has_others
+        self._joins = labels != "masked" and not pads
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Collates samples into a batch."""
@@ -578,7 +569,7 @@ class TextCollator:
         """
         joined = None
         if self._joins:
-            joined = self._padding.join(ids, lengths, self._pad)
+            joined = self._padding.join(ids, lengths, self.pad_token_id)
         if joined is None:
             return None
         rows, inside = joined

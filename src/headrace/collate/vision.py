@@ -251,12 +251,8 @@ class VisionCollator:
             )
         means, stds, fits_grey = _statistics(statistics, mean, std)
         made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
-        self._normalization = Normalization(means, stds, fits_grey, made_as)
-        self._normalizes = bool(normalize)
-        self.device_normalization: Normalization | None = None
-        """How a device normalises uint8 images. None: nothing is normalised there."""
-        if normalize is True:
-            self.device_normalization = self._normalization
+        self.normalization: Normalization = Normalization(means, stds, fits_grey, made_as)
+        self.normalize: bool | Literal["host"] = normalize
         self._pixels: list[torch.Tensor] | None = None
         self._fields = None
         if fields is not None:
@@ -279,7 +275,7 @@ class VisionCollator:
     @contextlib.contextmanager
     def leaving_pixels(self) -> Iterator[list[torch.Tensor]]:
         """Context in which batches of uint8 images stay uint8 and are collected in the yielded
-        list. The receiver normalises them, by `device_normalization`.
+        list. The receiver normalises them.
         """
         pixels: list[torch.Tensor] = []
         self._pixels = pixels
@@ -308,17 +304,17 @@ class VisionCollator:
         first = images[0]
         check_alike(images, path, _ONE_SHAPE)
         shape = (len(images), *first.shape)
-        if self._normalizes:
-            _factors(self._normalization, len(first))  # which looks at the number of channels
-        if not self._normalizes or (first.dtype == torch.uint8 and self._pixels is not None):
+        if self.normalize:
+            _factors(self.normalization, len(first))  # which looks at the number of channels
+        if not self.normalize or (first.dtype == torch.uint8 and self._pixels is not None):
             batch = torch.stack(images, out=empty(shape, first.dtype))
-            if self._normalizes and self._pixels is not None:
+            if self.normalize and self._pixels is not None:
                 self._pixels.append(batch)
             return batch
-        batch = empty(shape, self._normalization.dtype)
+        batch = empty(shape, self.normalization.dtype)
         for to, image in zip(batch, images, strict=True):
             pixels = image if image.dtype == torch.uint8 else image.float()
-            self._normalization.write(pixels.numpy(force=True), as_array(to))
+            self.normalization.write(pixels.numpy(force=True), as_array(to))
         return batch
 
     def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:
@@ -333,14 +329,14 @@ class VisionCollator:
             )
             raise _unfit(number, path, remedy, f"is {shape_of(value)}")
         image = image.as_subclass(torch.Tensor)
-        if self._normalizes and image.dtype != torch.uint8:
+        if self.normalize and image.dtype != torch.uint8:
             _check_range(image, number, path)
         if image.ndim == 2:
             return image[None]
         channels = self._channels
         if channels is None:
-            counts = {len(self._normalization.means)}
-            if self._normalization.fits_grey or counts == {1}:
+            counts = {len(self.normalization.means)}
+            if self.normalization.fits_grey or counts == {1}:
                 counts = {1, 3}
             is_first = image.shape[0] in counts
             if is_first == (image.shape[2] in counts):

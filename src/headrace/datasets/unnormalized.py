@@ -100,10 +100,9 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
             left = part.sample_decoder.unnormalized()
     function = collating.function
     if left is None:
-        if type(function) is VisionCollator and collating.calls(function):
-            normalization = function.device_normalization
-            if normalization is not None:
-                return DevicePixels(normalization, function, collating)
+        is_called = type(function) is VisionCollator and collating.calls(function)
+        if is_called and function.normalize is True:
+            return DevicePixels(function.normalization, function, collating)
         return None
     if not isinstance(dataset, BaseDataset) or _may_look_at_images(dataset):
         return None

@@ -50,7 +50,7 @@ _MASK_DTYPES: dict[str, type] = {
 """By the modes of Pillow's images that masks may have."""
 
 
-@decoding
+@decoding()
 def decode_mask(data: Any, left: Left | None = None) -> Mask:
     """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32
     bits, or 0 and 1 for one bit.

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from headrace.arguments import described
 from headrace.core.views import ColumnTargets, TargetSequence
@@ -117,11 +116,7 @@ def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
         isinstance(key, str) for key in getattr(targets, "index", [None])
     ):
         return dict(targets.to_dict())
-    values = targets
-    if isinstance(values, torch.Tensor):
-        values = values.numpy(force=True)
-    elif not isinstance(values, (list, tuple)):
-        values = np.asarray(values)
+    values = targets if isinstance(targets, (list, tuple)) else np.asarray(targets)
     is_listed = not isinstance(data_path, (str, bytes, os.PathLike))
     if is_listed and (isinstance(values, (list, tuple)) or values.ndim):
         entries = list(map(os.fsdecode, entries_of(data_path)))
@@ -164,9 +159,7 @@ def given_targets(wanted: Wanted, files: FileSet) -> Labels:
         if targets is None:
             return Labels(None, [])
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
-    made, classes = encoded(_separated(values, wanted.label_separator))
-    _check_integers(made, "targets")
-    return Labels(made, classes)
+    return Labels(*encoded(_separated(values, wanted.label_separator), "targets"))
 
 
 # -- names
@@ -308,17 +301,9 @@ def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntA
 
     Raises:
         DataNotFoundError: an image has no mask; or a mask no image.
-        ConfigError: two images or two masks have one name; the masks are among the images.
+        ConfigError: two images or two masks have one name.
     """
     where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
-    for root in masks.roots if images.is_remote == masks.is_remote else ():
-        for other in images.searched:
-            if f"{os.path.normpath(root)}/".startswith(f"{os.path.normpath(other).rstrip('/')}/"):
-                raise ConfigError(
-                    f"targets: the masks lie in {redact(root)}, which is in the folder of the "
-                    f"images ({redact(other)}), so that they would be images too: pass the images' "
-                    "own folder as data_path"
-                )
     jpeg = ""
     numbers = dict[str, int]()
     for number, name in enumerate(map(os.fsdecode, masks.names)):
@@ -429,8 +414,12 @@ class MultiHot(FlatTargets):
         return target
 
 
-def encoded(values: list[Any]) -> tuple[Any, list[str]]:
-    """Values as targets, and the classes that texts among them are."""
+def encoded(values: list[Any], where: str = "") -> tuple[Any, list[str]]:
+    """Values as targets, and the classes that texts among them are.
+
+    Raises:
+        ConfigError: an integer is too large, and the message is to say `where`.
+    """
     if all(isinstance(value, str) for value in values):
         several = MultiHot([[value] for value in values])
         return several.numbers.astype(np.int64), several.classes
@@ -444,21 +433,17 @@ def encoded(values: list[Any]) -> tuple[Any, list[str]]:
         return several, several.classes
     if all(_is_integer(value) and int(value) in _INT64 for value in values):
         return np.array(values, np.int64), []
-    return list(values), []
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _check_integers(targets: Any, where: str) -> None:
-    """Raises a ConfigError where integers are too large."""
-    for value in targets if isinstance(targets, list) else ():
+    for value in values if where else ():
         if _is_integer(value) and int(value) not in _INT64:
             raise ConfigError(
                 f"{where} has {value}, an integer of more than 64 bits: give numbers in the range "
                 "of int64, or strings"
             )
+    return list(values), []
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _separated(values: list[Any], separator: str | None) -> list[Any]:
@@ -570,10 +555,7 @@ class Table(NamedTuple):
             if str not in kinds or not all(isinstance(one, str) for one in filled):
                 return values, []
             values = filled
-        made, classes = encoded(values)
-        if is_target:
-            _check_integers(made, where)
-        return made, classes
+        return encoded(values, where if is_target else "")
 
 
 def _is_missing(value: Any) -> bool:

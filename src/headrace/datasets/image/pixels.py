@@ -19,7 +19,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -182,10 +182,6 @@ _SIDEWAYS = (5, 6, 7, 8)
 _resize = torch.ops.aten._upsample_bilinear2d_aa.out  # what `interpolate` calls
 
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
 class Box(NamedTuple):
     """A part of an image, in its pixels as they stand upright."""
 
@@ -207,39 +203,35 @@ class Box(NamedTuple):
         return Box(top, left, max(bottom - top, 1), max(right - left, 1))
 
 
-def decoding(function: Callable[_P, _R]) -> Callable[_P, _R]:
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
     """Every error of a decoder, and every warning that is raised as an error, becomes a
     `FormatError`, so that it is the image's fault wherever it is decoded. Running out of memory or
     file descriptors is not.
     """
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(*args, **kwargs)
-        except FormatError:
+    try:
+        yield
+    except FormatError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise FormatError(_bomb(str(error))) from error
+    except UnidentifiedImageError as error:
+        names = ", ".join([*FORMATS, *_by_plugin()])
+        missing = [one for one in PLUGINS if not is_readable(one)]
+        if missing:
+            others = ", ".join(one.name for one in missing)
+            packages = " ".join(one.package for one in missing)
+            names += f"; for {others} pip install {packages}"
+        raise FormatError(
+            f"the content is no image ({names}), whatever the file's name says"
+        ) from error
+    except Exception as error:
+        if is_of_machine(error):
             raise
-        except Image.DecompressionBombError as error:
-            raise FormatError(_bomb(str(error))) from error
-        except UnidentifiedImageError as error:
-            names = ", ".join([*FORMATS, *_by_plugin()])
-            missing = [one for one in PLUGINS if not is_readable(one)]
-            if missing:
-                others = ", ".join(one.name for one in missing)
-                packages = " ".join(one.package for one in missing)
-                names += f"; for {others} pip install {packages}"
-            raise FormatError(
-                f"the content is no image ({names}), whatever the file's name says"
-            ) from error
-        except Exception as error:
-            if is_of_machine(error):
-                raise
-            raise FormatError(f"broken image: {str(error) or type(error).__name__}") from error
-
-    return call
+        raise FormatError(f"broken image: {str(error) or type(error).__name__}") from error
 
 
-@decoding
+@decoding()
 def decode_image(
     data: Any,
     color: str = "RGB",
@@ -299,7 +291,7 @@ def decode_image(
     return made
 
 
-@decoding
+@decoding()
 def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
     """Height and width of an encoded image as it stands upright, as its header says. (`left`: as
     for `decode_image`.)
@@ -310,12 +302,10 @@ def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
     header = _jpeg_header(data)
     if header is not None:
         return header.upright
-    try:
-        with open_image(data) as image:
-            if image.format != "TIFF":  # whose reader turns the image itself, as it loads it
-                return _upright_shape(image.height, image.width, _orientation_of(image))
-    except Exception:  # `decode_image` says what is wrong
-        pass
+    # `decode_image` says what is wrong
+    with contextlib.suppress(Exception), open_image(data) as image:
+        if image.format != "TIFF":  # whose reader turns the image itself, as it loads it
+            return _upright_shape(image.height, image.width, _orientation_of(image))
     height, width = decode_image(data, left=left).shape[:2]
     return height, width
 
