@@ -5,7 +5,7 @@ sequences, and texts or tokens for a language model or a text classifier.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,11 +17,12 @@ from headrace.collate.stack import (
     USUAL,
     Field,
     FieldPath,
-    Fields,
     at_path,
     check_alike,
+    field_names,
     from_array,
     is_numeric,
+    named_paths,
     shape_of,
     shown_fields,
     stack_inside,
@@ -312,7 +313,7 @@ class pad_collate:
         self._text = short_call("pad_collate", pad_collate, locals())
         self._fields = None
         if fields is not None:
-            self._fields = Fields(fields, "fields")
+            self._fields = field_names(fields, "fields")
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, padding_side)
         self._value: Number = 0
         self._values: dict[str, Number] = {}
@@ -320,36 +321,35 @@ class pad_collate:
             self._value = pad_value
         else:
             self._values = _values_by_field("pad_value", pad_value)
-        self._valued = Fields(self._values, "pad_value")
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
         samples = list(samples)
-        if samples:
-            self._valued.check(samples[0])
+        fields: Collection[FieldPath] | None = None
+        pads: dict[FieldPath, str] = {}
+        for sample in samples[:1]:
+            pads = named_paths(sample, self._values, "pad_value")
             if self._fields is not None:
-                self._fields.check(samples[0])
-        return stack_tree(samples, self._special, _ONE_SHAPE)
+                fields = named_paths(sample, self._fields, "fields")
+
+        def special(values: list[Any], path: FieldPath) -> Any:
+            is_sequence = fields is None and sequence_in(values) is not None
+            if is_sequence or path in (fields or ()):
+                value = self._value
+                if path and _MASK in path[-1].names:
+                    value = 0
+                if path in pads:
+                    value = self._values[pads[path]]
+                padded, lengths = self._padding.apply(to_rows(values, path), value, path)
+                return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
+            if isinstance(values[0], Mapping):
+                return _with_masks(stack_inside(values, path, special, _ONE_SHAPE), path)
+            return USUAL
+
+        return stack_tree(samples, special, _ONE_SHAPE)
 
     def __repr__(self) -> str:
         return self._text
-
-    def _special(self, values: list[Any], path: FieldPath) -> Any:
-        if self._fields is None:
-            is_padded = sequence_in(values) is not None
-        else:
-            is_padded = self._fields.find(path) is not None
-        if is_padded:
-            value = self._value
-            if path and _MASK in path[-1].names:
-                value = 0
-            value = self._values.get(self._valued.find(path) or "", value)
-            padded, lengths = self._padding.apply(to_rows(values, path), value, path)
-            return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
-        if isinstance(values[0], Mapping):
-            batch = stack_inside(values, path, self._special, _ONE_SHAPE)
-            return _with_masks(batch, path)
-        return USUAL
 
 
 def _values_by_field(name: str, given: Any) -> dict[str, Number]:

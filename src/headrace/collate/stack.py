@@ -61,60 +61,58 @@ def shown_fields(value: Any) -> str:
     return f"the fields {', '.join(names)}, in a {type(value).__name__}"
 
 
-class Fields:
-    """Fields that the user named.
-
-    Args:
-        given: a field, or several.
-        argument: the argument that they were given as, for messages.
+def field_names(given: Field | Iterable[Field], argument: str) -> list[str]:
+    """The names of a field, or of several, that the user passed as an argument.
 
     Raises:
         ConfigError: something else than keys and positions was given.
     """
-
-    def __init__(self, given: Field | Iterable[Field], argument: str) -> None:
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            given = [given]
-        self.names: list[str] = []
-        self.argument: str = argument
-        for name in given:
-            if isinstance(name, bool) or not isinstance(name, (str, int)):
-                raise ConfigError(
-                    f"{argument} must hold keys (texts) or positions (integers) of a sample, not "
-                    f"a {type(name).__name__}"
-                )
-            self.names.append(str(name))
-
-    def find(self, path: FieldPath) -> str | None:
-        """The name of the field at a path; "" names the sample itself."""
-        for name in self.names:
-            parts = [part for part in name.split(".") if part]
-            if len(path) == 1:
-                parts = [name]
-            is_named = all(part in step.names for part, step in zip(parts, path, strict=False))
-            if is_named and len(parts) == len(path):
-                return name
-        return None
-
-    def check(self, sample: Any) -> None:
-        """Raises a ConfigError where the sample has no such field; the message lists those that it
-        has.
-        """
-        for name in self.names:
-            if not (_has(sample, [name]) or _has(sample, name.split("."))):
-                raise ConfigError(
-                    f"{self.argument}: the samples have no field {name!r}; a sample has "
-                    f"{shown_fields(sample)}"
-                )
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = [given]
+    names: list[str] = []
+    for name in given:
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            raise ConfigError(
+                f"{argument} must hold keys (texts) or positions (integers) of a sample, not "
+                f"a {type(name).__name__}"
+            )
+        names.append(str(name))
+    return names
 
 
-def _has(value: Any, parts: list[str]) -> bool:
-    if not parts:
-        return True
-    return any(
-        parts[0] in step_to(value, key).names and _has(field_of(value, key), parts[1:])
-        for key in keys_of(value) or ()
-    )
+def field_at(sample: Any, names: Iterable[str]) -> tuple[FieldPath, Any] | None:
+    """The way that names lead inside of a sample, and what lies there; None: it has no such
+    field.
+    """
+    path: FieldPath = ()
+    for name in names:
+        for key in keys_of(sample) or ():
+            step = step_to(sample, key)
+            if name in step.names:
+                path += (step,)
+                sample = field_of(sample, key)
+                break
+        else:
+            return None
+    return path, sample
+
+
+def named_paths(sample: Any, names: Iterable[str], argument: str) -> dict[FieldPath, str]:
+    """The names of fields by the ways to them.
+
+    Raises:
+        ConfigError: the sample has no such field; the message lists those that it has.
+    """
+    paths: dict[FieldPath, str] = {}
+    for name in names:
+        found = field_at(sample, [name]) or field_at(sample, name.split("."))
+        if found is None:
+            raise ConfigError(
+                f"{argument}: the samples have no field {name!r}; a sample has "
+                f"{shown_fields(sample)}"
+            )
+        paths[found[0]] = name
+    return paths
 
 
 Batch: TypeAlias = torch.Tensor | Mapping[Any, Any] | Sequence[Any]

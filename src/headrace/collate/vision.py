@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,23 +17,24 @@ from headrace.collate.stack import (
     USUAL,
     Field,
     FieldPath,
-    Fields,
     at_path,
     check_alike,
+    field_at,
+    field_names,
     from_array,
     is_numeric,
+    named_paths,
     owned,
     shape_of,
     shown_fields,
     stack_inside,
     stack_tree,
-    step_to,
 )
 from headrace.display import short_call
 from headrace.dtypes import AnyArray
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
-from headrace.memory.tree import field_of, keys_of
+from headrace.memory.tree import keys_of
 
 STATISTICS = {  # mean and standard deviation of red, green and blue, where pixels are in [0, 1]
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -256,17 +257,18 @@ class VisionCollator:
         self._pixels: list[torch.Tensor] | None = None
         self._fields = None
         if fields is not None:
-            self._fields = Fields(fields, "fields")
+            self._fields = field_names(fields, "fields")
         self._channels = channels
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
         samples = list(samples)
-        fields = self._fields or Fields((), "fields")
-        if samples and self._fields is None:
-            fields = Fields(".".join(_path_to_image(samples[0])), "fields")
-        elif samples:
-            fields.check(samples[0])
+        fields: Collection[FieldPath] = ()
+        for sample in samples[:1]:
+            if self._fields is None:
+                fields = [_path_to_image(sample)]
+            else:
+                fields = named_paths(sample, self._fields, "fields")
         return stack_tree(samples, functools.partial(self._special, fields, False), _ONE_SHAPE)
 
     def __repr__(self) -> str:
@@ -284,7 +286,9 @@ class VisionCollator:
         finally:
             self._pixels = None
 
-    def _special(self, fields: Fields, of_objects: bool, values: list[Any], path: FieldPath) -> Any:
+    def _special(
+        self, fields: Collection[FieldPath], of_objects: bool, values: list[Any], path: FieldPath
+    ) -> Any:
         """`fields` are the images; `of_objects`: the values lie in a dict with boxes."""
         first = values[0]
         if of_objects and path[-1].names[0] in _OF_OBJECTS:
@@ -294,8 +298,8 @@ class VisionCollator:
             special = functools.partial(self._special, fields, has_boxes)
             return stack_inside(values, path, special, _ONE_SHAPE)
         is_array = isinstance(first, torch.Tensor) or is_numeric(first)
-        are_named = [fields.find(path[:end]) is not None for end in range(len(path) + 1)]
-        if (are_named[-1] and keys_of(first) is None) or (is_array and any(are_named)):
+        lies_in_one = is_array and any(path[:end] in fields for end in range(len(path)))
+        if lies_in_one or (path in fields and keys_of(first) is None):
             return self._images(values, path)
         return USUAL
 
@@ -383,18 +387,17 @@ def _statistics(
     return means, stds, False
 
 
-def _path_to_image(sample: Any) -> list[str]:
-    """The names of the steps to the image, or to the images, where nobody named a field."""
-    names: list[str] = []
+def _path_to_image(sample: Any) -> FieldPath:
+    """The way to the image, or to the images, where nobody named a field."""
+    path: FieldPath = ()
     while not isinstance(sample, (torch.Tensor, np.ndarray)):
         wanted: Iterable[str] = _IMAGES
         if isinstance(sample, (tuple, list)):
-            if names:
+            if path:
                 break  # of several images
             wanted = ("0",)
-        fields = {step_to(sample, key).names[0]: key for key in keys_of(sample) or ()}
-        found = [name for name in wanted if name in fields]
-        if not found:
+        found = next(filter(None, (field_at(sample, [name]) for name in wanted)), None)
+        if found is None:
             raise _unfit(
                 0,
                 (),
@@ -402,9 +405,9 @@ def _path_to_image(sample: Any) -> list[str]:
                 "image numpy.asarray, or torchvision's PILToTensor)",
                 f"has no field {', '.join(map(repr, _IMAGES))}, but {shown_fields(sample)}",
             )
-        names.append(found[0])
-        sample = field_of(sample, fields[found[0]])
-    return names
+        path += found[0]
+        sample = found[1]
+    return path
 
 
 def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:
