@@ -100,10 +100,11 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
             left = part.sample_decoder.unnormalized()
     function = collating.function
     if left is None:
-        is_called = type(function) is VisionCollator and collating.calls(function)
-        if is_called and function.normalize is True:
-            return DevicePixels(function.normalization, function, collating)
-        return None
+        if type(function) is not VisionCollator or not collating.calls(function):
+            return None
+        if function.normalize is not True:
+            return None
+        return DevicePixels(function.normalization, function, collating)
     if not isinstance(dataset, BaseDataset) or _may_look_at_images(dataset):
         return None
     only_joins = function is list_collate or type(function) is DetectionCollator
