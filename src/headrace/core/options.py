@@ -276,9 +276,9 @@ def check_common(options: Mapping[str, Any]) -> None:
                 f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}"
             )
     on_error = options.get("on_error", "raise")
-    if not isinstance(on_error, str):
+    if callable(on_error):
         check_callable("on_error", on_error)
-    if on_error is None or (isinstance(on_error, str) and on_error not in ("raise", "skip")):
+    elif on_error not in ("raise", "skip"):
         raise ConfigError(
             f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}"
         )

@@ -552,19 +552,10 @@ def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
         if module.startswith("headrace."):
             if frame.f_locals.get("self") is not own:
                 return
-        elif _may_be_asker(frame, module):
+        # `f_locals` of others, such as a training loop, hold on to batches
+        elif frame.f_code.co_name in ("__iter__", "__next__") or module.startswith(_LIBRARIES):
             asker = frame.f_locals.get("self")
             is_of_library = type(asker).__module__.startswith(_LIBRARIES)
             if asker is not own and (is_of_library or isinstance(asker, _KINDS)):
                 yield asker
         frame = frame.f_back
-
-
-def _may_be_asker(frame: FrameType, module: str) -> bool:
-    """Looks at the code first: `f_locals` holds on to values, which in a training loop are
-    batches.
-    """
-    if frame.f_code.co_name in ("__iter__", "__next__") or module.startswith(_LIBRARIES):
-        return True
-    cls = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
-    return isinstance(cls, type) and issubclass(cls, _KINDS)
