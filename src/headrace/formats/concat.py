@@ -58,19 +58,15 @@ class ConcatSource(ArraySource, Generic[S]):
     def parts_of(self, indices: Sequence[int] | IntArray) -> list[Part[S]]:
         """The samples of each source."""
         wanted = np.asarray(indices, np.int64)
-        if not wanted.size:
-            return []
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        order = numbers.argsort(kind="stable")
-        numbers = numbers[order]
-        inner = (wanted[order] - self._starts[numbers]).tolist()
-        places = order.tolist()
-        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(places)]
-        each = zip(numbers[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True)
-        return [
-            Part(self.sources[number], inner[first:end], places[first:end])
-            for number, (first, end) in each
-        ]
+        inner = (wanted - self._starts[numbers]).tolist()
+        parts: dict[int, Part[S]] = {}
+        for place, number in enumerate(numbers.tolist()):
+            if number not in parts:
+                parts[number] = Part(self.sources[number], [], [])
+            parts[number].indices.append(inner[place])
+            parts[number].places.append(place)
+        return [parts[number] for number in sorted(parts)]
 
     def prefetch(self, parts: list[Part[S]]) -> None:
         """Asks at once for the parts of several sources, which are read next: a server is asked for
@@ -87,18 +83,17 @@ class ConcatSource(ArraySource, Generic[S]):
     def read(self, indices: Sequence[int]) -> list[Any]:
         parts = self.parts_of(indices)
         self.prefetch(parts)
-        return self._gathered(parts, [part.source.read(part.indices) for part in parts])
+        records: list[Any] = [None] * len(indices)
+        for part in parts:
+            for place, record in zip(part.places, part.source.read(part.indices), strict=True):
+                records[place] = record
+        return records
 
     def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        parts = self.parts_of(indices)
-        return self._gathered(parts, [part.source.read_afresh(part.indices) for part in parts])
-
-    def _gathered(self, parts: list[Part[S]], each: list[list[Any]]) -> list[Any]:
-        """Records by part, in the order in which they are wanted."""
-        records: list[Any] = [None] * sum(map(len, each))
-        for part, found in zip(parts, each, strict=True):
-            for place, record in zip(part.places, found, strict=True):
-                records[place] = record
+        records: list[Any] = []
+        for index in indices:
+            number, inner = self.place(index)
+            records += self.sources[number].read_afresh([inner])
         return records
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
