@@ -356,7 +356,9 @@ def eager(
         if store.is_mixed and len(store) < len(numbers):
             # rows that left for a value of another kind are read again
             held.fill(load, groups, threads or usable_cpus(), progress)
-        reserved.resize(-(-store.nbytes // ranks))
+        taken = -(-store.nbytes // ranks)
+        if nbytes is None or taken > part:
+            reserved.resize(taken)
     except BaseException:
         reserved.close()
         raise
