@@ -155,7 +155,7 @@ def test_memory_is_explained_for_every_dataset() -> None:
     text = foreign.explain()
     assert text.count("memory budget:") == 1
     list(foreign)
-    measured = r"memory: \d+\.\d MB are set aside for batches on their way"
+    measured = r"batches on their way: \d+\.\d MB"
     assert re.search(measured, foreign.explain())
     foreign.close()
     assert explained(SquareDataset()).count("memory budget:") == 1

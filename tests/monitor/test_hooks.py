@@ -150,8 +150,9 @@ def ticks() -> Ticks:
 
 
 @pytest.fixture
-def monitor(ticks: Ticks) -> LoadingMonitor:
-    return LoadingMonitor(enable_monitoring=False, clock=ticks)
+def monitor(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> LoadingMonitor:
+    monkeypatch.setattr(time, "perf_counter", ticks)
+    return LoadingMonitor(enable_monitoring=False)
 
 
 def test_a_monitor_watches_any_loop(ticks: Ticks, monitor: LoadingMonitor) -> None:

@@ -25,13 +25,15 @@ class World:
         self.now, self.used, self.pss, self.looks = 100.0, 1 * GB, 300 * MB, 0
         self.others: list[Limit] = [HOST]
         monkeypatch.setattr(module, "pss_of", lambda pid: self.pss if pid == os.getpid() else 1 / 0)
+        monkeypatch.setattr(module, "memory_limits", self.limits)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
     def limits(self) -> Sequence[Limit]:
         self.looks += 1
         return [*self.others, Limit("cgroup", 4 * GB, self.used)]
 
     def monitor(self, interval: float = 1.0) -> MemoryMonitor:
-        return MemoryMonitor(interval, limits=self.limits, clock=lambda: self.now)
+        return MemoryMonitor(interval)
 
 
 @pytest.fixture

@@ -196,23 +196,18 @@ class LoaderMemory:
         if dataset.loading_mode is LoadingMode.EAGER:
             return
         block = dataset.sample_source.block_nbytes
-        free = self.budget.available
-        whole = 0  # bytes of all blocks, if a process may keep them
+        needed = block * max(1, blocks)
+        wanted = needed
+        if not blocks:
+            wanted = max(block, CHUNK_BYTES)
         if dataset.loading_mode is LoadingMode.LAZY and (blocks or is_random):
             whole = dataset.sample_source.decoded_nbytes
-        if blocks:
-            wanted = needed = block * blocks
+            room = self.budget.available // processes // 2
             # later epochs find a small table where all processes together have no more of it than
             # blocks are open at most, and half of the budget has room for that
-            if whole * processes <= min(OPEN_BYTES, free // 2):
-                wanted = needed = max(wanted, whole)
-        else:
-            wanted = max(block, CHUNK_BYTES)
-            needed = block
-            room = free // processes // 2
-            if whole <= room:
+            if whole <= room and (is_random or whole * processes <= OPEN_BYTES):
                 wanted = max(wanted, whole)
-            else:
+            elif is_random:
                 warn(
                     f"shuffle=True: the blocks of {type(dataset).__name__} take "
                     f"{format_size(whole)} when they are decoded, and {format_size(room)} (half of "

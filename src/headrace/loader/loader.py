@@ -529,10 +529,11 @@ class Loader(DataLoader[B]):
             **self._stats.as_dict(),
         )
         # views share one
-        stores = [inner.held for inner in inner_datasets(self.dataset)]
+        stores = {id(inner.held): inner.held for inner in inner_datasets(self.dataset)}
         cached: Counter[str] = Counter()
-        for store in {id(store): store for store in stores if store is not None}.values():
-            cached.update(store.stats())
+        for store in stores.values():
+            if store is not None:
+                cached.update(store.stats())
         stats.update(cached)
         pool = self._pool
         running = self._state.running
@@ -578,9 +579,6 @@ class Loader(DataLoader[B]):
                 f"images: uint8 until {torch.device(config.device)}, and normalised there, to "
                 f"{dtype} (normalize='host': on the host)"
             )
-        if self._memory.reservation is not None:
-            size = format_size(self._memory.reservation.nbytes)
-            lines.append(f"memory: {size} are set aside for batches on their way")
         if is_own:
             lines.append(dataset.explain())
         if not is_own or config.max_memory_usage is not None:

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_seconds, checks_keywords
 from headrace.memory.budget import parse_size
-from headrace.memory.limits import Limit, memory_limits, tightest
+from headrace.memory.limits import memory_limits, tightest
 from headrace.memory.processes import renew_after_fork
 from headrace.monitor.stats import pss_of
 
@@ -30,24 +28,14 @@ class MemoryMonitor:
 
     Args:
         interval: minimum seconds between two measurements, each of which takes about a millisecond.
-        limits: a callable that returns the current memory limits.
-        clock: a callable that returns monotonic seconds.
 
     Raises:
         ConfigError: `interval` is not a number of at least 0.
     """
 
     @checks_keywords
-    def __init__(
-        self,
-        interval: float = 1.0,
-        *,
-        limits: Callable[[], Sequence[Limit]] = memory_limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, interval: float = 1.0) -> None:
         self.interval: float = check_seconds("interval", interval)
-        self._limits = limits
-        self._clock = clock
         self._forget()
 
     def _forget(self) -> None:
@@ -70,11 +58,11 @@ class MemoryMonitor:
         Returns:
             True if it measured.
         """
-        now = self._clock()
+        now = time.monotonic()
         if self._measured_at is not None and now - self._measured_at < self.interval:
             return False
         self._measured_at = now
-        self._limit = tightest(self._limits())
+        self._limit = tightest(memory_limits())
         self._pss = pss_of(os.getpid())
         self._peak_used = max(self._peak_used, self._limit.used)
         self._peak_pss = max(self._peak_pss, self._pss)
@@ -113,11 +101,10 @@ class MemoryMonitor:
         Raises:
             ConfigError: `nbytes` is not a size.
         """
-        return parse_size(nbytes, "nbytes") <= tightest(self._limits()).headroom
+        return parse_size(nbytes, "nbytes") <= tightest(memory_limits()).headroom
 
     def __repr__(self) -> str:
         return f"MemoryMonitor(interval={self.interval!r})"
 
     def __reduce__(self) -> Any:
-        make = functools.partial(type(self), limits=self._limits, clock=self._clock)
-        return make, (self.interval,)
+        return type(self), (self.interval,)

@@ -226,15 +226,11 @@ class LoadingMonitor:
     Args:
         enable_monitoring: sample memory and CPU usage of this process and its children, at most
             once a second.
-        clock: a callable that returns monotonic seconds.
     """
 
     @checks_keywords
-    def __init__(
-        self, *, enable_monitoring: bool = True, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, *, enable_monitoring: bool = True) -> None:
         self._enabled = enable_monitoring
-        self._clock = clock
         self._stats = LoadingStats()
 
     def watch(
@@ -248,9 +244,9 @@ class LoadingMonitor:
             samples: a callable from a batch to its number of samples. None: each batch counts as
                 one.
         """
-        last = asked = self._clock()
+        last = asked = time.perf_counter()
         for batch in batches:
-            now = self._clock()
+            now = time.perf_counter()
             count = 1
             if samples is not None:
                 count = check_integer("watch: samples", samples(batch), 0)
@@ -259,7 +255,7 @@ class LoadingMonitor:
                 self._stats.look(None)
             last = now
             yield batch
-            asked = self._clock()
+            asked = time.perf_counter()
 
     def get_stats(self) -> Stats:
         """Returns those statistics of `Loader.get_stats()` that can be measured from outside. Times
