@@ -43,17 +43,20 @@ class EpisodeDecoder(Decoder):
     Args:
         dtypes: by key, the dtype that numbers are cast to.
         encoding: encoding of strings. None: strings are bytes.
-        sample_nbytes: bytes of a sample, if they are the same for all.
+        specs: shape and dtype of each value of a sample, if they are the same for all.
     """
 
     stores_values = False
 
     def __init__(
-        self, dtypes: Mapping[str, np.dtype[Any]], encoding: str | None, sample_nbytes: int | None
+        self,
+        dtypes: Mapping[str, np.dtype[Any]],
+        encoding: str | None,
+        specs: Mapping[str, ArraySpec] | None,
     ) -> None:
         self._dtypes = dict(dtypes)
         self._encoding = encoding
-        self._sample_nbytes = sample_nbytes
+        self._specs = specs
 
     def decode(self, record: Any) -> Any:
         values = {name: as_value(value, self._encoding) for name, value in record.items()}
@@ -65,29 +68,25 @@ class EpisodeDecoder(Decoder):
         return as_input(value)
 
     def sample_nbytes(self) -> int | None:
-        return self._sample_nbytes
+        if self._specs is None:
+            return None
+        return sum(spec.nbytes for spec in self._specs.values())
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         """Reads windows of numbers straight into their batch, if they are stacked and not held."""
         source = dataset.sample_source
-        if not isinstance(source, EpisodeSource) or source.static or dataset.targets is not None:
+        if not isinstance(source, EpisodeSource) or dataset.targets is not None:
             return None
-        window = source.windows.options.window
-        if window is None or not collating.stacks or not dataset.value_source.is_direct:
+        if self._specs is None or not collating.stacks or not dataset.value_source.is_direct:
             return None
-        columns: dict[str, ArraySpec | None] = {}
-        for key in source.keys:
-            dtype = self._dtypes.get(key.name, key.dtype.newbyteorder("="))
-            columns[key.name] = ArraySpec((key.window or 0, *key.row_shape), dtype)
-            if known_dtype(dtype) is None:
-                return None
-        columns[MASK] = ArraySpec((window,), np.dtype(bool))
+        if any(known_dtype(spec.dtype) is None for spec in self._specs.values()):
+            return None
 
         def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
             source.read_windows(indices, outs, cast_into)
             return sum(outs[key.name].size * key.dtype.itemsize for key in source.keys)
 
-        return ColumnReader("windows straight from storage", dataset, columns, read)
+        return ColumnReader("windows straight from storage", dataset, self._specs, read)
 
 
 class EpisodeCollator:
@@ -251,10 +250,9 @@ class EpisodeDataset(BaseDataset):
         except BaseException:
             source.close()
             raise
-        size = None if longest is None else _sample_nbytes(source, longest, dtypes)
         super().__init__(
             source,
-            sample_decoder=EpisodeDecoder(dtypes, encoding, size),
+            sample_decoder=EpisodeDecoder(dtypes, encoding, _specs_of(source, longest, dtypes)),
             transform=transform,
             loading_mode=loading_mode,
             **common,
@@ -397,17 +395,20 @@ def _window_options(
     return WindowOptions(window, stride or 1, before, window - 1 if after is None else after, pad)
 
 
-def _sample_nbytes(
-    source: EpisodeSource, window: int, dtypes: Mapping[str, np.dtype[Any]]
-) -> int | None:
-    """Bytes of a window of all keys and its mask; None: there are static values besides."""
-    if source.static:
+def _specs_of(
+    source: EpisodeSource, window: int | None, dtypes: Mapping[str, np.dtype[Any]]
+) -> dict[str, ArraySpec] | None:
+    """Shape and dtype of all keys of a window, and of its mask; None: of whole episodes, or where
+    there are static values besides.
+    """
+    if window is None or source.static:
         return None
-    nbytes = window
+    specs = dict[str, ArraySpec]()
     for key in source.keys:
-        numbers = (key.window or 0) * key.row_bytes // key.dtype.itemsize
-        nbytes += numbers * dtypes.get(key.name, key.dtype).itemsize
-    return nbytes
+        dtype = dtypes.get(key.name, key.dtype.newbyteorder("="))
+        specs[key.name] = ArraySpec((key.window or 0, *key.row_shape), dtype)
+    specs[MASK] = ArraySpec((window,), np.dtype(bool))
+    return specs
 
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:

@@ -94,7 +94,6 @@ class StreamingDataset(BaseDataset):
 
     reads_urls = True
     buffer_size: int
-    kind: str
     _in_mode = LoadingMode.STREAMING
 
     def __init__(
@@ -122,7 +121,7 @@ class StreamingDataset(BaseDataset):
         reach, common = split_options(options)
         rest: dict[str, Any] = {"transform": transform, **common}
         passed = {name: rest[name] for name in (*_TRANSFORMS, *_OF_READING) if name in rest}
-        self.kind, inner = _open(urls, decode, dataset_name, target_name, passed, reach)
+        inner = _open(urls, decode, dataset_name, target_name, passed, reach)
         if inner.sample_source.block_nbytes:
             inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
         # without what the dataset inside does itself
@@ -145,8 +144,8 @@ def _open(
     target_name: str | None,
     passed: Mapping[str, Any],
     reach: RemoteOptions,
-) -> tuple[str, BaseDataset]:
-    """The kind of some shards, and a lazy dataset over them.
+) -> BaseDataset:
+    """A lazy dataset over some shards.
 
     Args:
         urls: of shards, all of one kind.
@@ -174,25 +173,24 @@ def _open(
     usage = passed.get("max_memory_usage", 0.8)
     budget = MemoryBudget(usage, local_world_size=local_ranks)
     if kind == "tar":
-        members = TarSource(files, reach, progress)
-        of_members = MemberDecoder(decode, budget.left)
-        return kind, BaseDataset(members, sample_decoder=of_members, **passed)
+        members = TarSource(files, progress=progress, reach=reach)
+        return BaseDataset(members, sample_decoder=MemberDecoder(decode, budget.left), **passed)
     if kind in ("jsonl", "txt"):
         unit = "record" if kind == "jsonl" else "line"
         lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
-        return kind, BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
+        return BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     shards: Any = files
     if kind == "zarr":
         shards = resolve(urls, ZARR, reach, name="urls", server=files.server)
-        return kind, ZarrDataset(shards, dataset_name, target_name=target_name, **options)
+        return ZarrDataset(shards, dataset_name, target_name=target_name, **options)
     # what was packed of images or texts comes as it was packed
     packed = None if is_named else dialect_of(files, reach, HDF5, [PACK])
     if packed == (PACK, "image"):
-        return kind, ImageDataset(shards, **options)
+        return ImageDataset(shards, **options)
     if packed == (PACK, "text"):
-        return kind, TextDataset(shards, **options)
-    return kind, HDF5Dataset(shards, dataset_name, target_name=target_name, **options)
+        return TextDataset(shards, **options)
+    return HDF5Dataset(shards, dataset_name, target_name=target_name, **options)
 
 
 def _kind_of(files: FileSet) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.casting import DTypeArgument, cast, cast_into, dtype_named
+from headrace.casting import DTypeArgument, cast, dtype_named
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -19,7 +18,7 @@ from headrace.core.options import LoadingMode, ModeName, PathOptions, check_argu
 from headrace.datasets.arrays import as_input, checked_list, joined_rows, joined_targets
 from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
 from headrace.datasets.image.pixels import Left
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import warn_of_splits
 from headrace.formats.resolve.resolver import DataPath, resolve
@@ -55,7 +54,6 @@ class TableDecoder(BytesDecoder):
         left: Left,
     ) -> None:
         super().__init__(decoders, one, left)
-        self._stored = dict(specs)
         self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
         self._lists = frozenset(lists)
         self._dtype = dtype
@@ -79,10 +77,10 @@ class TableDecoder(BytesDecoder):
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """Makes stacked batches of dicts column by column, where nothing is held."""
+        """Makes stacked batches of dicts column by column, where nothing is held, nor cast."""
         source = dataset.sample_source
         decoder = dataset.sample_decoder
-        if self.column is not None or self.decoders or not isinstance(source, TableSource):
+        if self.column is not None or not self.stores_values or not isinstance(source, TableSource):
             return None
         if not collating.stacks or not dataset.value_source.is_direct:
             return None
@@ -90,18 +88,10 @@ class TableDecoder(BytesDecoder):
             return None
         if not all(name in self._lists or is_known(spec) for name, spec in self._specs.items()):
             return None
-        cast = {
-            name: spec for name, spec in self._stored.items() if spec and spec != self._specs[name]
-        }
 
-        def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
-            beside = {}
-            for name, spec in cast.items():
-                beside[name] = np.empty((len(indices), *spec.shape), spec.dtype)
-            source.read_columns(indices, {**outs, **beside})
-            for name, values in beside.items():
-                cast_into(values, outs[name])
-            return sum(map(_nbytes, (*outs.values(), *beside.values())))
+        def read(indices: IntArray, outs: dict[str, Any]) -> int:
+            source.read_columns(indices, outs)
+            return sum(map(_nbytes, outs.values()))
 
         return ColumnReader("column by column, straight from storage", dataset, self._specs, read)
 
