@@ -37,6 +37,7 @@ class TestPackedNames:
         for n in [0, 1, 65_536, 65_537]:
             wanted = [str(i).encode() for i in range(n)]
             packed = PackedNames(iter(wanted))
-            chunks = list(packed.chunks())
-            assert [name for chunk in chunks for name in chunk] == wanted == list(packed)
-            assert all(chunks)
+            assert list(packed) == wanted
+            twice = PackedNames.joined([packed, packed])
+            assert twice is not None and list(twice) == wanted + wanted
+        assert PackedNames.joined([packed, None]) is None

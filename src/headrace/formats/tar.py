@@ -34,7 +34,7 @@ from headrace.io.array_file import ArrayFile, Unkept
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.local_files import LocalFiles
-from headrace.io.packed_strings import NamesBuilder, PackedNames
+from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -470,12 +470,12 @@ class TarSource(Locatable):
         members = np.cumsum([0, *(len(index.offsets) for index in indices)])
         first = list[npt.NDArray[np.int64]]()
         kinds = list[npt.NDArray[np.int32]]()
-        keys = NamesBuilder()
+        keys = list[PackedNames | None]()
         numbers = dict[bytes, int]()
         noted = defaultdict[str, list[tuple[str, int, str]]](list)
         for index, start, shard in zip(indices, members[:-1], self._shown, strict=True):
             first.append(index.first[:-1] + start)
-            keys.add_joined(index.keys, np.diff(index.key_offsets))
+            keys.append(PackedNames.from_arrays(index.keys, index.key_offsets))
             extensions = PackedNames.from_arrays(index.extensions, index.extension_offsets)
             here = [numbers.setdefault(extension, len(numbers)) for extension in extensions]
             kinds.append(np.array(here, np.int32)[index.kinds])
@@ -485,7 +485,7 @@ class TarSource(Locatable):
         self._offsets = SharedArray(np.concatenate([index.offsets for index in indices]))
         self._sizes = SharedArray(np.concatenate([index.sizes for index in indices]))
         self._kinds = SharedArray(np.concatenate(kinds))
-        self.keys: PackedNames = keys.build()
+        self.keys = PackedNames.joined(keys) or PackedNames()
         self.extensions: PackedNames = PackedNames(numbers)
         self._others = sum(count for _, count, _ in noted["others"])
         for what, notes in noted.items():

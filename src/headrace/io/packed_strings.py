@@ -8,7 +8,6 @@ room, and each worker would copy it.
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,18 +20,13 @@ _CHUNK = 1 << 16  # names that are Python objects at the same time
 
 
 class PackedNames(Sequence[bytes]):
-    """Many byte strings in two flat, read-only arrays, which workers share.
-
-    Args:
-        names: taken one after the other; they need not be in memory at once.
-    """
+    """Many byte strings in two flat, read-only arrays, which workers share."""
 
     def __init__(self, names: Iterable[bytes] = ()) -> None:
-        builder = NamesBuilder()
-        builder.extend(names)
-        data, offsets = builder.arrays()
-        self._bytes = SharedArray(data)
-        self._offsets = SharedArray(offsets)
+        listed = list(names)
+        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
+        self._bytes = SharedArray(np.frombuffer(b"".join(listed), np.uint8))
+        self._offsets = SharedArray(_offsets_of(lengths))
 
     @classmethod
     def from_arrays(
@@ -45,15 +39,16 @@ class PackedNames(Sequence[bytes]):
         return packed
 
     @classmethod
-    def joined(cls, each: Sequence[PackedNames | None]) -> PackedNames | None:
+    def joined(cls, each: Iterable[PackedNames | None]) -> PackedNames | None:
         """The names of all, one after the other; None where some are None."""
-        builder = NamesBuilder()
+        data = [np.empty(0, np.uint8)]
+        lengths = [np.empty(0, np.int64)]
         for names in each:
             if names is None:
                 return None
-            data, offsets = names.arrays
-            builder.add_joined(data, np.diff(offsets))
-        return builder.build()
+            data.append(names._bytes.array)
+            lengths.append(np.diff(names._offsets.array))
+        return cls.from_arrays(np.concatenate(data), _offsets_of(np.concatenate(lengths)))
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -74,17 +69,13 @@ class PackedNames(Sequence[bytes]):
         return data[offsets[index] : offsets[index + 1]].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self.chunks():
-            yield from chunk
-
-    def chunks(self) -> Iterator[list[bytes]]:
-        """All names in order, some thousands at a time."""
         data, offsets = self.arrays
         for start in range(0, len(self), _CHUNK):
             ends = offsets[start : start + _CHUNK + 1].tolist()
             first = ends[0]
             joined = data[first : ends[-1]].tobytes()
-            yield [joined[a - first : b - first] for a, b in itertools.pairwise(ends)]
+            for begin, end in itertools.pairwise(ends):
+                yield joined[begin - first : end - first]
 
     def end_in(self, *endings: str) -> npt.NDArray[np.bool_]:
         """Which names end in one of these, in ASCII letters and dots, in any case ([n] bool)."""
@@ -101,48 +92,10 @@ class PackedNames(Sequence[bytes]):
 
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
         """The names at some positions ([m] int64), in that order."""
-        data, offsets = self.arrays
-        view = data.data
-        packed = NamesBuilder()
-        for start in range(0, len(order), _CHUNK):
-            chosen = order[start : start + _CHUNK]
-            begins = offsets[chosen]
-            ends = offsets[chosen + 1]
-            joined = b"".join(
-                [view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-            )
-            packed.add_joined(joined, ends - begins)
-        return packed.build()
+        return PackedNames(map(self.__getitem__, order.tolist()))
 
 
-class NamesBuilder:
-    """Takes names in, and holds little more than what a `PackedNames` of them holds."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._offsets = array("q", [0])
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def extend(self, names: Iterable[bytes]) -> None:
-        """Adds names one after the other."""
-        coming = iter(names)
-        while chunk := list(itertools.islice(coming, _CHUNK)):
-            self.add_joined(b"".join(chunk), np.fromiter(map(len, chunk), np.int64, len(chunk)))
-
-    def add_joined(
-        self, data: bytes | npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]
-    ) -> None:
-        """Adds names that lie one behind the other already, of these lengths ([m] int64)."""
-        ends = np.cumsum(lengths) + len(self._bytes)
-        self._offsets.frombytes(ends.tobytes())
-        self._bytes += np.frombuffer(data, np.uint8).data
-
-    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Bytes and offsets of what was added; nothing more can be added then."""
-        return np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._offsets, np.int64)
-
-    def build(self) -> PackedNames:
-        """The names that were added; nothing more can be added then."""
-        return PackedNames.from_arrays(*self.arrays())
+def _offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
