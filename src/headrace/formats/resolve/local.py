@@ -129,21 +129,18 @@ def _folders_from(top: str) -> Iterator[str]:
     """A folder and those below it, hidden ones left out; through links too, if they don't lead to
     a folder that they are in.
     """
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
-    while waiting:
-        folder, around = waiting.pop()
-        try:
-            status = os.stat(folder or ".")
-            entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
-        except OSError:  # as `glob` passes over what it may not list
-            continue
-        own = (status.st_dev, status.st_ino)
-        if own in around:
+    around = dict[str, frozenset[tuple[int, int]]]()
+    for folder, below, _ in os.walk(top or ".", followlinks=True):
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        above = around.pop(folder, frozenset())
+        if identity in above:
+            below.clear()
             continue
         yield folder
-        for entry in entries:
-            if entry.name[0] != "." and entry.is_dir():
-                waiting.append((os.path.join(folder, entry.name), around | {own}))
+        below[:] = [name for name in below if name[0] != "."]
+        for name in below:
+            around[os.path.join(folder, name)] = above | {identity}
 
 
 def _warn_of_dead_links(place: str, dead: list[str]) -> None:

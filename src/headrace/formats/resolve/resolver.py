@@ -411,13 +411,11 @@ def _parts(inside: str) -> Sequence[str]:
     width = 0
     if any(len(end) > 1 and end.startswith("0") for end in (first, last)):
         width = max(len(first), len(last))
-    step = 1
-    if by:
-        step = max(1, int(by[0]))
+    sign = 1
     if int(last) < int(first):
-        numbers = range(int(first), int(last) - 1, -step)
-    else:
-        numbers = range(int(first), int(last) + 1, step)
+        sign = -1
+    step = max([1, *map(int, by)])
+    numbers = range(int(first), int(last) + sign, sign * step)
     if len(numbers) > _MOST:
         raise ConfigError(f"{{{inside}}} stands for more than {_MOST:,} names")
     return [f"{number:0{width}d}" for number in numbers]

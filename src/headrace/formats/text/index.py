@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -328,53 +328,44 @@ class TextFile:
     """The ending that says what its records are; "": its lines are wanted."""
 
 
+@dataclass
 class Scan:
     """The pass over all files: gives the places where lines begin, and each file's end, as if all
     files were one.
 
-    Args:
+    Attributes:
         files: by which they are read.
         texts: the files.
         codec: how bytes are decoded: encoding and errors.
         room: for what is held at once.
         delimiters: what stands between fields, of each format of tables.
         progress: show a progress bar; None: only on a terminal, and of much.
-
-    Attributes:
         counts: lines or records of each file, once the pass is through.
         headers: the names of the fields of each file; none of what is no table.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        texts: Sequence[TextFile],
-        codec: tuple[str, str],
-        room: Room,
-        delimiters: Mapping[str, str],
-        progress: bool | None,
-    ) -> None:
-        self._files = files
-        self._texts = texts
-        self._codec = codec
-        self._room = room
-        self._delimiters = delimiters
-        self.counts: list[int] = []
-        self.headers: list[list[str]] = []
-        total = sum(text.end for text in texts)
-        self._bar = progress_bar(
-            progress,
+    files: Files
+    texts: Sequence[TextFile]
+    codec: tuple[str, str]
+    room: Room
+    delimiters: Mapping[str, str]
+    progress: bool | None
+    counts: list[int] = field(default_factory=list)
+    headers: list[list[str]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[IntArray]:
+        base = 0
+        total = sum(text.end for text in self.texts)
+        bar = progress_bar(
+            self.progress,
             is_short=total < _SHOWN_FROM,
             total=total,
             desc="finding lines",
             unit="B",
             unit_scale=True,
         )
-
-    def __iter__(self) -> Iterator[IntArray]:
-        base = 0
-        with self._bar, contextlib.closing(self._all_pieces()) as pieces:
-            for text in self._texts:
+        with bar, contextlib.closing(self._all_pieces(bar)) as pieces:
+            for text in self.texts:
                 count = -1  # the last place is the end
                 self.headers.append([])
                 try:
@@ -393,13 +384,14 @@ class Scan:
                 self.counts.append(count)
                 base += text.end
 
-    def _all_pieces(self) -> Generator[Piece]:
+    def _all_pieces(self, bar: Any) -> Generator[Piece]:
         """The bytes of all texts, in order. Each piece of a local one holds until the next is asked
         for.
         """
-        whole = ByteRanges.of((text.path, text.head, text.end) for text in self._texts)
-        if self._files.is_remote:
-            for start, part in in_order(cast(RemoteFiles, self._files), whole):
+        whole = ByteRanges.of((text.path, text.head, text.end) for text in self.texts)
+        if self.files.is_remote:
+            for start, part in in_order(cast(RemoteFiles, self.files), whole):
+                bar.update(len(part))
                 data = np.frombuffer(part, np.uint8)
                 feeds = np.flatnonzero(data == LF) + 1
                 yield Piece(start, data, feeds, bool((data == CR).any()))
@@ -410,22 +402,23 @@ class Scan:
         parts = zip(whole.split(PIECE)[0].each(), itertools.cycle(buffers))
         with ThreadPoolExecutor(threads, "headrace-lines") as pool:
             tasks = (
-                (path, pool.submit(buffer.read, self._files, path, start, stop - start))
+                (path, pool.submit(buffer.read, self.files, path, start, stop - start))
                 for (path, start, stop), buffer in parts
             )
             # when all are taken the next one's buffer is that of the first
             with contextlib.closing(ordered.in_order(tasks, len(buffers))) as read:
-                yield from (piece for _, piece in read)
+                for _, piece in read:
+                    bar.update(piece.data.size)
+                    yield piece
 
     def _pieces(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Those of one text, without the mark of UTF-8, which the first piece holds whole."""
         at = text.head
         while at < text.end:
             piece = next(pieces)
-            self._bar.update(piece.data.size)
             if (
                 at == text.head
-                and self._codec[0] == "utf-8"
+                and self.codec[0] == "utf-8"
                 and piece.data[:3].tobytes() == _UTF8_MARK
             ):
                 _, data, feeds, has_cr = piece
@@ -435,9 +428,9 @@ class Scan:
 
     def _places(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[IntArray]:
         pieces = self._pieces(text, pieces)
-        delimiter = self._delimiters.get(text.kind)
+        delimiter = self.delimiters.get(text.kind)
         if text.kind == ".json":
-            self._room.check(2 * (text.end - text.head))
+            self.room.check(2 * (text.end - text.head))
             data = bytearray()
             for piece in pieces:
                 data += piece.data.data
@@ -457,7 +450,7 @@ class Scan:
             for piece in pieces:
                 if not header:
                     head.extend(piece.data.data)
-                    self._room.check(len(head))
+                    self.room.check(len(head))
                 yield piece
 
         first = np.empty(0, np.int64)
@@ -475,7 +468,7 @@ class Scan:
 
     def _header(self, line: bytearray, delimiter: str) -> list[str]:
         try:
-            return records.csv_row(line.decode(*self._codec), delimiter)
+            return records.csv_row(line.decode(*self.codec), delimiter)
         except UnicodeDecodeError as error:
             raise FormatError(
                 "a byte of the first line, which names the fields, is no "
