@@ -336,15 +336,11 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
     wanted = f"{name} must be a path, a glob, a URL or a list of these"
     entries: list[Any] = [data_path]
     if not isinstance(data_path, (str, bytes, os.PathLike)):
-        if hasattr(data_path, "filename") or hasattr(data_path, "read"):
-            raise ConfigError(f"{wanted}, not {described(data_path)} that is open: pass its path")
-        if isinstance(data_path, Mapping) or not isinstance(data_path, Iterable):
-            raise ConfigError(f"{wanted}, not {described(data_path)}")
-        if isinstance(data_path, Iterator):
-            raise ConfigError(
-                f"{wanted}, not {described(data_path)}, which gives its paths once: pass list(...) "
-                "of it"
-            )
+        refused = f"{wanted}, not {described(data_path)}"
+        if isinstance(data_path, (Mapping, Iterator)) or hasattr(data_path, "read"):
+            raise ConfigError(f"{refused}: pass its path, or list(...) of its paths")
+        if not isinstance(data_path, Iterable):
+            raise ConfigError(refused)
         entries = list(data_path)
     if not entries:
         raise DataNotFoundError(

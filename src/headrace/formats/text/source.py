@@ -100,14 +100,10 @@ class TextFilesSource(FilesSource):
             paths = list(map(os.path.abspath, paths))
             yield [[path, *version_of(os.stat(path))] for path in paths]
             return
-        server.forget(paths)
         versions = server.learn(paths)
-        of = [
-            [server.place, self.location(number), version.size, version.tag]
-            for number, version in enumerate(versions)
-        ]
         try:
-            yield None if any(version.tag is None for version in versions) else of
+            is_known = all(version.tag is not None for version in versions)
+            yield list(map(server.identity, paths)) if is_known else None
         finally:
             server.forget(paths)
 
