@@ -223,7 +223,16 @@ def read_coco(
                 f"{place}: there is no image of the id {one['image_id']}, or no category of the "
                 f"id {label}"
             )
-        left, top, width, height = _box(one, place)
+        sides = one.get("bbox")
+        if (
+            not isinstance(sides, list)
+            or len(sides) != 4
+            or not all(isinstance(side, (int, float)) and math.isfinite(side) for side in sides)
+        ):
+            raise FormatError(
+                f"{place}: bbox must be four numbers (left, top, width, height), not {sides!r:.60}"
+            )
+        left, top, width, height = map(float, sides)
         rows, columns = sizes[image]
         is_outside = rows and (
             left >= columns or top >= rows or left + width <= 0 or top + height <= 0
@@ -270,8 +279,6 @@ def _field(entry: Any, name: str, kind: type, place: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = {int: "an integer", str: "a text"}[kind]
         raise FormatError(f"{place}: {name} must be {wanted}, not {value!r:.60}")
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise FormatError(f"{place}: {name} is an integer of more than 64 bits: use a smaller one")
     return value
 
 
@@ -287,20 +294,6 @@ def _categories(categories: Any, where: str) -> dict[str, int]:
     if len(ids) < len(categories):
         raise FormatError(f"targets: {where}: two categories have the same id or name")
     return ids
-
-
-def _box(one: dict[str, Any], place: str) -> Sequence[float]:
-    """Left and top edge, width and height."""
-    box = one.get("bbox")
-    if (
-        isinstance(box, list)
-        and len(box) == 4
-        and all(isinstance(side, (int, float)) and math.isfinite(side) for side in box)
-    ):
-        return [float(side) for side in box]
-    raise FormatError(
-        f"{place}: bbox must be four numbers (left, top, width, height), not {box!r:.60}"
-    )
 
 
 # -- masks

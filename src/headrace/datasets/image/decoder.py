@@ -274,11 +274,11 @@ class ImageDecoder(Decoder):
         if not self.transformed:
             if self.normalize:
                 return normalize(pixels, self.dtype)
-            return _tensor(pixels)
+            return torch.from_numpy(writable(pixels))
         if self.transform_input == "pil":
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         if self.transform_input == "tensor":
-            return _tensor(pixels)
+            return torch.from_numpy(writable(pixels))
         return writable(pixels)
 
     def input_spec(self, value: ArraySpec) -> ArraySpec | None:
@@ -308,10 +308,6 @@ class ImageDecoder(Decoder):
             return None
         normalization = replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32)
         return Unnormalized(replace(self, normalize=False), normalization)
-
-
-def _tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(writable(value))
 
 
 _LEAST = 1.0  # pixels, of what a crop leaves of a box

@@ -95,7 +95,15 @@ def open_images(
     files = FilesSource(data_path, EXTENSIONS, reach)
     masks = None
     try:
-        _check_readable(files.listing)
+        for plugin in PLUGINS:
+            are_of_it = files.listing.names.end_in(*plugin.endings)
+            if are_of_it.any() and not is_readable(plugin):
+                first = redact(files.listing.names[int(are_of_it.argmax())])
+                raise ConfigError(
+                    f"{are_of_it.sum():,} of {len(files):,} images are of the format "
+                    f"{plugin.name}: pip install {plugin.package}; the first: {first}; "
+                    "or name the others by a glob, such as 'photos/**/*.jpg'"
+                )
         if wanted.targets == FOLDERS or not names_masks(wanted.targets):
             return files, labels_of(wanted, files.listing, reach)
         wanted.refuse_options("masks", "unused_targets")
@@ -111,19 +119,6 @@ def open_images(
         if masks is not None:
             masks.close()
         raise
-
-
-def _check_readable(files: FileSet) -> None:
-    """Raises a ConfigError where a plugin that some images need is not installed."""
-    for wanted in PLUGINS:
-        are_of_it = files.names.end_in(*wanted.endings)
-        if are_of_it.any() and not is_readable(wanted):
-            first = redact(files.names[int(are_of_it.argmax())])
-            raise ConfigError(
-                f"{are_of_it.sum():,} of {len(files):,} images are of the format "
-                f"{wanted.name}: pip install {wanted.package}; the first: {first}; "
-                "or name the others by a glob, such as 'photos/**/*.jpg'"
-            )
 
 
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
@@ -389,9 +384,7 @@ class ImageDataset(BaseDataset):
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         if isinstance(labels.targets, CocoTargets):
             self.class_to_idx = labels.targets.class_to_idx
-        self.normalize: bool | Literal["host"] = normalize
         self.color = color
-        self.transform_input = transform_input
         is_joint = options.get("transforms") is not None
         if is_joint:
             augment, common["transforms"] = split_augment(options["transforms"], "transforms")

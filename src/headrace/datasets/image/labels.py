@@ -12,6 +12,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -630,8 +631,7 @@ def read_labels(
     elif os.path.exists(local):
         check_regular(local)
         try:
-            with open(local, "rb") as file:
-                data = file.read()
+            data = Path(local).read_bytes()
         except OSError as error:
             raise AccessError(f"targets: {where} can't be read: {error.strerror}") from error
     if data is None:
