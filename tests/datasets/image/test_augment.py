@@ -20,7 +20,7 @@ from headrace import (
     RandomResizedCrop,
 )
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.pixels import Box, decode_image, normalize, resize_image
+from headrace.datasets.image.pixels import IMAGENET, Box, decode_image, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 
@@ -156,7 +156,7 @@ class TestInADataset:
         for index in range(len(dataset)):
             drawn = drawn_of(dataset, index)
             pixels = applied(pixels_of(dataset, index), drawn)
-            wanted = normalize(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+            wanted = IMAGENET.normalized(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
             image, target = dataset[index]
             assert target == dataset.targets[index]
             assert image.dtype == torch.float32

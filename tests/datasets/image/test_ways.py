@@ -72,6 +72,7 @@ def test_batches_are_those_of_samples(folder: Path, kind: str) -> None:
         {"image_size": 20, "dtype": torch.bfloat16, "transform": flip},
         {"transform": CROP},
         {"transform": CROP, "loading_mode": "cached"},
+        {"transform": CROP, "loading_mode": "eager", "hold": "decoded"},
         {"image_size": 20, "transform": CROP, "normalize": False, "loading_mode": "eager"},
         {"transforms": CROP},
     ):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from headrace.casting import FLOAT32, known_dtype
+from headrace.casting import FLOAT32, as_tensor, known_dtype
 from headrace.collate import DetectionCollator
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
@@ -30,7 +30,6 @@ from headrace.datasets.image.pixels import (
     decode_image,
     decoding,
     image_shape,
-    normalize,
     open_image,
     resize_image,
     to_channels_first,
@@ -186,9 +185,9 @@ class ImageDecoder(Decoder):
         )
         """True if values are encoded images."""
         self.draws = any(self.augment[:2])
-        self.decodes_late = self.is_encoded
+        self.decodes_late = self.is_encoded or self.splits_targets
         self.copies: bool = self.channels_first and not (
-            is_augmented or self.normalize or self.transformed
+            is_augmented or self.normalize or self.transformed or self.splits_targets
         )
 
     def with_transform(self, transform: Any) -> tuple[ImageDecoder, Callable[[Any], Any] | None]:
@@ -273,7 +272,9 @@ class ImageDecoder(Decoder):
         pixels = self._drawn_pixels(value, drawn)
         if not self.transformed:
             if self.normalize:
-                return normalize(pixels, self.dtype)
+                out = np.empty(pixels.shape, self.dtype)
+                IMAGENET.write(pixels, out)
+                return as_tensor(out)
             return torch.from_numpy(writable(pixels))
         if self.transform_input == "pil":
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
@@ -320,12 +321,6 @@ class JointDecoder(ImageDecoder):
     """
 
     splits_targets = True
-    decodes_late = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.copies = False
-        self.decodes_late = True
 
     @property
     def held_as(self) -> str:
@@ -340,8 +335,7 @@ class JointDecoder(ImageDecoder):
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
         row = self._row(self.image_size)
-        is_of_one_size = self.is_encoded or self.image_size is not None
-        if row is None or not is_of_one_size or not self._joins(collating):
+        if row is None or not self._joins(collating):
             return None
         return row, self._target_row(row.shape[1:])
 

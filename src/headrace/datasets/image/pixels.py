@@ -27,7 +27,6 @@ import simplejpeg
 import torch
 from PIL import Image, UnidentifiedImageError, features
 
-from headrace.casting import as_tensor
 from headrace.collate.vision import STATISTICS, Normalization
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
@@ -626,15 +625,3 @@ def to_channels_first(pixels: Pixels) -> Pixels:
 def to_channels_last(pixels: Pixels) -> Pixels:
     """[C, H, W] -> contiguous [H, W, C]."""
     return np.ascontiguousarray(pixels.transpose(1, 2, 0))
-
-
-def normalize(pixels: Pixels, dtype: npt.DTypeLike = np.float32) -> torch.Tensor:
-    """[C, H, W] uint8 -> float32, float16 or bfloat16 (of `BFLOAT16`): scaled to [0, 1], minus the
-    ImageNet mean, over its deviation. One channel takes the means of the three channels'
-    statistics.
-    """
-    out = np.empty(pixels.shape, dtype)
-    IMAGENET.write(pixels, out)
-    made = as_tensor(out)
-    assert isinstance(made, torch.Tensor)
-    return made
