@@ -529,15 +529,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             ConfigError: it is neither a callable nor a list of callables.
         """
         view = self.subset(np.arange(len(self)))
-        rest: Any
         view._decoder, rest = self._with_transform(transform)
-        given = [] if transform is None else transform
-        if self.transforms is None and self._arguments.get("transforms") is None:
-            view.transform = rest
-            view._arguments = {**self._arguments, "transform": given}
-        else:
-            view.transforms = rest
-            view._arguments = {**self._arguments, "transforms": given}
+        name = "transform"
+        if self.transforms is not None or self._arguments.get("transforms") is not None:
+            name = "transforms"
+        setattr(view, name, rest)
+        view._arguments = {**self._arguments, name: [] if transform is None else transform}
         return view
 
     @checks_keywords
@@ -567,21 +564,11 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         Raises:
             ConfigError: an argument is invalid, or a view would have no samples.
         """
-        if val_transform is None:
-            warn_if_random(self, "split: all views")
+        labels = self._labels_of("split: all views", val_transform, stratify, groups)
         if not isinstance(fraction, (Sequence, np.ndarray)):
             fraction = [fraction, 1 - fraction]
-        parts = split_parts(
-            len(self),
-            list(fraction),
-            seed,
-            stratify=self._labels("stratify", stratify),
-            groups=self._labels("groups", groups),
-        )
-        views = [self.subset(part) for part in parts]
-        if val_transform is not None:
-            views[1:] = [view.with_transform(val_transform) for view in views[1:]]
-        return tuple(views)
+        first, *others = split_parts(len(self), list(fraction), seed, **labels)
+        return self.subset(first), *(self._validation_view(one, val_transform) for one in others)
 
     @checks_keywords
     def folds(
@@ -597,17 +584,27 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
         Each sample is in exactly one validation view. The other arguments are those of `split`.
         """
-        if val_transform is None:
-            warn_if_random(self, "folds: the validation views too")
-        labels = self._labels("stratify", stratify)
-        members = self._labels("groups", groups)
+        labels = self._labels_of("folds: the validation views too", val_transform, stratify, groups)
         pairs = []
-        for part in fold_parts(len(self), k, seed, stratify=labels, groups=members):
-            val = self.subset(part)
-            if val_transform is not None:
-                val = val.with_transform(val_transform)
-            pairs.append((self.subset(np.delete(np.arange(len(self)), part)), val))
+        for part in fold_parts(len(self), k, seed, **labels):
+            rest = np.delete(np.arange(len(self)), part)
+            pairs.append((self.subset(rest), self._validation_view(part, val_transform)))
         return pairs
+
+    def _validation_view(self, indices: IntArray, transform: Transform) -> Self:
+        view = self.subset(indices)
+        return view if transform is None else view.with_transform(transform)
+
+    def _labels_of(
+        self, which: str, val_transform: Transform, stratify: Any, groups: Any
+    ) -> dict[str, Any]:
+        """What the arguments of `split` mean. Warns if validation views draw random numbers."""
+        if val_transform is None:
+            warn_if_random(self, which)
+        return {
+            "stratify": self._labels("stratify", stratify),
+            "groups": self._labels("groups", groups),
+        }
 
     def _labels(self, name: str, given: Any) -> Any:
         """What the argument of that name of `split` means: one value a sample, as they were given,

@@ -4,7 +4,6 @@ share, or all ranks of a machine; and the blocks of the storage that are in use.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.arguments import check_integer
 from headrace.core.decoder import Decoder
 from headrace.core.values import Access, Use, ValueSource, read_many, used
 from headrace.display import progress_bar
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import BudgetError, ConfigError, SampleError, WriteError
+from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.formats.source import Source, is_prefetched
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
@@ -255,19 +255,7 @@ def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | No
     """The maximum number of samples and of bytes to cache; None: no limit."""
     if isinstance(cache_size, str):
         return None, parse_size(cache_size, "cache_size, given as a string,")
-    if cache_size is None:
-        return None, None
-    try:
-        items = operator.index(cache_size)
-    except TypeError:
-        items = 0
-    if items < 1 or isinstance(cache_size, bool):
-        raise ConfigError(
-            "cache_size must be a number of samples (an int of at least 1), a size such as '2GB', "
-            f"or None for what the budget allows, not {cache_size!r} (loading_mode='lazy' holds "
-            "none)"
-        )
-    return items, None
+    return check_integer("cache_size", cache_size, 1, optional=True), None
 
 
 def _make_store(
@@ -397,7 +385,6 @@ class BlockMemory:
         self._source = source
         self._streams = streams
         self._budget = budget
-        self._held = 0
         self.prefetches_whole = False
         """True if there is room to prefetch remote blocks as a whole."""
         # for each purpose by owner, as long as it lives: bytes for each of its processes, and what
@@ -432,8 +419,7 @@ class BlockMemory:
         """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded
         chunks; a BudgetError, if they don't fit. Of several owners the largest number counts.
         """
-        self._held = self._reserve("decoded chunks", nbytes, workers, owner)
-        self._source.hold_chunks(self._held)
+        self._source.hold_chunks(self._reserve("decoded chunks", nbytes, workers, owner))
 
     def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
         """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
