@@ -193,7 +193,7 @@ def test_bad_arguments() -> None:
         (BalancedOrder, [], {"n": 3}, None),
         (WeightedOrder, [[0], [1]], {}, r"\[2, 1\]"),
         (BucketedOrder, [1.5], {}, "float64"),
-        (BalancedOrder, [None, "a", 3], {}, "NoneType, int, str"),
+        (BalancedOrder, [None, "a", 3], {}, "not supported between .* pass weights= instead"),
         (BalancedOrder, [[0], [1, 2]], {}, None),
         (BucketedOrder, [3, -2], {}, "sample 1 is -2"),
     ):

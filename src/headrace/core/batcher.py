@@ -216,16 +216,13 @@ class Batcher:
         source = self._dataset.value_source
         decoder = self._decoder
         self._are_held = isinstance(source, Held)
-        row = source.row_spec(decoder)
-        is_copied = decoder.copies and not decoder.draws
-        if is_known(row) and is_copied and decoder.input_spec(row) == row:
-            self._row = row
-            self._are_stored = not self._are_held
-            return
-        value = decoder.value_spec()
+        stored = source.row_spec(decoder)
+        value = stored or decoder.value_spec()
         row = None if value is None else decoder.input_spec(value)
         if is_known(row):
             self._row = row
+            is_copied = decoder.copies and not decoder.draws
+            self._are_stored = is_copied and row == stored and not self._are_held
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batcher, (self._dataset, self._collating, self._variant)

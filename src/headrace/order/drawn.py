@@ -214,9 +214,8 @@ class BalancedOrder(_DrawnOrder):
         array = _entries(classes, "biuUSO", needed)
         try:
             _, numbers, counts = np.unique(array, return_inverse=True, return_counts=True)
-        except TypeError:  # what can't be compared
-            kinds = ", ".join(sorted({type(value).__name__ for value in array.tolist()}))
-            raise ConfigError(f"{needed}, got {kinds}: pass weights= instead") from None
+        except TypeError as error:  # what can't be compared
+            raise ConfigError(f"{needed}: {error}; pass weights= instead") from None
         most = int(counts.min(initial=numbers.size)) * counts.size
         numbers = numbers.astype(np.int64)
         super().__init__(numbers, n, most, replacement, seed, epoch, global_batch)
