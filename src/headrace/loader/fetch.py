@@ -6,7 +6,6 @@ parent raises it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
@@ -91,16 +90,10 @@ class Fetch(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest) -> Delivery | Delivered:
         cpu = time.process_time()
-        ring = self.ring
         slot = request.slot
         assert slot is not None
         is_worker = get_worker_info() is not None
-        arena: Arena | None = None
-        if is_worker or not ring.is_crowded:
-            arena = Arena(ring, slot, leased=not is_worker)
-        else:  # the user keeps too many batches: this one lies in memory of its own
-            ring.copied += 1
-            ring.give(slot)
+        arena = Arena(self.ring, slot, leased=not is_worker)
         report: dict[str, Any] = {
             "epoch": request.epoch,
             "step": request.step,
@@ -108,7 +101,7 @@ class Fetch(Dataset[Any]):
             "began": time.perf_counter(),
         }
         try:
-            with working_on(request), arena or contextlib.nullcontext():
+            with working_on(request), arena:
                 made = self._made(request, report)
             report["samples"] = made.samples
             if self._is_stream or self._is_stateful:
@@ -122,8 +115,7 @@ class Fetch(Dataset[Any]):
         # it must stay in no local variable: its traceback holds this frame, and in that circle a
         # ring and its workers would wait for the garbage collector
         except BaseException as error:
-            if arena is not None:
-                arena.abandon()
+            arena.abandon()
             if not isinstance(error, Exception):  # Ctrl-C: who catches it may go on
                 raise
             if "counts" not in report:
@@ -330,10 +322,9 @@ def _gathered(dataset: Any, indices: BatchRequest) -> Any:
     return tuple(gathered(tensor, rows.to(tensor.device)) for tensor in dataset.tensors)
 
 
-def _delivery(arena: Arena | None, batch: Any, report: dict[str, Any]) -> Delivery | Delivered:
-    nbytes = 0 if arena is None else arena.nbytes
-    if arena is None or get_worker_info() is None:
-        return Delivered(batch, report, nbytes)
+def _delivery(arena: Arena, batch: Any, report: dict[str, Any]) -> Delivery | Delivered:
+    if get_worker_info() is None:
+        return Delivered(batch, report, arena.nbytes)
     with arena:
         return arena.pack(batch, report)
 

@@ -41,6 +41,7 @@ import math
 import mmap
 import os
 import pickle
+import sys
 import threading
 import weakref
 from collections import deque
@@ -244,6 +245,9 @@ class Arena:
         if leased:
             self._lease = ring.lease(slot)
             self.least = _LIGHT
+            if ring.is_crowded:  # all lies outside, and the slot is free as soon as this is gone
+                ring.copied += 1
+                self.least = sys.maxsize
 
     def abandon(self) -> None:
         """No batch comes of it: the slot is free again, or as soon as nothing that was made in
