@@ -301,16 +301,17 @@ def death_of(
 class _Dispatch:
     """The batch sampler that torch sees: the requests of an epoch, each with a slot of the ring."""
 
-    def __init__(self, ring: Ring) -> None:
-        self.ring = ring
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
         self.handed_out = 0
         self.requests: Iterator[BatchRequest] = iter(())
-        self.last = deque[BatchRequest](maxlen=ring.planned)  # more than torch asks for at first
+        # more than torch asks for at first
+        self.last = deque[BatchRequest](maxlen=fetch.ring.planned)
 
     def __iter__(self) -> Iterator[BatchRequest]:
         self.last.clear()
         for request in self.requests:
-            request.slot = self.ring.take()
+            request.slot = self._fetch.ring.take()
             self.last.append(request)
             self.handed_out += not request.is_idle
             yield request
@@ -320,7 +321,7 @@ class WorkerPool:
     """Workers, their ring, and the torch iterator that drives them."""
 
     def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
-        self.dispatch = _Dispatch(fetch.ring)
+        self.dispatch = _Dispatch(fetch)
         self.is_lasting: bool = not config.num_workers or bool(config.persistent_workers)
         self._fetch = fetch
         self._config = config
@@ -333,7 +334,7 @@ class WorkerPool:
     @property
     def ring(self) -> Ring:
         """Where the batches are."""
-        return self.dispatch.ring
+        return self._fetch.ring
 
     @property
     def is_free(self) -> bool:
@@ -415,7 +416,7 @@ class WorkerPool:
             )
             # the requests go to other workers, which have another ring
             dispatch = self.dispatch
-            dispatch.ring = self._fetch.ring = Ring(self.ring.planned)
+            self._fetch.ring = Ring(self.ring.planned)
             dispatch.requests = itertools.chain(list(dispatch.last), dispatch.requests)
             dispatch.handed_out = 0
         raise WorkerError(

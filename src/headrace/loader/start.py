@@ -281,9 +281,6 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
     if context is None or context.get_start_method() == "fork":
         return
     start = context.get_start_method()
-    main = sys.modules["__main__"]
-    is_module = getattr(main, "__spec__", None) is not None
-    is_interactive = not is_module and not hasattr(main, "__file__")
     for name, part in parts.items():
         trial = _Trial()
         try:
@@ -302,7 +299,7 @@ def check_picklable(context: Any, parts: dict[str, Any]) -> None:
                 f"the {name} can't be pickled, and workers started by {start} need that: {error}. "
                 f"{remedy}"
             ) from error
-        if trial.of_main and is_interactive:
+        if trial.of_main and _path_of_main() is None:
             raise ConfigError(
                 f"the {name} needs {trial.of_main[0]}, which is defined in a notebook or an "
                 f"interactive session, and workers started by {start} can't import it from there: "
