@@ -106,11 +106,10 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
     indptr = tree.column(join(group, "indptr"))
     indices = tree.numbers(join(group, "indices"))
     data = tree.numbers(join(group, "data"))
-    shape = tree.attrs(group).get("shape")
-    if shape is None:
-        shape = tree.attrs(group).get("h5sparse_shape")
+    attributes = tree.attrs(group)
+    shape = attributes.get("shape", attributes.get("h5sparse_shape"))
     try:
-        rows, columns = (int(extent) for extent in shape)  # type: ignore[union-attr]
+        rows, columns = map(int, shape)
         damage = _damage(indptr, rows, columns, indices, data)
     except (TypeError, ValueError, OverflowError):
         damage = f"its attribute shape is {shape!r}, and not the numbers of rows and columns"
@@ -149,10 +148,7 @@ def _damage(
     if indices.dtype.kind not in "iu":
         return f"indices are {indices.dtype}, and no integers"
     if indices.shape != data.shape:
-        return (
-            f"there are {indices.shape[0]:,} indices and {data.shape[0]:,} data, and each value "
-            "has one index"
-        )
+        return f"there are {indices.shape[0]:,} indices and {data.shape[0]:,} data"
     if indptr[-1] > data.shape[0]:
         return f"indptr ends at {int(indptr[-1]):,}, and there are {data.shape[0]:,} values"
     return None
@@ -183,21 +179,22 @@ def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     Those of ``X`` and ``layers/...`` lie beside them; ``raw/X`` shares its rows with the rest of
     the file, and so does ``obsm/...``, which has columns of its own.
     """
-    *before, last = group.split("/")
-    rows: list[str] | None = None
-    columns: list[str] | None = None
-    if before[-1:] == ["obsm"]:
-        rows = before[:-1]
-    elif before[-1:] == ["layers"]:
-        rows = columns = before[:-1]
+    before, _, last = group.rpartition("/")
+    parent, _, kind = before.rpartition("/")
+    rows: str | None = None
+    columns: str | None = None
+    if kind in ("obsm", "layers"):
+        rows = parent
+        if kind == "layers":
+            columns = parent
     elif last == "X":
         rows = columns = before
-        if before[-1:] == ["raw"]:
-            rows = before[:-1]
+        if kind == "raw":
+            rows = parent
     found: list[str | None] = []
     for base, table in ((rows, "obs"), (columns, "var")):
-        name = None if base is None else "/".join([*base, table])
-        found.append(name if name is not None and tree.is_group(name) else None)
+        has_table = base is not None and tree.is_group(join(base, table))
+        found.append(join(base or "", table) if has_table else None)
     return found[0], found[1]
 
 

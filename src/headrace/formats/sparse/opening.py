@@ -41,18 +41,25 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
         where: the files, how they are reached, and their format.
         group: of the matrices.
         rows: of each file.
+        names: of the columns of the first.
     """
 
     def __init__(
-        self, where: tuple[DataPath, RemoteOptions, Format], group: str, rows: Sequence[int]
+        self,
+        where: tuple[DataPath, RemoteOptions, Format],
+        group: str,
+        rows: Sequence[int],
+        names: Sequence[str],
     ) -> None:
         self._where = where
         self._group = group
         self._rows = list(rows)
+        self._names = list(names)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         def read(tree: Tree) -> tuple[str, Column]:
-            return tree.shown, _row_columns(tree, self._group, [name])[0]
+            table, _ = tables_of(tree, self._group)
+            return tree.shown, _row_columns(tree, table, self._group, [name])[0]
 
         found, _ = look_into(*self._where, read, nodes=["obs", f"obs/{name}"])
         rows = {shown: len(column.values) for shown, column in found}
@@ -62,15 +69,6 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
                 "them again"
             )
         return joined_column([column for _, column in found], name).values
-
-    @functools.cached_property
-    def _names(self) -> list[str]:
-        def read(tree: Tree) -> list[str]:
-            rows, _ = tables_of(tree, self._group)
-            return [] if rows is None else column_names(tree, rows)
-
-        (names,), _ = look_into(*self._where, read, nodes=["obs"], first=1)
-        return names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -87,12 +85,14 @@ class _File(NamedTuple):
 
     Attributes:
         names: of its columns; None: it names none.
+        of_rows: names of the columns of `obs`.
     """
 
     shown: str
     matrix: Matrix
     names: npt.NDArray[Any] | None
     targets: list[Column]
+    of_rows: list[str]
 
 
 def open_rows(
@@ -134,13 +134,12 @@ def open_rows(
     files, opened = look_into(data_path, reach, kind, look, nodes=nodes, direct=direct, keeps=True)
     names, width, numbers = _join_columns(files, join, columns)
     if dtype is None:
-        first = files[0].matrix.data.dtype.newbyteorder("=")
-        for file in files[1:]:
-            stored = file.matrix.data.dtype.newbyteorder("=")
-            if stored != first:
+        kinds = [file.matrix.data.dtype.newbyteorder("=") for file in files]
+        for file, stored in zip(files, kinds, strict=True):
+            if stored != kinds[0]:
                 raise FormatError(
                     f"{file.shown} and {files[0].shown} can't be one dataset: values are {stored} "
-                    f"here, and {first} there: pass dtype='float32', say"
+                    f"here, and {kinds[0]} there: pass dtype='float32', say"
                 )
     of_columns = ""
     if columns is not None or len(files) > 1:
@@ -159,34 +158,37 @@ def open_rows(
         for number, name in enumerate(targets)
     }
     rows = [file.matrix.shape[0] for file in files]
-    table = RowTable((data_path, reach, kind), group, rows)
+    table = RowTable((data_path, reach, kind), group, rows, files[0].of_rows)
     source = sources[0] if len(sources) == 1 else JoinedRows(sources)
     return source, names, of_rows, table
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
     matrix = open_matrix(tree, group)
-    _, columns = tables_of(tree, group)
+    rows, columns = tables_of(tree, group)
     names = None if columns is None else names_in(tree, columns)
     if names is not None and len(names) != matrix.shape[1]:
         raise FormatError(
             f"{tree.shown}: {columns!r} names {len(names):,} columns, and {group!r} has "
             f"{matrix.shape[1]:,}: the file is damaged"
         )
-    return _File(tree.shown, matrix, names, _row_columns(tree, group, targets, matrix.shape[0]))
+    of_rows = [] if rows is None else column_names(tree, rows)
+    found = _row_columns(tree, rows, group, targets, matrix.shape[0])
+    return _File(tree.shown, matrix, names, found, of_rows)
 
 
 def _row_columns(
-    tree: Tree, group: str, names: Sequence[str], rows: int | None = None
+    tree: Tree, table: str | None, group: str, names: Sequence[str], rows: int | None = None
 ) -> list[Column]:
-    """Columns of the table of the rows."""
-    table, _ = tables_of(tree, group)
-    if names and table is None:
+    """Columns of the table of the rows of a matrix."""
+    if not names:
+        return []
+    if table is None:
         raise ConfigError(
             f"{tree.shown} has no table obs beside {group or '/'!r}, so there is no column "
             f"{names[0]!r}: pass targets= an array with one target a row"
         )
-    return [read_column(tree, str(table), name, rows) for name in names]
+    return [read_column(tree, table, name, rows) for name in names]
 
 
 # -- columns

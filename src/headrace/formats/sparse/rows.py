@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
+from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.reader import OpenArrays, read_joined
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.concat import ConcatSource
@@ -253,24 +254,25 @@ class SparseSource(ReadersSource):
     # -- blocks
 
     @property
-    def _value_nbytes(self) -> int:
-        return sum(reader.dtype.itemsize for reader in self._readers)
+    def _chunked(self) -> list[Chunks]:
+        """Chunks that are decoded as a whole."""
+        return [reader.chunks for reader in self._readers if reader.caches_chunks]
 
     def _block_values(self, nbytes: int) -> int:
         """Values of a block: of several chunks that are decoded as a whole, or as many as take
         `nbytes`.
         """
-        chunked = [reader.chunks for reader in self._readers if reader.caches_chunks]
-        if not chunked:
-            return max(1, nbytes // self._value_nbytes)
-        height = max(chunks.grid.chunks[0] for chunks in chunked)
-        return height * max(_LEAST_CHUNKS, source.LONGEST // self._value_nbytes // height)
+        value_nbytes = sum(reader.dtype.itemsize for reader in self._readers)
+        height = max((chunks.grid.chunks[0] for chunks in self._chunked), default=0)
+        if not height:
+            return max(1, nbytes // value_nbytes)
+        return height * max(_LEAST_CHUNKS, source.LONGEST // value_nbytes // height)
 
     @property
     def cut_nbytes(self) -> int:
-        if any(reader.caches_chunks for reader in self._readers):
+        if self._chunked:
             return 0
-        return self._count * self._value_nbytes
+        return self._count * sum(reader.dtype.itemsize for reader in self._readers)
 
     def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
         """Rows whose first values lie in the same chunks, or the same `nbytes`."""
@@ -280,8 +282,9 @@ class SparseSource(ReadersSource):
     @property
     def block_nbytes(self) -> int:
         values = self._block_values(0)
-        chunked = [reader.chunks for reader in self._readers if reader.caches_chunks]
-        return sum(chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in chunked)
+        return sum(
+            chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in self._chunked
+        )
 
     # -- what it is
 
@@ -325,7 +328,9 @@ class JoinedRows(ConcatSource[SparseSource]):
         found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
         if len(found) == 1:
             return found[0]
-        sizes = np.concatenate([one.sizes for one in found])
-        columns = np.concatenate([one.indices for one in found])
-        rows = CSRRows.of(sizes, columns, np.concatenate([one.values for one in found]))
+        rows = CSRRows.of(
+            np.concatenate([one.sizes for one in found]),
+            np.concatenate([one.indices for one in found]),
+            np.concatenate([one.values for one in found]),
+        )
         return rows.take(np.argsort(np.concatenate([part.places for part in parts])))

@@ -3,7 +3,7 @@ the rows are read, others are read as a whole and decoded by pyarrow.
 
 A stream, as HuggingFace's `datasets` writes it, is a chain of messages, each of which says how long
 it is; an Arrow file is such a chain between a magic number and a footer, which says where each
-begins: those of a remote file are read at once. pyarrow reads the messages. The metadata of a
+begins: those of a file are read at once. pyarrow reads the messages. The metadata of a
 record batch says where the buffers of each column lie. They stay in the file
 (https://arrow.apache.org/docs/format/Columnar.html), from which the bytes of rows are read by their
 positions, and become arrays of pyarrow's. Nothing is mapped: if somebody cuts the file short while
@@ -76,11 +76,11 @@ def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
 
 
 def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
-    """First byte, that of the body, and each message, with a body that is all zeros; they end with
-    the file, in front of its footer, or with a message of no bytes.
+    """First byte, that of the body, and each message, with a body that is all zeros: of a file
+    those that its footer names; of a stream all, up to its end, or to a message of no bytes.
     """
     window = _REMOTE if files.is_remote else _LOCAL
-    size = end = files.version(path).size
+    size = files.version(path).size
 
     def read(start: int, stop: int) -> bytes:
         return files.read_joined(ByteRanges.of([(path, start, min(size, stop))]))
@@ -88,23 +88,21 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
     begin = start = 0
     data = read(0, window)
     if data.startswith(MAGIC):
-        tail = read(max(0, size - (TAIL if files.is_remote else 10)), size)
+        tail = read(max(0, size - TAIL), size)
         end = size - 10 - int.from_bytes(tail[-10:-6], "little", signed=True)
         if not tail.endswith(MAGIC) or not 8 < end < size - 10:
             raise FormatError("it does not end as Arrow files do: it is cut short")
-        start = 8
-        if files.is_remote and end > len(data):
-            footer = tail[end - size : -10] if size - end <= len(tail) else read(end, size - 10)
-            yield from _named_messages(files, path, footer, data, end)
-            return
-    while start < end:
+        footer = tail[end - size : -10] if size - end <= len(tail) else read(end, size - 10)
+        yield from _named_messages(files, path, footer, data, end)
+        return
+    while start < size:
         if not begin <= start <= start + 8 <= begin + len(data):
             data = read(start, start + window)
             begin = start
         head = _message_head(data[start - begin :])
         if head == 0:
             return
-        if not 0 < head <= min(_LONGEST, end - start):
+        if not 0 < head <= min(_LONGEST, size - start):
             raise FormatError(
                 f"a message at byte {start:,} would have {head:,} bytes: it is cut short, or no "
                 "Arrow file"
@@ -113,7 +111,7 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
             data = read(start, start + max(window, head))
             begin = start
         metadata = memoryview(data)[start - begin : start - begin + head]
-        message = pyarrow().ipc.read_message(opened([metadata], end - start - head, zeros))
+        message = pyarrow().ipc.read_message(opened([metadata], size - start - head, zeros))
         yield start, start + head, message
         start += head + message.body.size
 
