@@ -631,7 +631,7 @@ WRONG_ENDS: list[tuple[Any, str]] = [
     (np.array([5.0, 12.0]), r"float64 \[2\]"),
     (np.array([[5, 12]]), r"int64 \[1, 2\]"),
     (np.zeros(0, np.int64), r"int64 \[0\]"),
-    (np.array([5, 2**64 - 1], np.uint64), "18446744073709551615"),
+    (np.array([5, 2**64 - 1], np.uint64), "18,446,744,073,709,551,615"),
 ]
 
 

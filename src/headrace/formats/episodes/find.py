@@ -9,7 +9,6 @@ a replay buffer.
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +20,7 @@ from headrace.errors import BudgetError, ConfigError, FormatError, MissingNameEr
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.episodes.source import (
     MASK,
+    Episode,
     EpisodeArrays,
     EpisodeSource,
     WindowOptions,
@@ -30,7 +30,7 @@ from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
-from headrace.io.paths import listed_names, redact
+from headrace.io.paths import listed_names
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
 
@@ -58,25 +58,6 @@ class EpisodeOptions(NamedTuple):
     static: tuple[str, ...] = ()
     episodes: str | tuple[str, ...] | None = None
     windows: int | Mapping[str, int] | None = None
-
-
-class Episode(NamedTuple):
-    """An episode of a file.
-
-    Attributes:
-        first: the row of its arrays that is its first step.
-    """
-
-    path: str
-    name: str
-    arrays: dict[str, StoredArray]
-    static: dict[str, Any]
-    first: int
-    length: int
-
-    @property
-    def where(self) -> str:
-        return f"{redact(self.path)}: {self.name or '/'}"
 
 
 # -- what a file holds
@@ -141,11 +122,6 @@ def episode_ends(tree: Tree) -> IntArray:
             "[episodes] int64"
         )
     stored = tree.column(ENDS)
-    largest = int(stored.max())
-    if largest > np.iinfo(np.int64).max:
-        raise FormatError(
-            f"{where} has {largest}, more than there can be rows: the file is damaged"
-        )
     ends: IntArray = stored.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     falls = np.flatnonzero(ends <= starts)
@@ -153,7 +129,7 @@ def episode_ends(tree: Tree) -> IntArray:
         number = int(falls[0])
         raise FormatError(
             f"{where} must rise, and episode {number} begins at row {int(starts[number]):,} and "
-            f"ends at {int(ends[number]):,}: write the row after the last step of each episode"
+            f"ends at {int(stored[number]):,}: write the row after the last step of each episode"
         )
     return ends
 
@@ -307,9 +283,8 @@ class _Finder:
         episodes: list[Episode] = []
         for number in self._chosen(tree, names):
             own = {name: values[number] for name, values in static.items()}
-            first = firsts[number]
-            length = firsts[number + 1] - first
-            episodes.append(Episode(tree.path, names[number], arrays, own, first, length))
+            first, end = firsts[number : number + 2]
+            episodes.append(Episode(tree.path, names[number], arrays, own, first, end - first))
         return episodes
 
     # -- both
@@ -485,7 +460,7 @@ def _joined(
             )
     arrays: list[EpisodeArrays] = []
     if episodes:
-        arrays = [_arrays(key, episodes, numbers, steps[key]) for key in keys]
+        arrays = [EpisodeArrays(key, episodes, numbers, steps[key]) for key in keys]
     static = {
         name: _stacked(name, [episode.static[name] for episode in episodes])
         for name in options.static
@@ -496,44 +471,8 @@ def _joined(
         edges = np.concatenate([[0], np.cumsum([*sizes.values()])]).astype(np.int64)
         firsts = [edges[numbers[episode.path]] + episode.first for episode in episodes]
         rows = (np.array(firsts, np.int64), edges)
-    return EpisodeSource(
-        list(numbers),
-        [numbers[episode.path] for episode in episodes],
-        [episode.name for episode in episodes],
-        Windows(np.array([episode.length for episode in episodes], np.int64), windows),
-        arrays,
-        static,
-        opened,
-        rows,
-    )
-
-
-def _arrays(
-    key: str, episodes: Sequence[Episode], numbers: Mapping[str, int], window: int | None
-) -> EpisodeArrays:
-    """The arrays of a key of all episodes."""
-    first = episodes[0].arrays[key]
-    row_shape = first.shape[1:]
-    row_bytes = math.prod(row_shape) * first.dtype.itemsize
-    readers: dict[int, tuple[int, Any]] = {}
-    table: list[tuple[int, int, int, int]] = []
-    for episode in episodes:
-        array = episode.arrays[key]
-        if (array.shape[1:], array.dtype) != (row_shape, first.dtype):
-            raise FormatError(
-                f"{episode.where}: steps of {key!r} are {array.dtype} {list(array.shape[1:])}, "
-                f"and in {episodes[0].where} {first.dtype} {list(row_shape)}: name the "
-                "episodes that are alike as episodes=, or leave the key out of keys="
-            )
-        if array.reader is None:
-            begin = array.begin + episode.first * row_bytes
-            table.append((numbers[array.path], begin, -1, 0))
-            continue
-        number, _ = readers.setdefault(id(array.reader), (len(readers), array.reader))
-        table.append((-1, -1, number, episode.first))
-    return EpisodeArrays(
-        key, row_shape, first.dtype, [reader for _, reader in readers.values()], table, window
-    )
+    lengths = np.array([episode.length for episode in episodes], np.int64)
+    return EpisodeSource(episodes, numbers, Windows(lengths, windows), arrays, static, opened, rows)
 
 
 def _stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:

@@ -26,9 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
+from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource
 from headrace.formats.source import Column, Description, one_after_the_other
+from headrace.formats.tree import StoredArray
 from headrace.io.local_files import bytes_of
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -154,36 +156,81 @@ class Windows:
         return self._first.array[episodes] + own
 
 
+class Episode(NamedTuple):
+    """An episode of a file.
+
+    Attributes:
+        path: of the file.
+        name: of the episode: the path of its group, if it is one.
+        arrays: by key.
+        static: by name, what has no axis of time.
+        first: the row of its arrays that is its first step.
+        length: steps.
+    """
+
+    path: str
+    name: str
+    arrays: dict[str, StoredArray]
+    static: dict[str, Any]
+    first: int
+    length: int
+
+    @property
+    def where(self) -> str:
+        return f"{redact(self.path)}: {self.name or '/'}"
+
+
 class EpisodeArrays:
     """The arrays of one key.
 
     Args:
         name: the key.
-        row_shape, dtype: of a step; all arrays have the same.
-        readers: of those that don't lie in their files as they are.
-        table: [episodes, 4] file and first byte of the first step (-1, -1: the array does not lie
-            there as it is); number of the reader (-1: there is none), and the row of its array that
-            is the first step.
+        episodes: all of them, one at least.
+        numbers: of the files, by path.
         window: steps of a window of this key; None: whole episodes.
+
+    Attributes:
+        row_shape, dtype: of a step; all arrays have the same.
+        readers: of those arrays that don't lie in their files as they are.
+
+    Raises:
+        FormatError: steps of two episodes differ in shape or dtype.
     """
 
     def __init__(
         self,
         name: str,
-        row_shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        readers: Sequence[ArrayReader],
-        table: Sequence[tuple[int, int, int, int]],
+        episodes: Sequence[Episode],
+        numbers: Mapping[str, int],
         window: int | None,
     ) -> None:
+        first = episodes[0].arrays[name]
         self.name = name
-        self.row_shape = row_shape
-        self.dtype = dtype
+        self.row_shape = first.shape[1:]
+        self.dtype = first.dtype
         self.window = window
-        self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
-        self.readers = list(readers)
-        columns = np.array(table, np.int64).reshape(-1, 4).T
-        self._table = SharedArray(np.ascontiguousarray(columns))
+        self.row_bytes: int = math.prod(self.row_shape) * self.dtype.itemsize
+        readers: dict[int, Any] = {}
+        # File and first byte of the first step (-1, -1: the array does not lie there as it is);
+        # number of the reader (-1: there is none), and the row of its array that is the first step.
+        table = np.full((4, len(episodes)), -1)
+        for at, episode in enumerate(episodes):
+            array = episode.arrays[name]
+            if (array.shape[1:], array.dtype) != (self.row_shape, self.dtype):
+                raise FormatError(
+                    f"{episode.where}: steps of {name!r} are {array.dtype} "
+                    f"{list(array.shape[1:])}, and in {episodes[0].where} {self.dtype} "
+                    f"{list(self.row_shape)}: name the episodes that are alike as episodes=, or "
+                    "leave the key out of keys="
+                )
+            if array.reader is None:
+                begin = array.begin + episode.first * self.row_bytes
+                table[:2, at] = numbers[array.path], begin
+            else:
+                number, _ = readers.setdefault(id(array.reader), (len(readers), array.reader))
+                table[2:, at] = number, episode.first
+        self.readers: list[ArrayReader] = [reader for _, reader in readers.values()]
+        self._table = SharedArray(table)
 
     def located(
         self, episodes: IntArray, firsts: IntArray, ends: IntArray
@@ -248,10 +295,8 @@ class EpisodeSource(ReadersSource):
     windows also `MASK`, bool [window].
 
     Args:
-        paths: of the files; those at the front are numbered as `files_of` has them, others may hold
-            arrays.
-        files_of: the number of the file of each episode.
-        names: of the episodes: the paths of their groups, if each is one.
+        episodes: all of them.
+        numbers: of the files, by path: first those of episodes, then others that hold arrays.
         windows: which steps a sample has.
         keys: the arrays.
         static: by name the value of each episode that has no axis of time.
@@ -262,9 +307,8 @@ class EpisodeSource(ReadersSource):
 
     def __init__(
         self,
-        paths: Sequence[str],
-        files_of: Sequence[int],
-        names: Sequence[str],
+        episodes: Sequence[Episode],
+        numbers: Mapping[str, int],
         windows: Windows,
         keys: Sequence[EpisodeArrays],
         static: dict[str, Sequence[Any] | SharedArray],
@@ -273,11 +317,12 @@ class EpisodeSource(ReadersSource):
     ) -> None:
         readers = [reader for key in keys for reader in key.readers]
         super().__init__("", opened, readers)
-        self.paths = list(paths)
-        self.names = PackedNames(name.encode() for name in names)
+        self.paths = list(numbers)
+        self.names = PackedNames(episode.name.encode() for episode in episodes)
         self.windows = windows
         self.keys = tuple(keys)
         self.static = static
+        files_of = [numbers[episode.path] for episode in episodes]
         self._file_of = SharedArray(np.array(files_of, np.int64))
         self._rows = None if rows is None else tuple(map(SharedArray, rows))
 
