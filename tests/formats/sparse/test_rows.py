@@ -32,7 +32,6 @@ def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     found = given_rows.canonical(columns)
     assert np.array_equal(scattered(found, dense.shape), dense)
     assert all((np.diff(indices) > 0).all() for indices, _ in found.records())
-    assert found.outside(columns) is None
     chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
     order = np.array(chosen, np.int64)
     assert np.array_equal(scattered(found.take(order), (len(order), columns)), dense[order])
@@ -43,8 +42,3 @@ def test_rows_are_those_of_a_dense_array(data: Any) -> None:
     assert np.array_equal(scattered(selected, (rows, len(picked))), dense[:, picked])
     again = CSRRows.joined(found.records())
     assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
-
-
-def test_the_first_column_outside_is_named() -> None:
-    rows = CSRRows.of(np.array([2, 0, 1, 2]), np.array([0, 1, 4, 0, -1]), np.ones(5))
-    assert rows.outside(4) == (2, 4) and rows.outside(5) == (3, -1)

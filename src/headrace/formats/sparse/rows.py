@@ -77,24 +77,6 @@ class CSRRows(NamedTuple):
         places = np.repeat(self.indptr[order] - indptr[:-1], sizes) + np.arange(indptr[-1])
         return CSRRows(indptr, self.indices[places], self.values[places])
 
-    def cast(self, indices: np.dtype[Any], values: np.dtype[Any] | None = None) -> CSRRows:
-        """The same rows with other dtypes."""
-        return CSRRows(
-            self.indptr,
-            self.indices.astype(indices, copy=False),
-            self.values.astype(values or self.values.dtype, copy=False),
-        )
-
-    def outside(self, columns: int) -> tuple[int, int] | None:
-        """The first row with a column that a matrix of so many does not have, and that column;
-        None: there is none.
-        """
-        indices = self.indices
-        if not len(indices) or (indices.min() >= 0 and indices.max() < columns):
-            return None
-        at = int(np.argmax((indices < 0) | (indices >= columns)))
-        return int(np.searchsorted(self.indptr, at, side="right")) - 1, int(indices[at])
-
     def canonical(self, columns: int) -> CSRRows:
         """The same rows in canonical form: values of one column are summed in their order, as SciPy
         does; their dtype stays.
@@ -127,9 +109,9 @@ class CSRRows(NamedTuple):
         """The values of some columns; not in canonical form where these stand in another order.
 
         Args:
-            numbers: for each column its new number, -1 where it is left out; int32 or int64.
+            numbers: for each column its new number, -1 where it is left out.
         """
-        indices = numbers[self.indices]
+        indices = numbers[self.indices].astype(self.indices.dtype, copy=False)
         is_kept = indices >= 0
         if is_kept.all():
             return CSRRows(self.indptr, indices, self.values)
@@ -183,7 +165,6 @@ class SparseSource(ReadersSource):
         self._width = matrix.shape[1]
         self._indptr = SharedArray(matrix.indptr)
         self._numbers = None if numbers is None else SharedArray(numbers)
-        self._keeps_order = numbers is None or bool(np.all(np.diff(numbers[numbers >= 0]) > 0))
         is_narrow = max(columns, self._width) <= np.iinfo(np.int32).max
         self._index_dtype = np.dtype(np.int32 if is_narrow else np.int64)
         self._of_columns = of_columns
@@ -211,20 +192,17 @@ class SparseSource(ReadersSource):
         if self.files.is_remote:  # both at once
             self.files.prefetch(self.missing_ranges(indices), True)
         columns, values = read_joined(self._readers, firsts, ends, self.run)
-        rows = CSRRows.of(ends - firsts, columns, values.astype(self.stored_dtype, copy=False))
-        wrong = rows.outside(self._width)
-        if wrong is not None:
-            row, column = wrong
+        if len(columns) and not 0 <= columns.min() <= columns.max() < self._width:
             raise FormatError(
-                f"{self.location(int(indices[row]))}: column {column:,} is outside of the "
-                f"{self._width:,} columns that the matrix has: the file is damaged"
+                f"values lie in columns {columns.min():,} to {columns.max():,}, and the matrix has "
+                f"{self._width:,} columns: the file is damaged"
             )
-        rows = rows.cast(self._index_dtype).canonical(self._width)
+        columns = columns.astype(self._index_dtype, copy=False)
+        values = values.astype(self.stored_dtype, copy=False)
+        rows = CSRRows.of(ends - firsts, columns, values).canonical(self._width)
         if self._numbers is not None:
-            rows = rows.select(self._numbers.array)
-            if not self._keeps_order:
-                rows = rows.canonical(self.shape[1])
-        return rows.cast(self._index_dtype, self.dtype)
+            rows = rows.select(self._numbers.array).canonical(self.shape[1])
+        return rows._replace(values=rows.values.astype(self.dtype, copy=False))
 
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         indptr = self._indptr.array
