@@ -209,18 +209,18 @@ def joined_targets(
         FormatError: they are categories in some files, and not in others; or a string is not in
             that encoding.
     """
-    arrays = [column for column in columns if not isinstance(column, Column)]
-    if len(arrays) < len(columns):
+    if any(isinstance(column, Column) for column in columns):
         tables = [column if isinstance(column, Column) else Column(column) for column in columns]
         joined = joined_column(tables, name)
         values = joined.values
         return values.tolist() if values.dtype == object else values, joined.categories
-    fields: Any = arrays[0].dtype.fields or {}
+    arrays: list[Any] = list(columns)
+    if all(is_plain(array.dtype) for array in arrays):
+        return np.concatenate(arrays), None
+    fields = arrays[0].dtype.fields or {}
     are_alike = len({array.dtype for array in arrays}) == 1
     if fields and are_alike and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
         return ColumnTargets.of_rows(np.concatenate(arrays)), None
-    if all(is_plain(array.dtype) for array in arrays):
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays), None
     targets = []
     for array, path in zip(arrays, paths, strict=True):
         for row, value in enumerate(array):

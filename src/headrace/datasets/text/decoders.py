@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -454,18 +455,31 @@ class Texts(TextDecoder):
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
         reader = super().own_reader(dataset, collating)
-        source = dataset.sample_source
-        tokenizer = self.options.tokenizer
+        source = self.source
         if (
-            reader is not None
+            isinstance(reader, JoinedIds)
             and isinstance(source, LinesSource)
             and not source.has_records
-            and type(tokenizer) is CharTokenizer
+            and type(self.options.tokenizer) is CharTokenizer
             and dataset.value_source.is_direct
             and not source.files.is_remote
         ):
-            return JoinedLines(dataset, collating, source, tokenizer, self.options.max_length)
+            reader.name = "lines straight from storage, and padded at once"
+            reader.lines = self._encoded_lines
         return reader
+
+    def _encoded_lines(self, whole: IntArray, counts: Counter[str]) -> tuple[Any, IntArray]:
+        """The ids of some lines, one behind the other, and how many each has."""
+        joined, sizes = self.source.read_joined(whole)
+        counts["bytes_read"] += len(joined)
+        start = time.perf_counter()
+        tokenizer = self.options.tokenizer
+        most = self.options.max_length
+        encoded = tokenizer.encode_bytes(joined, sizes, *self.source.codec, most)
+        seconds: Any = time.perf_counter() - start
+        counts["decode_seconds"] += seconds
+        counts["read_seconds"] -= seconds
+        return encoded  # type: ignore[no-any-return]
 
 
 def _text_or_ids(value: Any, column: str) -> Any:
@@ -588,30 +602,41 @@ def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
 
 
 class JoinedIds(BatchReader):
-    """Reads and tokenises the texts of a batch together, and pads all at once.
+    """Reads and tokenises the texts of a batch together, and pads all at once. Where characters are
+    tokens, the bytes of lines are read one behind the other, and mapped to ids at once.
 
     Args:
         dataset: whose values are ids.
         collating: has a `join`.
         is_marked: True if the ids have marks.
+
+    Attributes:
+        lines: gives the ids of lines one behind the other, and how many each has, by their numbers
+            and what counts; None: values are read.
     """
 
     name = "tokenised together, and padded at once"
     writes_in_place = False
+    lines: Callable[[IntArray, Counter[str]], tuple[Any, IntArray]] | None = None
 
     def __init__(self, dataset: BaseDataset, collating: Collating, is_marked: bool) -> None:
-        assert collating.join is not None
         self._dataset = dataset
         self._collating = collating
-        self._join = collating.join
         self._is_marked = is_marked
 
     def read(self, request: BatchRequest) -> MadeBatch | None:
         dataset = self._dataset
+        join: Any = self._collating.join
         if dataset.targets is not None:
             return None
-        indices = dataset.whole_indices(request).tolist()
-        values = dataset.value_source.read(indices, dataset.access())
+        whole = dataset.whole_indices(request)
+        if self.lines is not None:
+            with dataset.sample_reader.reading_together(len(whole)) as counts:
+                ids, lengths = self.lines(whole, counts)
+            batch = join(ids, lengths)
+            if batch is not None:  # else the collator must see the samples
+                return MadeBatch(batch, len(request))
+        values = dataset.value_source.read(whole.tolist(), dataset.access())
         if all(type(value) is np.ndarray for value in values):
             start = time.perf_counter()
             ids = np.concatenate(values)
@@ -621,50 +646,9 @@ class JoinedIds(BatchReader):
                 ids = ids.astype(np.int64)
                 labels = np.empty_like(ids)
                 unmark(ids, labels)
-            batch = self._join(ids, lengths, labels)
+            batch = join(ids, lengths, labels)
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
         samples, made_of = dataset.finish(request, values)
         return self._collating.batch_of(dataset, samples, made_of, request)
-
-
-class JoinedLines(JoinedIds):
-    """Reads lines one behind the other, and maps their bytes to ids at once, where characters
-    are tokens and nothing is held.
-    """
-
-    name = "lines straight from storage, and padded at once"
-
-    def __init__(
-        self,
-        dataset: BaseDataset,
-        collating: Collating,
-        source: LinesSource,
-        tokenizer: CharTokenizer,
-        max_length: int | None,
-    ) -> None:
-        super().__init__(dataset, collating, False)
-        self._source = source
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-
-    def read(self, request: BatchRequest) -> MadeBatch | None:
-        dataset = self._dataset
-        if dataset.targets is not None:
-            return None
-        whole = dataset.whole_indices(request)
-        with dataset.sample_reader.reading_together(len(whole)) as counts:
-            joined, sizes = self._source.read_joined(whole)
-            counts["bytes_read"] += len(joined)
-            start = time.perf_counter()
-            ids, lengths = self._tokenizer.encode_bytes(
-                joined, sizes, *self._source.codec, self._max_length
-            )
-            seconds: Any = time.perf_counter() - start
-            counts["decode_seconds"] += seconds
-            counts["read_seconds"] -= seconds
-        batch = self._join(ids, lengths)
-        if batch is None:  # the collator must see the samples
-            return super().read(request)
-        return MadeBatch(batch, len(request))
