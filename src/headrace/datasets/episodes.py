@@ -15,7 +15,7 @@ import torch
 
 from headrace.arguments import check_integer
 from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_dtype
-from headrace.collate.sequences import Padding, to_rows
+from headrace.collate.sequences import Padded, Padding, to_rows
 from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
 from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
@@ -105,24 +105,23 @@ class EpisodeCollator:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
-        lengths: dict[str, tuple[torch.Tensor, int]] = {}
+        return stack_tree(list(samples), self._padded)
 
-        def special(values: list[Any], path: FieldPath) -> Any:
-            if isinstance(values[0], dict) and self._keys & values[0].keys() and not lengths:
-                batch = stack_inside(values, path, special, "")
-                for counts, longest in list(lengths.values())[:1]:
-                    batch |= {MASK: self._padding.mask(counts, longest).bool(), LENGTHS: counts}
-                return batch
-            name = ""
-            if path:
-                name = path[-1].names[0]
-            if name in self._keys and isinstance(values[0], torch.Tensor) and values[0].ndim:
-                padded, counts = self._padding.apply(to_rows(values, path), 0, path)
-                lengths[name] = counts, padded.shape[1]
-                return padded
+    def _padded(self, values: list[Any], path: FieldPath) -> Any:
+        name = path[-1].names[0] if path else ""
+        first = values[0]
+        if name in self._keys and isinstance(first, torch.Tensor) and first.ndim:
+            padded, lengths = self._padding.apply(to_rows(values, path), 0, path)
+            return Padded(padded, self._padding.mask(lengths, padded.shape[1]).bool(), lengths)
+        if not isinstance(first, dict) or not self._keys & first.keys():
             return USUAL
-
-        return stack_tree(list(samples), special)
+        batch = stack_inside(values, path, self._padded, "")
+        fields = [key for key, value in batch.items() if isinstance(value, Padded)]
+        if fields:
+            batch |= {MASK: batch[fields[0]].attention_mask, LENGTHS: batch[fields[0]].lengths}
+        for key in fields:
+            batch[key] = batch[key].values
+        return batch
 
     def __repr__(self) -> str:
         return f"EpisodeCollator({sorted(self._keys)!r})"
@@ -422,8 +421,7 @@ def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
         kind = chosen.get(key.name)
         if kind is not None and key.dtype.kind in "biufc":
             found[key.name] = kind
-    for key in source.keys:
-        if long_doubles_in(key.dtype) == "" and key.name not in found:
+        elif long_doubles_in(key.dtype) == "":
             raise FormatError(
                 f"{key.name!r} holds long doubles ({key.dtype}), which torch does not have: pass "
                 f'dtype={{"{key.name}": "float64"}}'
