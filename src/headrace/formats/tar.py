@@ -487,7 +487,6 @@ class TarSource(Locatable):
         self._kinds = SharedArray(np.concatenate(kinds))
         self.keys = PackedNames.joined(keys) or PackedNames()
         self.extensions: PackedNames = PackedNames(numbers)
-        self._others = sum(count for _, count, _ in noted["others"])
         for what, notes in noted.items():
             if notes and (what != "others" or not len(self)):
                 shard, _, name = notes[0]
@@ -585,16 +584,10 @@ class TarSource(Locatable):
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
     def describe(self) -> Description:
-        left_out = ""
-        if self._others:
-            left_out = (
-                f"; {self._others:,} members have no key or no extension, and are no part of a "
-                "sample"
-            )
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = (
             f"{len(self):,} in {shards}, each read at once by an index of "
-            f"{len(self._offsets):,} members{left_out}; {self.files.explain()}"
+            f"{len(self._offsets):,} members; {self.files.explain()}"
         )
         mean = self.stored_nbytes // max(1, len(self))
         extensions = ", ".join(map(os.fsdecode, self.extensions[:_SHOWN]))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings, strategies as st
 
-from headrace.formats.text.index import Places, PlacesWriter, _Buffer
+from headrace.formats.text.index import PlacesWriter, _Buffer, places_in
 from headrace.io.array_file import FileArrays
 from headrace.io.local_files import LocalFiles
 
@@ -21,9 +21,9 @@ def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
     places = np.concatenate([[7], 7 + np.cumsum(distances)])
     writer = PlacesWriter()
     made = [writer.low(piece) for piece in np.array_split(places, pieces) if piece.size]
-    table = Places(FileArrays(np.concatenate(made), [np.concatenate(writer.carries)]))
+    table = FileArrays(np.concatenate(made), [np.concatenate(writer.carries)])
     numbers = np.random.default_rng(0).permutation(len(distances))
-    starts, ends = table.reach(numbers)
+    starts, ends = places_in(table, numbers)
     assert starts.dtype == ends.dtype == np.int64
     assert np.array_equal(starts, places[numbers])
     assert np.array_equal(ends, places[numbers + 1])

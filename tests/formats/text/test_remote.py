@@ -139,7 +139,7 @@ def test_each_byte_is_fetched_once_of_each_version(both: Any, server: RangeServe
     said = server.counts()
     assert said["bytes"] == sum(map(len, contents.values()))
     assert len(said["ranges"]) == len(contents)
-    assert far._table.arrays.path
+    assert far._table.path
     near, far = both(contents, "record")
     assert server.counts()["ranges"] == []  # the table was kept, and the copy
     same(near, far)

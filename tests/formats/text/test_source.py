@@ -79,7 +79,7 @@ def test_lines_of_many_files(
 ) -> None:
     kept = tmp_path / "kept" if is_kept else None
     source = opened(folder, kept=kept)
-    assert bool(source._table.arrays.path) == is_kept
+    assert bool(source._table.path) == is_kept
     order = random.Random(1).choices(range(len(LINES)), k=200)
     assert source.read(order) == [LINES[n] for n in order]
     assert source.read([]) == []

@@ -105,32 +105,23 @@ class PlacesWriter:
         return places.astype(np.uint16)
 
 
-class Places:
-    """Places of lines, at random. Picklable.
+def places_in(table: FileArrays, numbers: IntArray) -> tuple[IntArray, IntArray]:
+    """Some places, and for each the one that follows it.
 
     Args:
-        arrays: their low bits (uint16), and, as the last of the short ones, the carries.
+        table: their low bits (uint16), and, as the last of the short arrays, the carries.
+        numbers: [n] which, from 0; each of them there, and not the last of all.
+
+    Returns:
+        [n] int64 each.
+
+    Raises:
+        AccessError: the file is gone, or another one.
     """
-
-    def __init__(self, arrays: FileArrays) -> None:
-        self.arrays: FileArrays = arrays
-
-    def reach(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Some places, and for each the one that follows it.
-
-        Args:
-            numbers: [n] which, from 0; each of them there, and not the last of all.
-
-        Returns:
-            [n] int64 each.
-
-        Raises:
-            AccessError: the file is gone, or another one.
-        """
-        pairs = np.stack([numbers, numbers + 1], axis=1)
-        low = self.arrays.rows(1, pairs.reshape(-1)).reshape(-1, 2)
-        places = low + (np.searchsorted(self.arrays.short[-1], pairs, side="right") << 16)
-        return places[:, 0], places[:, 1]
+    pairs = np.stack([numbers, numbers + 1], axis=1)
+    low = table.rows(1, pairs.reshape(-1)).reshape(-1, 2)
+    places = low + (np.searchsorted(table.short[-1], pairs, side="right") << 16)
+    return places[:, 0], places[:, 1]
 
 
 def first_from(
@@ -203,11 +194,11 @@ def line_starts(
         ends = feeds
         after_cr = before == CR  # of which nobody knew yet whether an LF follows
         if (delimiter is not None or not are_records) and (after_cr or has_cr):
-            returns = np.flatnonzero(data[:-1] == CR) + 1
-            alone = returns[data[returns] != LF]
+            is_end = data == LF
+            is_end[:-1] |= (data[:-1] == CR) & (data[1:] != LF)
+            ends = np.flatnonzero(is_end) + 1
             if after_cr and data[0] != LF:
-                alone = np.concatenate([[0], alone])
-            ends = np.sort(np.concatenate([feeds, alone]))
+                ends = np.concatenate([[0], ends])
         if delimiter is not None:
             quotes = np.flatnonzero(data == QUOTE)
             opening = quotes[int(is_open) :: 2]

@@ -26,12 +26,12 @@ from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable, block_length
 from headrace.formats.text import records
 from headrace.formats.text.index import (
-    Places,
     PlacesWriter,
     Scan,
     TextFile,
     first_from,
     kept_or_held,
+    places_in,
 )
 from headrace.formats.text.plain import (
     Room,
@@ -248,10 +248,10 @@ class LinesSource(Locatable):
         """
         if server is None and reach.cache_dir is None:
             self.keeps_tables = bool(self._nbytes.sum() >= KEPT_FROM)
-        self._table = Places(self._found_table(delimiter, progress))
+        self._table = self._found_table(delimiter, progress)
         # the number of the first line of each file, and of all
-        self._first = np.array(self._table.arrays.short[0])
-        self.headers: list[list[str]] = json.loads(bytes(self._table.arrays.short[1]))
+        self._first = np.array(self._table.short[0])
+        self.headers: list[list[str]] = json.loads(bytes(self._table.short[1]))
         if not self.files.is_remote:
             files.close()  # each process opens what it reads
             self.files.close()
@@ -294,7 +294,9 @@ class LinesSource(Locatable):
         files = np.zeros(rows.size, np.int64)
         if len(self._texts) > 1:
             files = np.searchsorted(self._first, rows, side="right") - 1
-        starts, ends = self._table.reach(rows + files)  # of each file the table holds the end too
+        starts, ends = places_in(
+            self._table, rows + files
+        )  # of each file the table holds the end too
         bases = self._bases.take(files)
         return files, starts - bases, ends - bases
 
@@ -469,8 +471,8 @@ class LinesSource(Locatable):
         if copies:
             copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}"
         where = "in memory"
-        if self._table.arrays.path:
-            where = f"read from {redact(self._table.arrays.path)}"
+        if self._table.path:
+            where = f"read from {redact(self._table.path)}"
         way = f"{len(self):,} of {len(self._texts):,} files{copied}; the index is {where}"
         nbytes = sum(text.end for text in self._texts)
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
