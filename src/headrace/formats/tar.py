@@ -93,9 +93,9 @@ class TarIndex(NamedTuple):
         sizes: [members] bytes.
         kinds: [members] numbers of extensions.
         keys, key_offsets: of the samples, as `PackedNames` have them.
-        extensions, extension_offsets: in lower case, each once.
-        notes: JSON of what was left out: number, and name of the first, of "links" and of "others",
-            members without key or extension; and of the bytes "behind" the end mark.
+        notes: JSON of the "extensions", in lower case, each once; and of what was left out: number,
+            and name of the first, of "links" and of "others", members without key or extension; and
+            of the bytes "behind" the end mark.
     """
 
     first: npt.NDArray[np.int64]
@@ -104,12 +104,10 @@ class TarIndex(NamedTuple):
     kinds: npt.NDArray[np.int32]
     keys: npt.NDArray[np.uint8]
     key_offsets: npt.NDArray[np.int64]
-    extensions: npt.NDArray[np.uint8]
-    extension_offsets: npt.NDArray[np.int64]
     notes: npt.NDArray[np.uint8]
 
 
-_TYPES = ("<i8", "<i8", "<i8", "<i4", "|u1", "<i8", "|u1", "<i8", "|u1")
+_TYPES = ("<i8", "<i8", "<i8", "<i4", "|u1", "<i8", "|u1")
 
 
 def _index_of(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
@@ -363,14 +361,14 @@ class _IndexBuilder:
         self._first.append(len(self._offsets))
         if behind > _BEHIND:
             self._notes["behind"] = [behind, ""]
+        notes = {"extensions": list(self._numbers), **self._notes}
         return TarIndex(
             np.array(self._first),
             np.array(self._offsets),
             np.array(self._sizes),
             np.array(self._kinds),
             *PackedNames(self._keys).arrays,
-            *PackedNames(map(os.fsencode, self._numbers)).arrays,
-            np.frombuffer(json.dumps(self._notes).encode(), np.uint8),
+            np.frombuffer(json.dumps(notes).encode(), np.uint8),
         )
 
 
@@ -471,26 +469,26 @@ class TarSource(Locatable):
         first = list[npt.NDArray[np.int64]]()
         kinds = list[npt.NDArray[np.int32]]()
         keys = list[PackedNames | None]()
-        numbers = dict[bytes, int]()
+        numbers = dict[str, int]()
         noted = defaultdict[str, list[tuple[str, int, str]]](list)
         for index, start, shard in zip(indices, members[:-1], self._shown, strict=True):
             first.append(index.first[:-1] + start)
             keys.append(PackedNames.from_arrays(index.keys, index.key_offsets))
-            extensions = PackedNames.from_arrays(index.extensions, index.extension_offsets)
-            here = [numbers.setdefault(extension, len(numbers)) for extension in extensions]
+            notes = json.loads(bytes(index.notes))
+            here = [numbers.setdefault(name, len(numbers)) for name in notes.pop("extensions")]
             kinds.append(np.array(here, np.int32)[index.kinds])
-            for what, (count, name) in json.loads(bytes(index.notes)).items():
+            for what, (count, name) in notes.items():
                 noted[what].append((shard, count, name))
         self._first = SharedArray(np.concatenate([*first, members[-1:]]))
         self._offsets = SharedArray(np.concatenate([index.offsets for index in indices]))
         self._sizes = SharedArray(np.concatenate([index.sizes for index in indices]))
         self._kinds = SharedArray(np.concatenate(kinds))
         self.keys = PackedNames.joined(keys) or PackedNames()
-        self.extensions: PackedNames = PackedNames(numbers)
-        for what, notes in noted.items():
-            if notes and (what != "others" or not len(self)):
-                shard, _, name = notes[0]
-                count = sum(count for _, count, _ in notes)
+        self.extensions: list[str] = list(numbers)
+        for what, each in noted.items():
+            if what != "others" or not len(self):
+                shard, _, name = each[0]
+                count = sum(count for _, count, _ in each)
                 warn(_WARNINGS[what].format(count=count, shard=redact(shard), first=name))
 
     # -- reading
@@ -541,8 +539,7 @@ class TarSource(Locatable):
             sizes = self._sizes.array[start:stop].tolist()
             kinds = self._kinds.array[start:stop].tolist()
             for kind, offset, size in zip(kinds, offsets, sizes, strict=True):
-                extension = os.fsdecode(self.extensions[kind])
-                record[extension] = bytes(view[offset - begin : offset - begin + size])
+                record[self.extensions[kind]] = bytes(view[offset - begin : offset - begin + size])
             records.append(record)
         return records
 
@@ -573,7 +570,8 @@ class TarSource(Locatable):
         members.
         """
         digest = hashlib.blake2b(digest_size=16)
-        for names in (self.names, self.keys, self.extensions):
+        extensions = PackedNames(map(os.fsencode, self.extensions))
+        for names in (self.names, self.keys, extensions):
             digest.update(fingerprint_names(*names.arrays).encode())
         for numbers in (self._starts, self._first.array, self._sizes.array, self._kinds.array):
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
@@ -590,6 +588,6 @@ class TarSource(Locatable):
             f"{len(self._offsets):,} members; {self.files.explain()}"
         )
         mean = self.stored_nbytes // max(1, len(self))
-        extensions = ", ".join(map(os.fsdecode, self.extensions[:_SHOWN]))
+        extensions = ", ".join(self.extensions[:_SHOWN])
         column = Column("samples", way, extensions, read=mean)
         return Description([column], files=len(self._paths), stored=self.stored_nbytes)
