@@ -234,8 +234,7 @@ def summary_of(names: Sequence[bytes]) -> str:
         return "nothing else is there: is the path right?"
     # of a store all files are one
     stores = {re.sub(rb"(?i)(\.zarr)/.*", rb"\1", name, flags=re.DOTALL) for name in names}
-    endings = Counter(_ending_of(os.fsdecode(name)) for name in stores)
-    counts = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
+    counts = Counter(sorted(_ending_of(os.fsdecode(name)) for name in stores)).most_common()
     shown = [f"{count:,} {ending or 'without an ending'}" for ending, count in counts[:3]]
     readers = [
         reader for ending, _ in counts for reader, endings in READERS.items() if ending in endings

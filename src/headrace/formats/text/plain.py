@@ -71,19 +71,14 @@ def shows_lines(encoding: str) -> bool:
     """
     if encoding in ("utf-8", "ascii"):
         return True
-    if "escape" in encoding:
+    if "escape" in encoding or encoding.startswith(("hz", "iso2022")):  # by escapes
         return False
     try:
         each = bytes(range(256)).decode(encoding, "replace")
-        ends = [place for place, character in enumerate(each) if character in "\r\n"]
-        escapes = (b"+AAo-", b"\x1b$B0!", b"~{<:Ky~}")  # some encodings have such
-        return (
-            len(each) == 256
-            and ends == [10, 13]
-            and all(len(some.decode(encoding)) == len(some) for some in escapes)
-        )
     except (UnicodeError, LookupError):
         return False
+    ends = [place for place, character in enumerate(each) if character in "\r\n"]
+    return len(each) == 256 and ends == [10, 13]
 
 
 def pieces_of(path: str, opened: BinaryIO) -> Iterator[bytes]:
