@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import io
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
@@ -174,3 +176,61 @@ class Files(ABC):
 def wrong_length(where: str, nbytes: int, expected: int) -> FormatError:
     """The error of what is stored as it is, and has another length than it should."""
     return FormatError(f"{where} has {nbytes:,} bytes, not {expected:,}: the file is damaged")
+
+
+Fetch = Callable[[int, int], memoryview]
+"""First byte and end of a range -> its bytes."""
+
+
+class HeldBytes(io.RawIOBase):
+    """A file, of which some ranges are held: what libraries read that take an open file.
+
+    Args:
+        size: of the file.
+        held: first byte of each range, and its bytes; ranges don't overlap.
+        fetch: reads any other range.
+    """
+
+    mode = "rb"
+
+    def __init__(self, size: int, held: Sequence[tuple[int, memoryview]], fetch: Fetch) -> None:
+        self._size = size
+        self._fetch = fetch
+        self._at = 0
+        ranges = sorted(held, key=lambda one: one[0])
+        self._starts = [start for start, _ in ranges]
+        self._views = [view for _, view in ranges]
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """The next so many bytes, without a copy; all that are left, if `size` is negative or
+        None.
+        """
+        start = self._at
+        stop = self._size
+        if size is not None and size >= 0:
+            stop = min(start + size, stop)
+        if stop <= start:
+            return b""
+        self._at = stop
+        number = bisect.bisect_right(self._starts, start) - 1
+        if number >= 0 and stop <= self._starts[number] + len(self._views[number]):
+            first = self._starts[number]
+            return self._views[number][start - first : stop - first]
+        return self._fetch(start, stop)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -18,7 +18,6 @@ NOTE [ h5py and remote files ]
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
 import time
 from collections import OrderedDict
@@ -32,6 +31,7 @@ import numpy as np
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError
 from headrace.formats.hdf5.files import not_whole, without_gc
 from headrace.io.array_file import Arrays
+from headrace.io.files import HeldBytes
 from headrace.io.index import IndexKind, found_index, keep_index, learn_indexed
 from headrace.io.library_errors import OF_THE_MACHINE, asking, remember
 from headrace.io.paths import redact
@@ -118,26 +118,15 @@ class Pages:
         return True
 
 
-class RemoteFile(io.RawIOBase):
+class RemoteFile(HeldBytes):
     """A remote file as h5py wants it: seekable, and read in one thread at a time."""
 
     def __init__(self, files: RemoteFiles, known: Pages) -> None:
+        super().__init__(known.size, (), lambda start, stop: memoryview(b""))
         self._files = files
         self._known = known
-        self._at = 0
         self._end = -1  # of the last fetch
         self._width = PIECE
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """h5py counts from the beginning or the end."""
-        self._at = offset
-        if whence == 2:
-            self._at += self._known.size
-        return self._at
-
-    def tell(self) -> int:
-        """The position."""
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         """Fills a buffer; behind the end of the file with zeros, as HDF5 does on a disk. Errors
@@ -147,7 +136,7 @@ class RemoteFile(io.RawIOBase):
         try:
             inside = max(0, min(len(out), self._known.size - self._at))
             if inside and not self._known.fill(self._at, out[:inside]):
-                self._fetch(self._at, self._at + inside)
+                self._fetch_pieces(self._at, self._at + inside)
                 self._known.fill(self._at, out[:inside])
             out[inside:] = bytes(len(out) - inside)
         except BaseException as error:
@@ -156,7 +145,7 @@ class RemoteFile(io.RawIOBase):
         self._at += len(out)
         return len(out)
 
-    def _fetch(self, start: int, stop: int) -> None:
+    def _fetch_pieces(self, start: int, stop: int) -> None:
         """Fetches pieces that hold some bytes; see NOTE [ h5py and remote files ]."""
         known = self._known
         first = start // PIECE * PIECE

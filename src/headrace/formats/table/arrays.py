@@ -19,9 +19,8 @@ from headrace.formats.arrays.codecs import Pipeline
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.table.columns import HeldBytes
 from headrace.formats.table.files import NPY_MAGIC
-from headrace.io.files import Files
+from headrace.io.files import Files, HeldBytes
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import listed_names, redact

@@ -8,14 +8,12 @@ Threads of pyarrow are not used, and it opens no file: what is read, where and w
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
-import io
 import math
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,10 @@ import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
+from headrace.io.files import Fetch, HeldBytes
 
 Mask = npt.NDArray[np.bool_]
 _FEW = 32  # texts that are made one by one
-Fetch = Callable[[int, int], memoryview]
-"""First byte and end of a range -> its bytes."""
 
 
 # -- pyarrow
@@ -62,60 +59,6 @@ def zeros(start: int, stop: int) -> memoryview:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         return memoryview(mmap.mmap(-1, stop - start, flags=flags, prot=mmap.PROT_READ))
     return memoryview(mmap.mmap(-1, stop - start))
-
-
-class HeldBytes(io.RawIOBase):
-    """A file, of which some ranges are held: what libraries read that take an open file.
-
-    Args:
-        size: of the file.
-        held: first byte of each range, and its bytes; ranges don't overlap.
-        fetch: reads any other range.
-    """
-
-    mode = "rb"
-
-    def __init__(self, size: int, held: Sequence[tuple[int, memoryview]], fetch: Fetch) -> None:
-        self._size = size
-        self._fetch = fetch
-        self._at = 0
-        ranges = sorted(held, key=lambda one: one[0])
-        self._starts = [start for start, _ in ranges]
-        self._views = [view for _, view in ranges]
-
-    def read(self, size: int | None = -1, /) -> Any:
-        """The next so many bytes, without a copy; all that are left, if `size` is negative or
-        None.
-        """
-        start = self._at
-        stop = self._size
-        if size is not None and size >= 0:
-            stop = min(start + size, stop)
-        if stop <= start:
-            return b""
-        self._at = stop
-        number = bisect.bisect_right(self._starts, start) - 1
-        if number >= 0 and stop <= self._starts[number] + len(self._views[number]):
-            first = self._starts[number]
-            return self._views[number][start - first : stop - first]
-        return self._fetch(start, stop)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def opened(parts: Sequence[memoryview], more: int = 0, fetch: Fetch = nothing_else) -> Any:

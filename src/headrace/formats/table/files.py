@@ -20,13 +20,12 @@ from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.resolve.file_set import BOOKKEEPING, READERS, FileSet, Format
 from headrace.formats.table.columns import (
     Column,
-    HeldBytes,
     column_of,
     pyarrow,
     refused,
     spec_of,
 )
-from headrace.io.files import Files
+from headrace.io.files import Files, HeldBytes
 from headrace.io.library_errors import asking
 from headrace.io.paths import is_url, listed_names, named_part, redact
 from headrace.io.ranges import ByteRanges

@@ -9,7 +9,6 @@ heads are read.
 from __future__ import annotations
 
 import contextlib
-import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ from headrace.formats.zarr.stores import (
     replaced,
     root_among,
 )
-from headrace.io.files import Files
+from headrace.io.files import Files, HeldBytes
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
@@ -115,23 +114,16 @@ class ZarrZip(Store):
 def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
     """The members of a zip file, and where their directory begins."""
     size = files.version(path).size
-    length = _END
-    with asking("zipfile", redact(path)):
-        while True:
-            start = max(0, size - length)
-            end = files.read_joined(ByteRanges.of([(path, start, size)]))
-            try:
-                with zipfile.ZipFile(io.BytesIO(end)) as file:
-                    infos = file.infolist()
-                    start_dir = file.start_dir + start
-                break
-            except (zipfile.BadZipFile, ValueError):
-                # the directory begins earlier
-                if not start or b"PK\x05\x06" not in end:
-                    raise
-                length *= 16
+
+    def read(start: int, stop: int) -> memoryview:
+        return memoryview(files.read_joined(ByteRanges.of([(path, start, stop)])))
+
+    tail = max(0, size - _END)
+    file = HeldBytes(size, [(tail, read(tail, size))], read)
+    with asking("zipfile", redact(path)), zipfile.ZipFile(file) as archive:
+        infos = archive.infolist()
+        start_dir = archive.start_dir
     for info in infos:
-        info.header_offset += start
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise FormatError(
                 f"{redact(path)}: {info.filename} is compressed by method {info.compress_type}, "
