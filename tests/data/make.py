@@ -6,6 +6,7 @@ seed, the same bytes (of one version of Pillow).
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -156,6 +157,53 @@ def make_tar(
             )
             file.addfile(info, io.BytesIO(data))
     return Path(path)
+
+
+def make_mds(
+    folder: str | os.PathLike[str],
+    columns: dict[str, tuple[str, int | None]],
+    shards: Sequence[Sequence[Sequence[bytes]]],
+    compression: str = "",
+) -> Path:
+    """Writes shards of MosaicML Streaming, and their index, to `folder`; returns it.
+
+    Args:
+        columns: encoding and size in bytes by name; None: the size varies.
+        shards: the encoded values of each sample of each shard.
+        compression: "gz", or "" for none.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for number, samples in enumerate(shards):
+        bodies = []
+        for values in samples:
+            varying = zip(values, columns.values(), strict=True)
+            sizes = [len(value) for value, (_, size) in varying if size is None]
+            bodies.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(values))
+        edges = np.cumsum([4 * (len(samples) + 2), *map(len, bodies)]).tolist()
+        head = struct.pack(f"<{len(edges) + 1}I", len(samples), *edges)
+        raw = head + b"".join(bodies)
+        files = {f"shard.{number:05d}.mds": raw}
+        if compression:
+            files = {f"shard.{number:05d}.mds.gz": gzip.compress(raw, mtime=0)}
+        infos = {name: {"basename": name, "bytes": len(data)} for name, data in files.items()}
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        entry = {
+            "column_names": list(columns),
+            "column_encodings": [encoding for encoding, _ in columns.values()],
+            "column_sizes": [size for _, size in columns.values()],
+            "compression": compression or None,
+            "format": "mds",
+            "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": len(raw)},
+            "samples": len(samples),
+            "version": 2,
+            "zip_data": next(iter(infos.values())) if compression else None,
+        }
+        entries.append(entry)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+    return folder
 
 
 def make_shards(

@@ -224,9 +224,11 @@ class ColumnsDataset(BaseDataset):
 
 
 class _RowDecoder(BytesDecoder):
-    """Arrays as tensors, and bytes decoded."""
+    """Arrays as tensors, and bytes decoded, also those in lists."""
 
     def _decoded(self, name: str, value: Any) -> Any:
+        if isinstance(value, list) and self.decoder_of(name) is not None:
+            return [self._decoded(name, one) for one in value]
         value = super()._decoded(name, value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             return torch.from_numpy(value)

@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import io
 import itertools
+import posixpath
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -417,6 +418,11 @@ def below(url: str, name: str) -> str:
 def with_index(url: str) -> str:
     """The URL of what lies beside a file as its index: before the query, if there is one."""
     return _with_path(url, lambda path: path + INDEX)
+
+
+def in_folder_of(url: str, name: str) -> str:
+    """The path or URL of a name in the folder of another one: before the query, if there is one."""
+    return _with_path(url, lambda path: posixpath.join(posixpath.dirname(path), name))
 
 
 def _with_path(url: str, change: Callable[[str], str]) -> str:

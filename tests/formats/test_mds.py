@@ -1,0 +1,263 @@
+"""Shards of MosaicML Streaming: its own files, damaged ones, and shards on a server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from headrace import (
+    BudgetError,
+    DataNotFoundError,
+    FormatError,
+    ImageDataset,
+    SampleError,
+    TextDataset,
+    create_dataloader,
+    open_dataset,
+    pack,
+    verify,
+)
+from headrace.datasets.columns import ColumnsDataset
+from headrace.testing.contract import DatasetContract, same
+from tests.data.make import make_mds
+from tests.datasets.remote_contract import RemoteDatasetContract
+
+OURS = Path(__file__).parents[1] / "data/mds"
+"""What mosaicml-streaming 0.13.0 wrote, with all encodings but pickles; and what it reads of it."""
+COLUMNS = {"id": ("int", 8), "text": ("str", None), "x": ("ndarray:float32:3", 12)}
+SHARDS = (7, 0, 5, 12)
+
+
+def sample(number: int) -> tuple[bytes, bytes, bytes]:
+    text = f"{'mill ' * (number % 4)}wheel {number}"
+    return struct.pack("<q", number), text.encode(), np.float32([number, 1, 2]).tobytes()
+
+
+def write(folder: Path, compression: str = "", **changed: bytes) -> Path:
+    """24 samples in four shards, one of them empty; `changed`: the text of a sample, by s + its
+    number.
+    """
+    numbers = iter(range(sum(SHARDS)))
+    shards = []
+    for count in SHARDS:
+        rows = []
+        for number in [next(numbers) for _ in range(count)]:
+            key, text, row = sample(number)
+            rows.append((key, changed.get(f"s{number}", text), row))
+        shards.append(rows)
+    return make_mds(folder, COLUMNS, shards, compression)
+
+
+def plain(value: Any) -> Any:
+    """A value as `expected.json` has it, where images are pixels."""
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    return value
+
+
+def rgb(said: dict[str, Any]) -> torch.Tensor:
+    pixels = base64.b64decode(said["pixels"])
+    image = Image.frombytes(said["mode"], tuple(said["size"]), pixels).convert("RGB")
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def is_equal(value: Any, said: Any) -> bool:
+    if isinstance(said, list):
+        pairs = zip(value, said, strict=True)
+        return all(is_equal(one, other) for one, other in pairs)
+    if isinstance(said, dict) and "pixels" in said:
+        return torch.equal(value, rgb(said))
+    if isinstance(said, int) and isinstance(value, torch.Tensor):
+        return bool(value.dtype == torch.int64 and value == said)
+    return bool(plain(value) == said)
+
+
+@pytest.mark.parametrize("kind", ["plain", "zstd"])
+def test_values_are_those_of_its_own_reader(kind: str) -> None:
+    expected = json.loads((OURS / "expected.json").read_text())
+    for mode in ("lazy", "eager", "cached", "streaming"):
+        with open_dataset(OURS / kind, loading_mode=mode, progress=False) as dataset:
+            loader = create_dataloader(
+                dataset, batch_size=1, shuffle=False, num_workers=0, collate_fn="list"
+            )
+            samples = [batch[0] for batch in loader]
+        for got, said in zip(samples, expected, strict=True):
+            assert list(got) == list(said)
+            wrong = [name for name in said if not is_equal(got[name], said[name])]
+            assert not wrong, mode
+
+
+class TestContract(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _written(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "data"
+        write(self.folder)
+
+    def make(self, **options: Any) -> ColumnsDataset:
+        return ColumnsDataset(self.folder, **options)
+
+    def make_bad(self, **options: Any) -> tuple[ColumnsDataset, list[int]]:
+        write(self.folder, s9=b"\xff", s20=b"\xc3")
+        return self.make(**options), [9, 20]
+
+
+@pytest.mark.slow
+class TestCompressed(TestContract):
+    @pytest.fixture(autouse=True)
+    def _written(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "data"
+        write(self.folder, "gz")
+
+    def make_bad(self, **options: Any) -> tuple[ColumnsDataset, list[int]]:
+        write(self.folder, "gz", s9=b"\xff", s20=b"\xc3")
+        return self.make(**options), [9, 20]
+
+
+@pytest.mark.slow
+class TestRemote(RemoteDatasetContract):
+    data = tuple(f"shard.{number:05d}.mds" for number in range(len(SHARDS)))
+    names = (*data, "index.json")
+    has_index_beside = False
+
+    def write(self, folder: Path) -> None:
+        write(folder)
+
+    def make(self, paths: list[str], **options: Any) -> ColumnsDataset:
+        return ColumnsDataset([path for path in paths if ".mds" in path], **options)
+
+
+@pytest.mark.slow
+class TestRemoteCompressed(TestRemote):
+    data = tuple(f"shard.{number:05d}.mds.gz" for number in range(len(SHARDS)))
+    names = (*data, "index.json")
+
+    def write(self, folder: Path) -> None:
+        write(folder, "gz")
+
+
+def test_columns_are_chosen(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    assert open_dataset(folder, columns="text")[5] == "mill wheel 5"
+    assert list(open_dataset(folder, columns=["x", "id"])[0]) == ["x", "id"]
+    texts = TextDataset(folder, column="text", unit="record")
+    assert texts[5]["input_ids"].tolist() == [ord(one) + 2 for one in "mill wheel 5"]
+    images = ImageDataset(OURS / "plain", column="o_jpeg", image_size=8)
+    assert images[3][0].shape == (3, 8, 8) and len(images) == 7
+    rows = open_dataset(folder, columns="x")
+    batch = next(iter(create_dataloader(rows, batch_size=24, shuffle=False)))
+    assert torch.equal(batch[:, 0], torch.arange(24.0))
+
+
+def test_streams_are_one_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data/a")
+    write(tmp_path / "data/b", "gz")
+    dataset = open_dataset(tmp_path / "data")
+    assert [int(one["id"]) for one in dataset] == [*range(24)] * 2
+    loader = create_dataloader(dataset, batch_size=48, shuffle="block", seed=1)
+    order = next(iter(loader))["id"]
+    assert sorted(order.tolist()) == sorted([*range(24)] * 2)
+
+
+def test_a_pack_of_it_has_its_values(tmp_path: Path) -> None:
+    data = open_dataset(write(tmp_path / "data"), columns=["id", "x"])
+    pack(data, tmp_path / "packed.h5", progress=False)
+    assert verify(tmp_path / "packed.h5").ok
+    with open_dataset(tmp_path / "packed.h5") as packed:
+        assert same(list(packed), list(data))
+
+
+def change(folder: Path, *numbers: int, **said: Any) -> None:
+    """Has the index say something else of some shards."""
+    index = json.loads((folder / "index.json").read_text())
+    for entry in (index["shards"][number] for number in numbers):
+        for name, value in said.items():
+            at = entry["raw_data"] if name == "bytes" else entry
+            at[name] = value
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def of_encoding(name: str) -> Callable[[Path], Any]:
+    return lambda folder: change(folder, *range(4), column_encodings=["int", name, "str"])
+
+
+LZ4 = {"compression": "lz4", "zip_data": {"basename": "a.mds.lz4", "bytes": 1}}
+DAMAGES: dict[str, tuple[type[Exception], str, Callable[[Path], Any]]] = {
+    "no index": (DataNotFoundError, "index", lambda folder: (folder / "index.json").unlink()),
+    "no JSON": (FormatError, "index", lambda folder: (folder / "index.json").write_text("{")),
+    "JSON": (FormatError, "shards", lambda folder: (folder / "index.json").write_text("{}")),
+    "version": (FormatError, "3", lambda folder: change(folder, 2, version=3)),
+    "columns": (FormatError, "abc", lambda folder: change(folder, 2, column_names=["abc"] * 3)),
+    "samples": (FormatError, "-1", lambda folder: change(folder, 0, samples=-1)),
+    "lz4": (
+        FormatError,
+        "lz4",
+        lambda folder: change(folder, 0, **LZ4, raw_data={"basename": "a.mds", "bytes": 1}),
+    ),
+    "pickles": (FormatError, "pkl", of_encoding("pkl")),
+    "unknown": (FormatError, "ndarray:object", of_encoding("ndarray:object")),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_bad_index_is_an_error(what: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    error, named, damage = DAMAGES[what]
+    damage(folder)
+    with pytest.raises(error, match=named):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("compression", ["", "gz"])
+def test_a_bad_shard_is_an_error_of_its_samples(compression: str, tmp_path: Path) -> None:
+    whole = write(tmp_path / "data", compression)
+    ending = ".mds.gz" if compression else ".mds"
+    shard = whole / f"shard.00000{ending}"
+    data = shard.read_bytes()
+    contents = [data[:-9], data[: len(data) // 2] + b"\xff" * 9 + data[len(data) // 2 + 9 :], b""]
+    for content in [*contents, None]:
+        shard.unlink(missing_ok=True)
+        if content is not None:
+            shard.write_bytes(content)
+        with open_dataset(whole) as dataset:
+            assert int(dataset[7]["id"]) == 7
+            with pytest.raises((SampleError, DataNotFoundError), match=r"shard\.00000"):
+                [dataset[number] for number in range(7)]
+        with open_dataset(whole, on_error="skip") as dataset:
+            loader = create_dataloader(dataset, batch_size=24, shuffle=False, num_workers=0)
+            ids = torch.cat([batch["id"] for batch in loader]).tolist()
+            assert set(range(7, 24)) <= set(ids) < set(range(24))
+
+
+def test_counts_that_lie_take_no_memory(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", "gz")
+    change(folder, 0, samples=1 << 40)
+    with pytest.raises((SampleError, FormatError)):
+        open_dataset(folder)[0]
+    folder = write(tmp_path / "other", "gz")
+    change(folder, 0, bytes=1 << 44)
+    with pytest.raises(BudgetError):
+        open_dataset(folder)
+
+
+def test_shards_that_change_are_noticed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    with open_dataset(folder) as dataset:
+        assert int(dataset[3]["id"]) == 3
+        shutil.copy(folder / "shard.00002.mds", folder / "shard.00000.mds")
+        with pytest.raises((SampleError, FormatError, OSError)):
+            dataset[4]
