@@ -10,9 +10,10 @@ from importlib.metadata import entry_points
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.columns import Columns
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.mds import MDS
 from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
+from headrace.formats.shards.litdata import LITDATA
+from headrace.formats.shards.mds import MDS
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar import TARS
 from headrace.formats.zarr.stores import ZARR
@@ -20,7 +21,7 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
-FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TEXTS, HDF5, ZARR, TABLES)
+FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, LITDATA, TEXTS, HDF5, ZARR, TABLES)
 """What comes first here is read where files of several formats lie side by side."""
 GROUP = "headrace.formats"
 """The group of entry points by which other packages register a format (`Format` with `open`)."""

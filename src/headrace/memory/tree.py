@@ -150,7 +150,8 @@ def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
         strides = data.stride()
         data = data.as_strided((data.numel(),), (1,))
     if data.dtype not in _NUMPY:
-        data = data.view(-1).view(torch.uint8)
+        # NumPy gives an empty array a stride of 0
+        data = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
     buffer = pickle.PickleBuffer(data.numpy().data)
     return tensor_over, (buffer, tensor.dtype, tuple(tensor.shape), strides)
 

@@ -1,8 +1,9 @@
-"""Shards of MosaicML Streaming: its own files, damaged ones, and shards on a server."""
+"""Shards of MosaicML Streaming and LitData: their own files, damaged ones, and on a server."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import shutil
 import struct
@@ -33,8 +34,12 @@ from headrace.testing.contract import DatasetContract, same
 from tests.data.make import make_mds
 from tests.datasets.remote_contract import RemoteDatasetContract
 
-OURS = Path(__file__).parents[1] / "data/mds"
-"""What mosaicml-streaming 0.13.0 wrote, with all encodings but pickles; and what it reads of it."""
+DATA = Path(__file__).parents[2] / "data"
+"""What mosaicml-streaming 0.13.0 and litdata wrote, and what went into it, or they read of it."""
+KINDS = (
+    *("mds/plain", "mds/zstd"),
+    *("litdata/plain-0.2.40", "litdata/plain-0.2.76", "litdata/zstd-0.2.40"),
+)
 COLUMNS = {"id": ("int", 8), "text": ("str", None), "x": ("ndarray:float32:3", 12)}
 SHARDS = (7, 0, 5, 12)
 
@@ -71,35 +76,47 @@ def plain(value: Any) -> Any:
 
 
 def rgb(said: dict[str, Any]) -> torch.Tensor:
-    pixels = base64.b64decode(said["pixels"])
-    image = Image.frombytes(said["mode"], tuple(said["size"]), pixels).convert("RGB")
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    if "bytes" in said:
+        image = Image.open(io.BytesIO(base64.b64decode(said["bytes"])))
+    else:
+        pixels = base64.b64decode(said["pixels"])
+        image = Image.frombytes(said["mode"], tuple(said["size"]), pixels)
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def is_equal(value: Any, said: Any) -> bool:
     if isinstance(said, list):
-        pairs = zip(value, said, strict=True)
-        return all(is_equal(one, other) for one, other in pairs)
-    if isinstance(said, dict) and "pixels" in said:
+        return all(is_equal(*pair) for pair in zip(value, said, strict=True))
+    if isinstance(value, torch.Tensor) and isinstance(said, dict) and "dtype" not in said:
         return torch.equal(value, rgb(said))
     if isinstance(said, int) and isinstance(value, torch.Tensor):
         return bool(value.dtype == torch.int64 and value == said)
     return bool(plain(value) == said)
 
 
-@pytest.mark.parametrize("kind", ["plain", "zstd"])
-def test_values_are_those_of_its_own_reader(kind: str) -> None:
-    expected = json.loads((OURS / "expected.json").read_text())
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_its_own_library(kind: str) -> None:
+    expected = json.loads((DATA / kind).with_name("expected.json").read_text())
     for mode in ("lazy", "eager", "cached", "streaming"):
-        with open_dataset(OURS / kind, loading_mode=mode, progress=False) as dataset:
+        with open_dataset(DATA / kind, loading_mode=mode, progress=False) as dataset:
             loader = create_dataloader(
                 dataset, batch_size=1, shuffle=False, num_workers=0, collate_fn="list"
             )
             samples = [batch[0] for batch in loader]
         for got, said in zip(samples, expected, strict=True):
-            assert list(got) == list(said)
+            assert sorted(got) == sorted(said)
             wrong = [name for name in said if not is_equal(got[name], said[name])]
             assert not wrong, mode
+
+
+def test_trees_and_tokens_of_litdata() -> None:
+    pairs = open_dataset(DATA / "litdata/tuples-0.2.40")
+    assert [(int(one["0"]), one["1"]) for one in pairs] == [(n, "x" * n) for n in range(5)]
+    documents = [list(range(n * 3, n * 3 + n % 7 + 1)) for n in range(9)]
+    tokens = open_dataset(DATA / "litdata/tokens-0.2.40", columns="value")
+    assert [one.tolist() for one in tokens] == documents and tokens[1].dtype == torch.int32
+    texts = TextDataset(DATA / "litdata/tokens-0.2.40", column="value")
+    assert [one["input_ids"].tolist() for one in texts] == documents
 
 
 class TestContract(DatasetContract):
@@ -156,7 +173,7 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     assert list(open_dataset(folder, columns=["x", "id"])[0]) == ["x", "id"]
     texts = TextDataset(folder, column="text", unit="record")
     assert texts[5]["input_ids"].tolist() == [ord(one) + 2 for one in "mill wheel 5"]
-    images = ImageDataset(OURS / "plain", column="o_jpeg", image_size=8)
+    images = ImageDataset(DATA / "mds/plain", column="o_jpeg", image_size=8)
     assert images[3][0].shape == (3, 8, 8) and len(images) == 7
     rows = open_dataset(folder, columns="x")
     batch = next(iter(create_dataloader(rows, batch_size=24, shuffle=False)))
@@ -251,6 +268,16 @@ def test_counts_that_lie_take_no_memory(tmp_path: Path) -> None:
     folder = write(tmp_path / "other", "gz")
     change(folder, 0, bytes=1 << 44)
     with pytest.raises(BudgetError):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("option", ["encryption", "compression_level", "ipc_compression"])
+def test_chunks_that_are_not_read_are_named(option: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DATA / "litdata/tuples-0.2.40", tmp_path / "data"))
+    index = json.loads((folder / "index.json").read_text())
+    index["config"][option] = "batch"
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=option):
         open_dataset(folder)
 
 

@@ -1,10 +1,9 @@
-"""Reads the shards of MosaicML Streaming (MDS) in place, with random access.
+"""Shards that begin with a table of where their samples lie: random access to what others packed.
 
-A folder has shards, and an `index.json` that names them and their columns. A shard begins with the
-number of its samples and the byte at which each begins, and where the last one ends (uint32). A
-sample is the sizes of its values whose size varies (uint32), and then all values, in the order of
-the columns. A compressed shard is such a file, compressed as a whole: it is decoded as a chunk.
-Source: the documentation of MosaicML Streaming, "Dataset format".
+A shard begins with the number of its samples and the byte at which each begins, and where the last
+one ends (uint32). A sample is the sizes of its values whose size varies (uint32), and then all
+values, in the order of the columns. A compressed shard is such a file, compressed as a whole: it is
+decoded as a chunk. An `index.json` beside the shards says what they hold.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import io
 import itertools
 import json
 import struct
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +28,6 @@ from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.codecs import GZIP, Codec, Inflate, Pipeline, Zstd
 from headrace.formats.arrays.reader import ChunkCache, visit
 from headrace.formats.columns import Columns
-from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Column, Description, Locatable, RowSource
 from headrace.formats.table.columns import pyarrow
 from headrace.io.files import Files
@@ -39,44 +37,27 @@ from headrace.io.remote_files import RemoteFiles, in_folder_of
 from headrace.sorting import distinct
 
 INDEX = "index.json"
-_VERSION = 2
-_DTYPES = {
-    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
-    **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
-}
-"""Of the values of an array, by the byte that it may begin with."""
-_IMAGES = {
-    **dict.fromkeys(("jpeg", "list[jpeg]", "jpeg_array", "jpegarray"), "jpg"),
-    **dict.fromkeys(("png", "list[png]"), "png"),
-    **dict.fromkeys(("pil", "list[pil]"), "tiff"),
-}
-"""Encodings of images, and the extension that a file of the bytes would have which they become."""
-_COPY = "copy or write it again"
+COPY = "copy or write it again"
+ALL = -1
+"""The bytes of a value that is all of its sample."""
+Decoder = Callable[[memoryview], Any]
+"""Makes a value of its bytes. It travels to workers by pickle."""
 
 
 # -- values
 
 
-def _text(make: Callable[[str], Any], data: memoryview) -> Any:
+def text(make: Callable[[str], Any], data: memoryview) -> Any:
     return make(str(data, "utf-8"))
 
 
-def _array(dtype: str | None, shape: tuple[int, ...] | None, data: memoryview) -> Any:
-    """An array; what its column does not say of dtype and shape, it begins with."""
-    at = 0
-    if dtype is None:
-        dtype = _DTYPES[data[0]]
-        at = 1
-    if shape is None:
-        axes = data[at] >> 2
-        extent = np.dtype(f"<u{1 << (data[at] & 3)}")
-        shape = tuple(np.frombuffer(data, extent, axes, at + 1).tolist())
-        at += 1 + axes * extent.itemsize
-    values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=at)
+def array(dtype: str, shape: tuple[int, ...], data: memoryview, start: int = 0) -> Any:
+    """An array of little-endian numbers; -1 in its shape stands for what there is."""
+    values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=start)
     return values.reshape(shape).copy()
 
 
-def _pixels(data: memoryview) -> bytes:
+def pixels(data: memoryview) -> bytes:
     """An image that lies there as its pixels, encoded without loss."""
     width, height, length = struct.unpack_from("<3I", data)
     mode = str(data[12 : 12 + length], "ascii")
@@ -89,7 +70,7 @@ def _pixels(data: memoryview) -> bytes:
     return encoded.getvalue()
 
 
-def _list(start: int, make: Callable[[memoryview], Any], data: memoryview) -> list[Any]:
+def many(start: int, make: Callable[[memoryview], Any], data: memoryview) -> list[Any]:
     """Values one behind the other, after their number and their sizes, which begin at `start`."""
     (count,) = struct.unpack_from("<I", data, start)
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
@@ -97,35 +78,6 @@ def _list(start: int, make: Callable[[memoryview], Any], data: memoryview) -> li
     if edges[-1] != len(data):
         raise ValueError(f"a list of {edges[-1]:,} bytes in {len(data):,}")
     return [make(data[first:last]) for first, last in itertools.pairwise(edges)]
-
-
-_DECODERS: dict[str, Callable[[memoryview], Any]] = {
-    **dict.fromkeys(("bytes", "jpeg", "png"), bytes),
-    # the first four bytes of these lists say nothing
-    **dict.fromkeys(("list[jpeg]", "list[png]"), partial(_list, 4, bytes)),
-    **dict.fromkeys(("jpeg_array", "jpegarray"), partial(_list, 0, bytes)),
-    "list[pil]": partial(_list, 4, _pixels),
-    "pil": _pixels,
-    "str": partial(_text, str),
-    "str_int": partial(_text, int),
-    "str_float": partial(_text, float),
-    "str_decimal": partial(_text, Decimal),
-    "json": partial(_text, json.loads),
-    "int": partial(_array, "int64", ()),
-    **{dtype: partial(_array, dtype, ()) for dtype in _DTYPES.values()},
-    "ndarray": partial(_array, None, None),
-}
-"""What makes a value of its bytes, by encoding."""
-
-
-def _decoder_of(encoding: str) -> Callable[[memoryview], Any] | None:
-    """The same, also of arrays whose column says dtype or shape: ``ndarray:uint8:3,32,32``."""
-    name, _, fixed = encoding.partition(":")
-    dtype, _, extents = fixed.partition(":")
-    if name != "ndarray" or dtype not in _DTYPES.values():
-        return _DECODERS.get(encoding)
-    shape = tuple(map(int, extents.split(","))) if extents else None
-    return partial(_array, dtype, shape)
 
 
 class _Arrow(Codec):
@@ -140,14 +92,16 @@ class _Arrow(Codec):
         return pyarrow().Codec(self.name).decompress(data, size)
 
 
-_CODECS = {"zstd": Zstd(), "gz": Inflate(GZIP), "snappy": _Arrow("snappy"), "br": _Arrow("brotli")}
+CODECS = {"zstd": Zstd(), "gz": Inflate(GZIP), "snappy": _Arrow("snappy"), "br": _Arrow("brotli")}
 
 
 # -- the index
 
 
-class _Shard(NamedTuple):
-    """A shard: its file, samples, bytes, bytes of the file, and compression ("" for none)."""
+class Shard(NamedTuple):
+    """A shard: its file, samples, bytes, bytes of the file (0: the index does not say), and
+    compression ("" for none).
+    """
 
     path: str
     samples: int
@@ -156,7 +110,18 @@ class _Shard(NamedTuple):
     codec: str
 
 
-class MdsColumns(Columns):
+class ShardColumn(NamedTuple):
+    """A column: its encoding, bytes of a value (None: they vary) and decoder (None: there is
+    none); the extension that a file of a value's bytes would have, where it is an encoded one.
+    """
+
+    encoding: str
+    nbytes: int | None
+    decode: Decoder | None
+    extension: str = ""
+
+
+class ShardColumns(Columns):
     """The columns of the shards in some folders, one folder after the other.
 
     Args:
@@ -168,66 +133,65 @@ class MdsColumns(Columns):
         FormatError: an index is damaged, or of another layout; folders have other columns.
     """
 
+    written_by = ""
+
     def __init__(self, paths: Sequence[str], files: Files) -> None:
+        self.paths = set(paths)
         self._files = files
-        self._paths = set(paths)
-        self._shards = list[_Shard]()
-        self._columns: dict[str, tuple[str, int | None]] = {}
+        self._shards = list[Shard]()
+        self._columns: dict[str, ShardColumn] = {}
         indices = list(dict.fromkeys(in_folder_of(path, INDEX) for path in paths))
         found = files.read(ByteRanges.of_wholes(indices, range(len(indices))))
-        for index, text in zip(indices, found, strict=True):
-            if text is None:
-                raise DataNotFoundError(
-                    f"{redact(index)}, the index of shards, is missing: {_COPY}"
-                )
+        for index, content in zip(indices, found, strict=True):
+            if content is None:
+                raise DataNotFoundError(f"{redact(index)}, of the shards, is missing: {COPY}")
             try:
-                for said in json.loads(bytes(text))["shards"]:
-                    self._add(index, said)
+                self.add(index, json.loads(bytes(content)))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise FormatError(
-                    f"{redact(index)} is damaged, or no index of MDS version {_VERSION} "
-                    f"({type(error).__name__}: {error}): {_COPY}"
+                    f"{redact(index)} is damaged, or no index of {self.written_by} "
+                    f"({type(error).__name__}: {error}): {COPY}"
                 ) from error
-        self.names = list(self._columns)
         if files.is_remote:
             cast(RemoteFiles, files).learn([shard.path for shard in self._shards])
-        kinds = {name: _IMAGES.get(encoding) for name, (encoding, _) in self._columns.items()}
-        self.decoders = {name: kind for name, kind in kinds.items() if kind is not None}
+        self.names = list(self._columns)
+        columns = self._columns.items()
+        self.decoders = {name: column.extension for name, column in columns if column.extension}
 
-    def _add(self, index: str, said: dict[str, Any]) -> None:
-        """Adds a shard, as the index says."""
-        if (said["format"], said["version"]) != ("mds", _VERSION):
-            raise ValueError(f"format {said['format']!r}, version {said['version']!r}")
-        kinds = zip(said["column_encodings"], said["column_sizes"], strict=True)
-        columns = dict(zip(said["column_names"], kinds, strict=True))
-        if columns != (self._columns or columns):
-            raise ValueError(f"columns {columns} after {self._columns}: open its folder by itself")
+    @abstractmethod
+    def add(self, index: str, said: Any) -> None:
+        """Adds shards, as an index says.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: it is none.
+        """
+
+    def add_shard(self, shard: Shard, columns: dict[str, ShardColumn]) -> None:
+        """Adds a shard that has these columns."""
+        kinds = {name: column[:2] for name, column in columns.items()}
+        others = {name: column[:2] for name, column in self._columns.items()}
+        if others and kinds != others:
+            raise ValueError(f"columns {kinds} after {others}: open its folder by itself")
+        numbers = (shard.samples, shard.nbytes, shard.stored)
+        if shard.codec not in ("", *CODECS) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError(f"compression {shard.codec!r}, samples and bytes {numbers}")
         self._columns = columns
-        file = raw = said["raw_data"]
-        codec = ""
-        # who reads compressed shards may have left others beside them
-        if said["zip_data"] and in_folder_of(index, raw["basename"]) not in self._paths:
-            file = said["zip_data"]
-            codec, _, _ = said["compression"].partition(":")
-        numbers = (said["samples"], raw["bytes"], file["bytes"])
-        if codec not in ("", *_CODECS) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError(f"compression {codec!r}, samples and bytes {numbers}")
-        self._shards.append(_Shard(in_folder_of(index, file["basename"]), *numbers, codec))
+        self._shards.append(shard)
 
     def __len__(self) -> int:
         return sum(shard.samples for shard in self._shards)
 
-    def column(self, name: str) -> MdsSource:
-        return MdsSource(self._files, self._shards, self._columns, [name], True)
+    def column(self, name: str) -> ShardSource:
+        return ShardSource(self._files, self._shards, self._columns, [name], True)
 
-    def rows(self, names: Sequence[str]) -> MdsSource:
-        return MdsSource(self._files, self._shards, self._columns, names, False)
+    def rows(self, names: Sequence[str]) -> ShardSource:
+        return ShardSource(self._files, self._shards, self._columns, names, False)
 
 
 # -- samples
 
 
-def _edges_in(head: Any, shard: _Shard) -> IntArray:
+def _edges_in(head: Any, shard: Shard) -> IntArray:
     """Where the samples of a shard begin, and the last one ends ([samples + 1]), by its first
     bytes.
 
@@ -239,7 +203,7 @@ def _edges_in(head: Any, shard: _Shard) -> IntArray:
     if (count, edges[-1]) != (shard.samples, shard.nbytes) or (steps < 0).any():
         raise FormatError(
             f"{redact(shard.path)} says that {count:,} samples end at byte {edges[-1]:,}, and "
-            f"{INDEX} that {shard.samples:,} do at {shard.nbytes:,}: {_COPY}"
+            f"{INDEX} that {shard.samples:,} do at {shard.nbytes:,}: {COPY}"
         )
     return np.array(edges, np.int64)
 
@@ -262,14 +226,17 @@ class _Opened(NamedTuple):
 class _Packed(Chunks):
     """Compressed shards as chunks."""
 
-    def __init__(self, files: Files, shards: Sequence[_Shard]) -> None:
+    def __init__(self, files: Files, shards: Sequence[Shard]) -> None:
         self._files = files
         self._shards = shards
         self.nbytes = max((shard.nbytes for shard in shards if shard.codec), default=0)
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
-        shards = [self._shards[number] for number in numbers.tolist()]
-        return ByteRanges.of([(shard.path, 0, shard.stored) for shard in shards])
+        ranges = []
+        for shard in map(self._shards.__getitem__, numbers.tolist()):
+            size = shard.stored or self._files.version(shard.path).size
+            ranges.append((shard.path, 0, size))
+        return ByteRanges.of(ranges)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return self._files.read(self.byte_ranges(np.asarray(numbers, np.int64)))
@@ -277,22 +244,22 @@ class _Packed(Chunks):
     def decode(self, number: int, data: Any) -> Any:
         shard = self._shards[number]
         try:
-            made = Pipeline([_CODECS[shard.codec]]).decode(data, shard.nbytes)
+            made = Pipeline([CODECS[shard.codec]]).decode(data, shard.nbytes)
         except FormatError as error:
-            raise FormatError(f"{redact(shard.path)}: {error}: {_COPY}") from error
+            raise FormatError(f"{redact(shard.path)}: {error}: {COPY}") from error
         return _Opened(made.data, _edges_in(made, shard))
 
     def check_cached(self, number: int) -> None:
         self._files.check(self._shards[number].path)
 
 
-class MdsSource(RowSource, Locatable):
+class ShardSource(RowSource, Locatable):
     """Samples: the values of one column, or dicts of several.
 
     Args:
         files: by which shards are read.
         shards: all.
-        columns: encoding and bytes of all columns, by name; None: their bytes vary.
+        columns: all, by name.
         names: of those that are read.
         is_one: True if a record is the value of the one column.
 
@@ -303,8 +270,8 @@ class MdsSource(RowSource, Locatable):
     def __init__(
         self,
         files: Files,
-        shards: Sequence[_Shard],
-        columns: dict[str, tuple[str, int | None]],
+        shards: Sequence[Shard],
+        columns: dict[str, ShardColumn],
         names: Sequence[str],
         is_one: bool,
     ) -> None:
@@ -319,14 +286,13 @@ class MdsSource(RowSource, Locatable):
         self._edges: dict[int, IntArray] = {}
         self._chunks = _Packed(files, self._shards)
         self._decoded = ChunkCache(0)
-        self._varying = sum(not size for _, size in columns.values())
-        self._decoders = {name: _decoder_of(columns[name][0]) for name in names}
-        for name, decoder in self._decoders.items():
-            if decoder is None:
+        self._varying = sum(column.nbytes is None for column in columns.values())
+        for name in names:
+            if columns[name].decode is None:
                 raise FormatError(
                     f"{redact(self._paths[0])}: column {name!r} is of the encoding "
-                    f"{columns[name][0]!r}, which is not read (pickles could run any code): name "
-                    "other columns by columns="
+                    f"{columns[name].encoding!r}, which is not read (pickles could run any code): "
+                    "name other columns by columns="
                 )
 
     # -- what it is
@@ -336,16 +302,16 @@ class MdsSource(RowSource, Locatable):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        decoder = self._decoders[self._names[0]]
-        if self._is_one and isinstance(decoder, partial) and decoder.func is _array:
-            dtype, shape = decoder.args
-            if shape is not None:
+        decode = self._columns[self._names[0]].decode
+        if self._is_one and isinstance(decode, partial) and decode.func is array:
+            dtype, shape = decode.args
+            if -1 not in shape:
                 return ArraySpec(shape, np.dtype(dtype))
         return None
 
     @property
     def stored_nbytes(self) -> int:
-        return sum(shard.stored for shard in self._shards)
+        return sum(shard.stored or shard.nbytes for shard in self._shards)
 
     @property
     def cut_nbytes(self) -> int:
@@ -375,7 +341,8 @@ class MdsSource(RowSource, Locatable):
     def fingerprint(self) -> str:
         """A hash of the columns, and of the names and samples of the shards."""
         shards = [(shard.path.rpartition("/")[2], shard.samples) for shard in self._shards]
-        said = json.dumps([self._names, self._columns, shards]).encode()
+        columns = {name: column[:2] for name, column in self._columns.items()}
+        said = json.dumps([self._names, columns, shards]).encode()
         return hashlib.blake2b(said, digest_size=16).hexdigest()
 
     def location(self, index: int) -> str:
@@ -384,7 +351,7 @@ class MdsSource(RowSource, Locatable):
 
     def describe(self) -> Description:
         column = Column("samples", f"{self.files.explain()}, a sample at a time")
-        column.sample = ", ".join(f"{name} {self._columns[name][0]}" for name in self._names)
+        column.sample = ", ".join(f"{name} {self._columns[name].encoding}" for name in self._names)
         column.nbytes = column.read = self.stored_nbytes // max(1, len(self))
         if self._is_packed.any():
             column.read_by = f"{self.files.explain()}, decompressed a shard at a time"
@@ -424,7 +391,7 @@ class MdsSource(RowSource, Locatable):
             size = self.files.version(shard.path).size
             if size != shard.stored:
                 why = f"{size:,} bytes, and {INDEX} says {shard.stored:,}"
-                raise FormatError(f"{redact(shard.path)} has {why}: {_COPY}")
+                raise FormatError(f"{redact(shard.path)} has {why}: {COPY}")
             heads.append((shard.path, 0, 4 * (shard.samples + 2)))
         for number, head in zip(unknown, self.files.read_each(ByteRanges.of(heads)), strict=True):
             self._edges[number] = _edges_in(head, self._shards[number])
@@ -462,11 +429,15 @@ class MdsSource(RowSource, Locatable):
         try:
             sizes = iter(struct.unpack_from(f"<{self._varying}I", data))
             found = dict[str, Any]()
-            for name, (_, size) in self._columns.items():
-                stop = at + (size or next(sizes))
-                decoder = self._decoders.get(name)
-                if decoder is not None:
-                    found[name] = decoder(data[at:stop])
+            for name, column in self._columns.items():
+                size = column.nbytes
+                if size is None:
+                    size = next(sizes)
+                elif size == ALL:
+                    size = len(data)
+                stop = at + size
+                if name in self._names and column.decode is not None:
+                    found[name] = column.decode(data[at:stop])
                 at = stop
             if at != len(data):
                 raise ValueError(f"values of {at:,} bytes in {len(data):,}")
@@ -475,6 +446,3 @@ class MdsSource(RowSource, Locatable):
         if self._is_one:
             return found[self._names[0]]
         return {name: found[name] for name in self._names}
-
-
-MDS = Format("MDS shards", (".mds", *(f".mds.{name}" for name in _CODECS)), open=MdsColumns)
