@@ -68,10 +68,11 @@ INSIDE = {
     """,
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
+    "formats/shards": "source litdata mds",
     "formats": """
         resolve source concat files arrays tree
         hdf5 zarr
-        trees sparse episodes dialects table tar text tokens read_rows registry
+        trees sparse episodes dialects table columns shards tar text tokens read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

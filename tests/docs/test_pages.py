@@ -24,7 +24,7 @@ from PIL import Image
 
 from headrace import ImageDataset, TextDataset, create_dataloader, pack
 from tests.data.labelled import make_street, make_street_labels
-from tests.data.make import make_photos, make_tar
+from tests.data.make import image_bytes, make_mds, make_photos, make_tar
 from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.servers.ranges import RangeServer
 
@@ -115,6 +115,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = pa.table({"pressure": np.arange(100.0), "label": np.arange(100) % 3})
     pq.write_table(rows, folder / "saved" / "train" / "rows.parquet")
     pq.write_table(pa.table({"text": ["the mill", "turns"]}), folder / "corpus.parquet")
+    photo = image_bytes(Image.new("RGB", (16, 12)), "JPEG")
+    kinds = {"image": ("jpeg", None), "label": ("int", 8)}
+    make_mds(folder / "mds", kinds, [[(photo, bytes(8))] * 70])
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
     return folder
 

@@ -59,10 +59,11 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """Opens a path as the dataset class of its format.
 
     The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr;
-    shards: .tar; tables: .parquet, .pq, .arrow, .feather, .npy, .npz; and those of images and
-    texts), for local files also from their content. Folders are searched; of a folder behind a URL
-    only the first files count. A path without any recognised file is opened as images. Shards are
-    opened as a `StreamingDataset`.
+    shards: .tar, .mds, and LitData's chunks; tables: .parquet, .pq, .arrow, .feather, .npy, .npz;
+    and those of images and texts), for local files also from their content. Folders are searched;
+    of a folder behind a URL only the first files count. A path without any recognised file is
+    opened as images. Tar shards are opened as a `StreamingDataset`, those of MosaicML Streaming and
+    LitData as a `ColumnsDataset`.
 
     HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several
     arrays each (robomimic, LIBERO), if they have "meta/episode_ends" next to a group "data"
@@ -71,9 +72,10 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     An HDF5 file or a Zarr store with a sparse matrix of AnnData ("X", or nothing else) is opened as
     a `SparseDataset`, unless `dataset_name` is given.
 
-    If a folder contains several formats, the first of these is opened: images, .tar shards, texts,
-    HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are an error. The metadata
-    files that HuggingFace's `datasets` writes next to tables do not count as texts.
+    If a folder contains several formats, the first of these is opened: images, .tar shards, MDS,
+    LitData's chunks, texts, HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are
+    an error. The metadata files that HuggingFace's `datasets` writes next to tables do not count as
+    texts.
 
     With `column` any container is opened as a `TextDataset`; or as an `ImageDataset`, if an option
     is given that only images have, such as `targets`.
