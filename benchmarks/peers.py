@@ -163,26 +163,30 @@ def _import_streaming() -> Any:
     return streaming
 
 
-def mosaicml_streaming(job: Job) -> Runs:
+def mds_folder(job: Job) -> Path:
     """MDS shards that hold the files' own bytes."""
     streaming = _import_streaming()
 
     def write(folder: Path) -> None:
-        with streaming.MDSWriter(
-            out=str(folder), columns={"image": "jpeg", "class": "int"}
-        ) as shards:
+        columns = {"image": "jpeg", "class": "int"}
+        with streaming.MDSWriter(out=str(folder), columns=columns) as shards:
             for path, target in job.files:
                 with Image.open(path) as image:
                     shards.write({"image": image, "class": target})
+
+    return prepared(job.work, "mds", write)
+
+
+def mosaicml_streaming(job: Job) -> Runs:
+    """The shards of `mds_folder`."""
+    streaming = _import_streaming()
 
     class Images(streaming.StreamingDataset):  # type: ignore[misc, name-defined]
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(index)
             return transformed(sample["image"], job), sample["class"]
 
-    dataset = Images(
-        local=str(prepared(job.work, "mds", write)), shuffle=True, batch_size=job.batch
-    )
+    dataset = Images(local=str(mds_folder(job)), shuffle=True, batch_size=job.batch)
     loader: DataLoader[Any] = DataLoader(dataset, job.batch, **job.loader)
     while True:
         yield lambda: touch(loader)
@@ -197,10 +201,8 @@ def _decoded_sample(sample: dict[str, Any], job: Job) -> tuple[torch.Tensor, int
         return transformed(image, job), sample["class"]
 
 
-def litdata(job: Job) -> Runs:
-    """Chunks of the files' bytes, decoded in `transform`: LitData's own decoding of images needs
-    torchvision.
-    """
+def litdata_folder(job: Job) -> Path:
+    """Chunks of the files' bytes."""
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # or it asks PyPI for a newer one
     import litdata as ld
 
@@ -216,6 +218,16 @@ def litdata(job: Job) -> Runs:
     folder = prepared(job.work, "litdata", write)
     # `optimize` sets "spawn" for the whole process
     multiprocessing.set_start_method(None, force=True)
+    return folder
+
+
+def litdata(job: Job) -> Runs:
+    """The chunks of `litdata_folder`, decoded in `transform`: LitData's own decoding of images
+    needs torchvision.
+    """
+    folder = litdata_folder(job)
+    import litdata as ld
+
     dataset = ld.StreamingDataset(
         str(folder), shuffle=True, transform=functools.partial(_decoded_sample, job=job)
     )

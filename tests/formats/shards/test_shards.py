@@ -175,6 +175,9 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     assert texts[5]["input_ids"].tolist() == [ord(one) + 2 for one in "mill wheel 5"]
     images = ImageDataset(DATA / "mds/plain", column="o_jpeg", image_size=8)
     assert images[3][0].shape == (3, 8, 8) and len(images) == 7
+    pairs = ImageDataset(DATA / "mds/plain", column="o_jpeg", targets="c_int", image_size=8)
+    batch = next(iter(create_dataloader(pairs, batch_size=7, shuffle=False)))
+    assert batch[1].tolist() == [-3, -2, -1, 0, 1, 2, 3] and batch[1].dtype == torch.int64
     rows = open_dataset(folder, columns="x")
     batch = next(iter(create_dataloader(rows, batch_size=24, shuffle=False)))
     assert torch.equal(batch[:, 0], torch.arange(24.0))

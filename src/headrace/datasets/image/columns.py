@@ -162,7 +162,10 @@ def open_column(
     elif format_.open is None:
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
     elif name is not None:
-        raise ConfigError(f"targets can't be given for a column of {format_.name} yet")
+        columns = open_columns(files or data_path, format_, reach, [column, str(name)])
+        pairs: Any = columns.rows([column, str(name)])
+        pairs.target = str(name)
+        source = pairs
     else:
         source = open_columns(files or data_path, format_, reach, [column]).column(column)
     if isinstance(targets, list) and not classes:

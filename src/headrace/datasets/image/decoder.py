@@ -393,9 +393,11 @@ class MaskDecoder(JointDecoder):
 
 @dataclass(kw_only=True, eq=False)
 class LabelDecoder(JointDecoder):
-    """Pairs of an image and its class number. Records hold the bytes of both."""
+    """Pairs of an image and its class number. Records hold both: as bytes, or by their columns."""
 
     def decode(self, record: Any) -> Any:
+        if isinstance(record, dict):
+            record = record.values()
         image, label = record
         return super().decode(image), label
 
@@ -403,7 +405,7 @@ class LabelDecoder(JointDecoder):
         image, label = value
         try:
             return image, int(label)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise FormatError(f"the class number is none: {label!r:.60}") from error
 
 

@@ -424,7 +424,7 @@ class ImageDataset(BaseDataset):
             decoder_class = BoxDecoder
         elif isinstance(source, PairedSource) or getattr(packed, "gives_pairs", False):
             decoder_class = MaskDecoder
-        elif getattr(source, "target", None) is not None:  # tars with class numbers
+        elif getattr(source, "target", None) is not None:  # a column of class numbers
             decoder_class = LabelDecoder
         usage = common.get("max_memory_usage", 0.8)
         sample_decoder = decoder_class(
