@@ -73,7 +73,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     a `SparseDataset`, unless `dataset_name` is given.
 
     If a folder contains several formats, the first of these is opened: images, .tar shards, MDS,
-    LitData's chunks, texts, HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are
+    texts, HDF5 files or Zarr stores, tables. HDF5 files next to Zarr stores are
     an error. The metadata files that HuggingFace's `datasets` writes next to tables do not count as
     texts.
 

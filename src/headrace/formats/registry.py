@@ -21,7 +21,7 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
-FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, LITDATA, TEXTS, HDF5, ZARR, TABLES)
+FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TEXTS, HDF5, ZARR, TABLES, LITDATA)
 """What comes first here is read where files of several formats lie side by side."""
 GROUP = "headrace.formats"
 """The group of entry points by which other packages register a format (`Format` with `open`)."""

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from headrace.errors import FormatError
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.shards.source import (
     ALL,
+    INDEX,
     Decoder,
     Shard,
     ShardColumn,
@@ -24,6 +26,7 @@ from headrace.formats.shards.source import (
     pixels,
     text,
 )
+from headrace.io.paths import redact
 from headrace.io.remote_files import in_folder_of
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -48,6 +51,8 @@ _EXTENSIONS = {
 }
 """The extension that a file of an encoded image would have, by encoding."""
 _MOST = 255  # axes
+_UNREAD = ("encryption", "compression_level", "ipc_compression", "temporal_schema")
+_PLAIN = {"str", "int", "float", "bool", "bytes", "null"}
 _ALONE = "value"
 """The column of samples that are no trees."""
 
@@ -109,9 +114,15 @@ class LitDataColumns(ShardColumns):
 
     def add(self, index: str, said: Any) -> None:
         config = said["config"]
-        for option in ("encryption", "compression_level", "ipc_compression", "temporal_schema"):
-            if config.get(option):
-                raise ValueError(f"{option}={config[option]!r} is not read")
+        types = config.get("types")
+        unread = [option for option in _UNREAD if config.get(option)]
+        if isinstance(types, dict) and not set(map(str, types.values())) - _PLAIN:
+            unread.append("Arrow tables in chunks, as LitData since 0.2.71 writes plain values")
+        if unread:
+            raise FormatError(
+                f"{redact(index)}: {' and '.join(unread)} can't be read yet: use LitData's "
+                "own loader, or write the data without"
+            )
         names = [_ALONE]
         if config["data_spec"] is not None:
             _, tree = json.loads(config["data_spec"])
@@ -131,9 +142,9 @@ class LitDataColumns(ShardColumns):
             self.add_shard(shard, columns)
 
 
-_COMPRESSIONS = ("zstd", *(f"zstd:{level}" for level in range(1, 23)))
 LITDATA = Format(
     "LitData chunks",
-    ("chunk-0-0.bin", *(f"chunk-0-0.{name}.bin" for name in _COMPRESSIONS)),
+    (*(f"{digit}.bin" for digit in range(10)), ".zstd.bin"),  # "chunk-0-12.bin"
+    bookkeeping=(INDEX.encode(),),
     open=LitDataColumns,
 )

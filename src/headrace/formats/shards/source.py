@@ -147,6 +147,8 @@ class ShardColumns(Columns):
                 raise DataNotFoundError(f"{redact(index)}, of the shards, is missing: {COPY}")
             try:
                 self.add(index, json.loads(bytes(content)))
+            except FormatError:
+                raise
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise FormatError(
                     f"{redact(index)} is damaged, or no index of {self.written_by} "
