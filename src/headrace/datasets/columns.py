@@ -22,6 +22,8 @@ from headrace.formats.tar import RESERVED
 from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact
+from headrace.memory.budget import MemoryBudget
+from headrace.order.world import local_ranks
 
 Decode = Callable[[bytes], Any]
 Decoders = Mapping[str, Decode | None]
@@ -208,16 +210,19 @@ class ColumnsDataset(BaseDataset):
         if format_.open is None:
             shown = redact(entries_of(data_path)[0])
             raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
-        one = columns if isinstance(columns, str) else None
+        one = None
         if isinstance(columns, str):
+            one = columns
             columns = [columns]
         opened = open_columns(files or data_path, format_, reach, columns or ())
-        names = list(columns or opened.names)
+        source = opened.rows(list(columns or opened.names))
+        if one is not None:
+            source = opened.column(one)
+        budget = MemoryBudget(options.get("max_memory_usage", 0.8), local_world_size=local_ranks)
+        decoders = {name: DECODERS[kind] for name, kind in opened.decoders.items()}
         super().__init__(
-            opened.rows(names) if one is None else opened.column(one),
-            sample_decoder=_RowDecoder(
-                {name: DECODERS[kind] for name, kind in opened.decoders.items()}, one
-            ),
+            source,
+            sample_decoder=_RowDecoder(decoders, one, budget.left),
             transform=transform,
             loading_mode=loading_mode,
             **common,
