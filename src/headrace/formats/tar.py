@@ -30,7 +30,7 @@ from headrace.formats.files import fingerprint_names
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable
-from headrace.io.array_file import ArrayFile, Unkept
+from headrace.io.array_file import ArrayFile, unkept
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of, learn_indexed
 from headrace.io.local_files import LocalFiles
@@ -138,7 +138,7 @@ def _index_of(files: Files, cache_dir: str | os.PathLike[str] | None, path: str)
     finally:
         files.close()  # each process opens what it reads
     if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
-        with Unkept(folder, "indices of tars are", "headers are read at every start"):
+        with unkept(folder, "indices of tars are", "headers are read at every start"):
             cached.write(index)
     return index
 

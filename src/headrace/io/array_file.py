@@ -62,7 +62,8 @@ class UntrustedError(OSError):
     """Why an array file is not used."""
 
 
-class Unkept:
+@contextlib.contextmanager
+def unkept(folder: str, what: str, instead: str) -> Iterator[None]:
     """A context in which an array file is made: if the system or the file's own check is in the
     way, it warns, and what follows the context does without the file. Headrace's errors, which are
     of what the arrays are made of, pass.
@@ -71,21 +72,13 @@ class Unkept:
         folder: of the file.
         what, instead: of the warning: "the table of lines is", and what is done without the file.
     """
-
-    def __init__(self, folder: str, what: str, instead: str) -> None:
-        self._folder = folder
-        self._what = what
-        self._instead = instead
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if isinstance(error, HeadraceError) or not isinstance(error, OSError):
-            return False
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except OSError as error:
         cause = error.strerror or error
-        warn(f"cache_dir={self._folder!r}: {self._what} not kept ({cause}), so {self._instead}")
-        return True
+        warn(f"cache_dir={folder!r}: {what} not kept ({cause}), so {instead}")
 
 
 class Contents(NamedTuple):

@@ -23,7 +23,7 @@ from headrace.errors import BudgetError, ConfigError, SampleError, warn
 from headrace.formats.text.index import kept_or_held
 from headrace.formats.text.source import LinesSource
 from headrace.formats.tokens import Tokens
-from headrace.io.array_file import ArrayFile, Arrays, FileArrays, Unkept
+from headrace.io.array_file import ArrayFile, Arrays, FileArrays, unkept
 from headrace.io.paths import cache_folder, composed
 from headrace.memory.budget import MemoryBudget
 from headrace.tokenizer import dtype_for
@@ -114,7 +114,7 @@ def tokens_of(
             made_of = {"version": _TOKENS_VERSION, **about, "tokenizer": identity, "end": end_token}
             folder = str(cache_folder(texts.options.cache_dir))
             kept = ArrayFile(folder, "tokens", made_of)
-            with Unkept(folder, "tokens are", "they are held in memory"):
+            with unkept(folder, "tokens are", "they are held in memory"):
                 arrays = kept.found_or_built(PATIENCE_S, lambda: _written(kept, make))
         if arrays is None:
             arrays = _held(make, budget)

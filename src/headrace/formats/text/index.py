@@ -25,7 +25,7 @@ from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.formats.text import records
 from headrace.formats.text.plain import Room
 from headrace.io import ordered
-from headrace.io.array_file import ArrayFile, FileArrays, Unkept
+from headrace.io.array_file import ArrayFile, FileArrays, unkept
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -68,10 +68,10 @@ def kept_or_held(
     if cached is None:
         return held()
     instead = "they are held in memory, and made at every start"
-    unkept = Unkept(os.path.dirname(cached.path), what, instead)
+    folder = os.path.dirname(cached.path)
 
     def build() -> FileArrays:
-        with unkept:
+        with unkept(folder, what, instead):
             with cached.writing(dtype) as writer:
                 writer.short(make(writer.write))
             return cached.open()

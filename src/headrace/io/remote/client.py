@@ -132,7 +132,6 @@ class Remote:
         self._is_plain: bool | None = None  # nobody has looked
         # of URL and tag: those of its mirrors, and its own
         self._tags: dict[tuple[str, str], set[str]] = {}
-        self._has_plain_wholes = True  # until an answer is encoded, or says no length
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -156,7 +155,14 @@ class Remote:
             AccessError: one may not be read, and so nobody knows whether it is there.
             RemoteError: the server does not say.
         """
-        return await self._each(functools.partial(_or_none, self._version), urls)
+
+        async def one(url: str) -> Version | None:
+            try:
+                return await self._version(url)
+            except DataNotFoundError:
+                return None
+
+        return await self._each(one, urls)
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
         """Bytes of each file, now; None where the server does not say.
@@ -226,8 +232,11 @@ class Remote:
 
         async def one(url: str) -> bytes | None:
             try:
-                found: bytes | None = await _or_none(self._whole, url)
-                return found
+                answer = await self._range(url, 0, None, self.shown(url))
+                self._count(bytes_fetched=len(answer.data))
+                return bytes(answer.data)
+            except DataNotFoundError:
+                return None
             except AccessError as error:
                 if not denied:
                     raise
@@ -334,22 +343,6 @@ class Remote:
         self._samples[url] = (start, stop, _digest(answer))
         return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
-    async def _whole(self, url: str) -> bytes:
-        async def ask(attempt: Attempt) -> bytes:
-            path = self._path(url)
-            if self._has_plain_wholes:
-                try:
-                    answer = await self._by_http(path, 0, None, None, attempt)
-                    if answer is not None:
-                        return bytes(answer.data)
-                except NotPlainError:
-                    self._has_plain_wholes = False
-            return await requests.fetch_whole(self.filesystem, path, attempt)
-
-        data: bytes = await self._persist(ask, self.shown(url))
-        self._count(bytes_fetched=len(data))
-        return data
-
     async def piece(
         self, url: str, start: int, stop: int, versions: Mapping[str, Version]
     ) -> bytes | bytearray:
@@ -416,20 +409,18 @@ class Remote:
         return again.etag == answer.etag and _digest(again) == digest
 
     async def _range(
-        self, url: str, start: int, stop: int, where: str, etag: str | None = None
+        self, url: str, start: int, stop: int | None, where: str, etag: str | None = None
     ) -> Answer:
-        """A range, of a version with one of these ETags where servers look at them."""
+        """A range, of a version with one of these ETags where servers look at them; or a whole
+        file, without a stop.
+        """
 
         async def ask(attempt: Attempt) -> Answer:
             path = self._path(url)
-            answer = None
-            try:
-                answer = await self._by_http(path, start, stop, etag, attempt)
-            except NotPlainError:
-                self._is_plain = False
+            answer = await self._by_http(path, start, stop, etag, attempt)
             if answer is None:
                 answer = await requests.fetch(self.filesystem, path, start, stop, etag, attempt)
-            if len(answer.data) != stop - start:
+            if stop is not None and len(answer.data) != stop - start:
                 raise WrongLengthError(f"the answer has {len(answer.data):,} bytes")
             return answer
 
@@ -451,7 +442,11 @@ class Remote:
                 return None
         url = str(filesystem.encode_url(path))
         read = functools.partial(plain.read, url, start, stop, etag, attempt)
-        return await asyncio.get_running_loop().run_in_executor(plain.pool, read)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(plain.pool, read)
+        except NotPlainError:
+            self._is_plain = False
+            return None
 
     async def _persist(self, ask: Ask, where: str, hurries: bool = True) -> Any:
         """Asks until an answer comes, or retries or deadline are through; of the deadline an
@@ -577,10 +572,3 @@ class Remote:
 
 def _digest(answer: Answer) -> bytes:
     return hashlib.blake2b(answer.data, digest_size=16).digest()
-
-
-async def _or_none(function: Callable[[str], Awaitable[T]], url: str) -> T | None:
-    try:
-        return await function(url)
-    except DataNotFoundError:
-        return None

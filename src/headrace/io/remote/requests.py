@@ -188,34 +188,38 @@ async def _request(fs: Any, method: str, path: str, **headers: str) -> Any:
 
 
 async def fetch(
-    fs: Any, path: str, start: int, stop: int, etag: str | None, attempt: Attempt
+    fs: Any, path: str, start: int, stop: int | None, etag: str | None, attempt: Attempt
 ) -> Answer:
-    """The bytes of a range; of the version with that ETag where the protocol can ask for that.
+    """The bytes of a range, of the version with that ETag where the protocol can ask for that; or
+    those of a whole file, however it is sent, without a stop.
 
     Raises:
         WrongLengthError: it is another range; see `checked_size`.
     """
-    wanted = f"bytes={start}-{stop - 1}"
     parts = []
+    size = None
+    headers = {}
+    if stop is not None:
+        headers["Range"] = f"bytes={start}-{stop - 1}"
     if is_http(fs):
-        headers = {"Range": wanted}
         if etag is not None:
             headers["If-Match"] = etag
         async with await _request(fs, "GET", path, **headers) as answer:
             answer.raise_for_status()
-            length = answer.content_length
-            size = checked_size(answer.status, answer.headers, length, start, stop)
+            if stop is not None:
+                length = answer.content_length
+                size = checked_size(answer.status, answer.headers, length, start, stop)
             async for part in answer.content.iter_chunked(PART):
                 parts.append(part)
                 attempt.came(len(part))
             said = answer.headers
             about = said.get("ETag"), said.get("Last-Modified"), size, answer.url
             return Answer(b"".join(parts), *about)
-    if etag is not None and "s3" in fs.protocol:
+    if etag is not None and stop is not None and "s3" in fs.protocol:
         bucket, key, version = fs.split_path(path)
         options = {} if version is None else {"VersionId": version}
         place = {"Bucket": bucket, "Key": key, **options, **fs.req_kw}
-        answer = await fs._call_s3("get_object", Range=wanted, IfMatch=etag, **place)
+        answer = await fs._call_s3("get_object", **headers, IfMatch=etag, **place)
         try:
             size = checked_range(answer.get("ContentRange"), start, stop)
             while part := await answer["Body"].read(PART):
@@ -224,22 +228,9 @@ async def fetch(
         finally:
             answer["Body"].close()
         return Answer(b"".join(parts), answer.get("ETag"), None, size)
-    data: bytes = await call(fs, "cat_file", path, start=start, end=stop)
+    ends = {} if stop is None else {"start": start, "end": stop}
+    data: bytes = await call(fs, "cat_file", path, **ends)
     return Answer(data)
-
-
-async def fetch_whole(fs: Any, path: str, attempt: Attempt) -> bytes:
-    """The bytes of a file, however it is sent."""
-    if is_http(fs):
-        parts = []
-        async with await _request(fs, "GET", path) as answer:
-            answer.raise_for_status()
-            async for part in answer.content.iter_chunked(PART):
-                parts.append(part)
-                attempt.came(len(part))
-        return b"".join(parts)
-    content: bytes = await call(fs, "cat_file", path)
-    return content
 
 
 def close_filesystem(filesystem: Any) -> None:
