@@ -21,6 +21,7 @@ NOTE [ life of an array file ]
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import itertools
@@ -186,20 +187,14 @@ class ArrayFile:
                 unlock(fd)
 
     def _wait(self, fd: int, key: int, patience: float) -> None:
-        written = -1
-        end = 0.0
-        while not try_lock(fd, key):
-            now = sum(
-                item.stat(follow_symlinks=False).st_size
-                for item in os.scandir(os.path.dirname(self.path))
-                if item.name.startswith(os.path.basename(self.path) + ".")
-                and item.name.endswith(TEMPORARY)
-            )
+        written: list[int] = []
+        end = time.monotonic() + patience
+        while not try_lock(fd, key) and time.monotonic() < end:
+            parts = glob.glob(f"{glob.escape(self.path)}.*{TEMPORARY}")
+            now = list(map(os.path.getsize, parts))
             if now != written:
                 written = now
                 end = time.monotonic() + patience
-            if time.monotonic() >= end:
-                return
             time.sleep(_POLL_S)
 
     def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -152,53 +151,21 @@ def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
         gap: bytes between two ranges that are rather read than left out.
         most: bytes of a request, which a range that begins behind its end does not make longer.
     """
-    paths, file, start, stop = ranges
-    order = np.flatnonzero(stop > start)
-    if len(order) < len(file):
-        file = file[order]
-        start = start[order]
-        stop = stop[order]
-    sort = start.argsort(kind="stable") if len(paths) < 2 else np.lexsort((start, file))
-    order = order[sort]
-    file = file[sort]
-    start = start[sort]
-    stop = stop[sort]
-    steps = start[1:] - stop[:-1]
-    is_first = steps > gap
-    is_other = file[1:] != file[:-1] if len(paths) > 1 else np.zeros(len(steps), bool)
-    if len(paths) > 1:
-        is_first |= is_other
-        steps[is_other] = 0
-    if is_first.all():
-        return Requests(ByteRanges(paths, file, start, stop), order, np.arange(len(order) + 1))
-    end = stop
-    if steps.min() < 0:  # overlaps: where all ranges so far end, file by file
-        end = stop.copy()
-        for first, last in itertools.pairwise(
-            [0, *(np.flatnonzero(is_other) + 1).tolist(), len(order)]
-        ):
-            np.maximum.accumulate(end[first:last], out=end[first:last])
-        is_first = is_other | (start[1:] > end[:-1] + gap)
-    edges = np.concatenate([[0], np.flatnonzero(is_first) + 1, [len(order)]])
-    starts = start[edges[:-1]]
-    stops = end[edges[1:] - 1]
-    if most is not None and (stops - starts > most).any():
-        edges = _cut(edges, start, end, most)
-        starts = start[edges[:-1]]
-        stops = end[edges[1:] - 1]
-    return Requests(ByteRanges(paths, file[edges[:-1]], starts, stops), order, edges)
-
-
-def _cut(edges: IntArray, start: IntArray, end: IntArray, most: int) -> IntArray:
-    """Begins another request where one would become too long, before a range that doesn't
-    overlap it.
-    """
-    found: list[int] = []
-    for first, stop in itertools.pairwise(edges.tolist()):
-        at = first
-        while at < stop:
-            found.append(at)
-            at += max(1, int(np.searchsorted(end[at:stop], start[at] + most, side="right")))
-            while at < stop and start[at] < end[at - 1]:
-                at += 1
-    return np.array([*found, edges[-1]], np.int64)
+    order = np.flatnonzero(ranges.stop > ranges.start)
+    order = order[np.lexsort((ranges.start[order], ranges.file[order]))]
+    ordered = ranges.take(order)
+    columns = zip(ordered.file.tolist(), ordered.start.tolist(), ordered.stop.tolist(), strict=True)
+    edges: list[int] = []
+    made: list[list[int]] = []  # file, first byte and end of each request
+    for number, (file, start, stop) in enumerate(columns):
+        if made and made[-1][0] == file:
+            _, begin, end = made[-1]
+            is_too_long = most is not None and start >= end and stop > begin + most
+            if start <= end + gap and not is_too_long:
+                made[-1][2] = max(end, stop)
+                continue
+        edges.append(number)
+        made.append([file, start, stop])
+    requests = np.array(made, np.int64).reshape(-1, 3)
+    edges.append(len(order))
+    return Requests(ByteRanges(ranges.paths, *requests.T), order, np.array(edges))
