@@ -248,7 +248,7 @@ class TestFork:
 
         def child() -> bool:
             with budget.reserve(MB, "child"):  # would hang on a lock that was inherited locked
-                return budget.reserved == sum(entry.nbytes for entry in budget._ledger.entries())
+                return budget.reserved == sum(one.nbytes for one in budget._ledger.reservations())
 
         thread = threading.Thread(target=churn)
         thread.start()

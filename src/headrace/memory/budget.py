@@ -5,9 +5,9 @@ and all budgets of the process draw on it: whatever holds memory (store, cache, 
 reserves its bytes first, or is refused.
 
 NOTE [ Releases and the garbage collector ]
-A finalizer may run at any allocation, even in a thread that holds the lock and is half-way through
-a change. So a release is one `deque.append`, which is atomic; the ledger settles the queue under
-its lock before it answers anything.
+A reservation may be collected at any allocation, even in a thread that holds the lock and is
+half-way through a change. So the ledger holds weak references alone, by numbers that are never used
+twice, and copies them by one call before it looks at them.
 
 NOTE [ Shares and processes ]
 A forked child goes on with a copy of the ledger, a spawned one starts with an empty one, and
@@ -17,14 +17,14 @@ are fixed when they are made and which have ledgers of their own, and reserves w
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import os
 import re
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.arguments import check_integer, checks_keywords
@@ -76,14 +76,7 @@ def format_size(n: float) -> str:
     return f"{n / 1000:.1f} PB"
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One reservation, as the ledger sees it."""
-
-    nbytes: int
-    what: str
-
-
+_numbers = itertools.count()
 _lock = threading.RLock()  # one for all ledgers, so that a fork has one lock to hold
 
 
@@ -95,25 +88,24 @@ class _Ledger:
     def __init__(self, limits: Sequence[Limit] | None = None) -> None:
         self.limits = limits
         self.notes: list[str] = []
-        self._entries: set[_Entry] = set()
-        self.released: deque[_Entry] = deque()  # see NOTE [ Releases and the garbage collector ]
+        # see NOTE [ Releases and the garbage collector ]
+        self.all: weakref.WeakValueDictionary[int, Reservation] = weakref.WeakValueDictionary()
 
     def limit(self) -> Limit:
         if self.limits is None:
             self.limits = memory_limits(notes=self.notes)
         return tightest(self.limits)
 
-    def entries(self) -> set[_Entry]:
-        """Those that are not released."""
-        while self.released:
-            self._entries.discard(self.released.popleft())
-        return self._entries
+    def reservations(self) -> list[Reservation]:
+        """Those that hold something."""
+        found = [reference() for reference in self.all.valuerefs()]
+        return [one for one in found if one is not None and one.nbytes and not one.is_closed]
 
     def holders(self) -> str:
         """Say how much is held, and by whom, the largest first."""
         sums: Counter[str] = Counter()
-        for entry in self.entries():
-            sums[entry.what] += entry.nbytes
+        for one in self.reservations():
+            sums[one.what] += one.nbytes
         words = [f"{what}: {format_size(nbytes)}" for what, nbytes in sums.most_common()]
         return f"{format_size(sums.total())} ({', '.join(words) or 'by nothing'})"
 
@@ -190,7 +182,7 @@ class MemoryBudget:
         was reserved through it.
         """
         with _lock:
-            return sum(entry.nbytes for entry in self._ledger.entries())
+            return sum(one.nbytes for one in self._ledger.reservations())
 
     @property
     def available(self) -> int:
@@ -301,16 +293,11 @@ class Reservation:
 
     def __init__(self, budget: MemoryBudget, what: str) -> None:
         self._budget = budget
-        self._entry = _Entry(0, what)
-        self._release = weakref.finalize(self, budget._ledger.released.append, self._entry)
-        self._release.atexit = False
-
-    @property
-    def nbytes(self) -> int:
+        self.what: str = what
+        self.nbytes: int = 0
         """Reserved bytes, 0 when closed."""
-        if self._release.alive:
-            return self._entry.nbytes
-        return 0
+        self.is_closed = False
+        budget._ledger.all[next(_numbers)] = self
 
     def resize(self, nbytes: int) -> None:
         """Reserve more bytes, or fewer. If more don't fit, the old number stays.
@@ -321,32 +308,30 @@ class Reservation:
             ValueError: the reservation is closed.
         """
         nbytes = check_integer("nbytes", nbytes, 0)
-        entry = self._entry
         budget = self._budget
         with _lock:
-            # settles the ledger; what is closed from here on is released later
             available = budget.available
-            if not self._release.alive:
-                raise ValueError(f"the reservation for {entry.what} is closed: reserve anew")
-            more = nbytes - entry.nbytes
+            if self.is_closed:
+                raise ValueError(f"the reservation for {self.what} is closed: reserve anew")
+            more = nbytes - self.nbytes
             if more > available:
                 remedy = "use a machine or container with more memory"
                 if budget.reserved + more <= budget._headroom:
                     remedy = "raise max_memory_usage"
                 raise BudgetError(
-                    f"{entry.what} needs {format_size(nbytes)}, {format_size(more)} more than it "
+                    f"{self.what} needs {format_size(nbytes)}, {format_size(more)} more than it "
                     f"has, but only {format_size(available)} of the memory budget of "
                     f"{format_size(budget.limit)} are available. The budget is "
                     f"{budget._origin()}. Reserved in this process: {budget._ledger.holders()}. "
                     f"Either {remedy}, or hold less: loading_mode='lazy', fewer workers, a smaller "
                     "batch_size, prefetch_factor or cache_size"
                 )
-            budget._ledger.entries().add(entry)
-            entry.nbytes = nbytes
+            self.nbytes = nbytes
 
     def close(self) -> None:
         """Release the bytes. Closing again has no effect."""
-        self._release()
+        self.is_closed = True
+        self.nbytes = 0
 
     def __enter__(self) -> Reservation:
         return self
@@ -355,12 +340,11 @@ class Reservation:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Reservation of {format_size(self.nbytes)} for {self._entry.what}>"
+        return f"<Reservation of {format_size(self.nbytes)} for {self.what}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"the reservation for {self._entry.what} belongs to its process: reserve anew in the "
-            "other one"
+            f"the reservation for {self.what} belongs to its process: reserve anew in the other one"
         )
 
 

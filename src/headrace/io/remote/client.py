@@ -37,7 +37,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import itertools
 import logging
 import random
 import threading
@@ -197,19 +196,14 @@ class Remote:
         tasks = [functools.partial(self.piece, *one, versions) for one in pieces.each()]
         data = await self._together(tasks, self._urgent if urgent else self._ahead)
         found = [memoryview(b"")] * ranges.size
-        begins = wanted.ranges.start.tolist()
-        starts = ranges.start.tolist()
-        stops = ranges.stop.tolist()
-        order = wanted.order.tolist()
-        bounds = zip(
-            itertools.pairwise(edges.tolist()),
-            itertools.pairwise(wanted.edges.tolist()),
-            strict=True,
-        )
-        for begin, ((a, b), (first, last)) in zip(begins, bounds, strict=True):
-            whole = memoryview(data[a] if b == a + 1 else b"".join(data[a:b]))
-            for number in order[first:last]:
-                found[number] = whole[starts[number] - begin : stops[number] - begin]
+        for request, begin in enumerate(wanted.ranges.start.tolist()):
+            parts = data[edges[request] : edges[request + 1]]
+            whole = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+            numbers = wanted.order[wanted.edges[request] : wanted.edges[request + 1]]
+            for number, (_, start, stop) in zip(
+                numbers.tolist(), ranges.take(numbers).each(), strict=True
+            ):
+                found[number] = whole[start - begin : stop - begin]
         return found
 
     async def find_files(
