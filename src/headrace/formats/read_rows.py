@@ -3,14 +3,11 @@ or a dataset.
 
 NOTE [ how rows are gathered ]
 
-1. Indices are converted to row numbers, in the requested order.
-2. Rows that are stored uncompressed are sorted, and each thread takes a part. Rows with small gaps
-  between them are read by one call, into
-a scratch array, and copied from there; other rows are read directly into the result.
-3. Rows of chunks that need decoding: each chunk is read and decoded once, in threads, and yields
-  all of its rows.
-4. From a server all byte ranges are requested at once, by the event loop of its client, and threads
-  decode them.
+1. Indices are converted to row numbers, which are sorted. Each thread takes a part of them.
+2. Rows that are stored uncompressed are read directly into the result; those that follow one
+  another by one call.
+3. Rows of chunks that need decoding: each part reads and decodes a chunk once, and takes all of its
+  rows.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -36,7 +32,7 @@ from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import entries_of, look_for
-from headrace.formats.source import Source, map_in
+from headrace.formats.source import Source
 from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
@@ -227,11 +223,17 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> AnyArray
     elif source is not first:
         source.read_into(rows.tolist(), out)
     elif len(rows):
-        threads = max(1, min(threads, -(-nbytes // _WORTH)))
-        if threads == 1:
-            source.gather(rows, out, None)
-        else:
-            with ThreadPoolExecutor(threads, "headrace-rows") as pool:
-                source.gather(rows, out, partial(map_in, pool, threads))
+        order = np.argsort(rows, kind="stable")
+        is_sorted = np.array_equal(order, np.arange(len(rows)))
+        parts = np.array_split(order, max(1, min(threads, -(-nbytes // _WORTH), len(rows))))
+
+        def read(places: IntArray) -> None:
+            outs: Any = [out[place, ...] for place in places]
+            if is_sorted:
+                outs = out[places[0] : places[-1] + 1]
+            source.read_into(rows[places].tolist(), outs)
+
+        with ThreadPoolExecutor(len(parts), "headrace-rows") as pool:
+            list(pool.map(read, parts))
     whole = out.reshape((*shape, *row_shape))
     return whole if shape or first.holds_objects else whole[()]

@@ -26,7 +26,7 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
-from headrace.formats.source import Column, Map, Rows, one_after_the_other, row_at
+from headrace.formats.source import Column, Map, Rows, row_at
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.local_files import bytes_of
@@ -43,7 +43,6 @@ None if it was never written.
 GROUP = 64 << 20
 """Decoded bytes of the chunks whose stored bytes are held at once."""
 _MANY = 4  # rows of a chunk from which on they are copied by one call
-_PARTS = 16  # of sorted rows, which threads share
 
 
 @dataclass(slots=True, eq=False)
@@ -317,6 +316,14 @@ class ArrayReader:
             return
         if self.raw is not None:
             if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
+                numbers = np.asarray(rows, np.int64)
+                is_new = np.append(True, np.diff(numbers) != 1)
+                if 2 * is_new.sum() < len(numbers):  # many follow one another
+                    starts = np.flatnonzero(is_new)
+                    edges = [*starts.tolist(), len(numbers)]
+                    parts = [outs[a:b] for a, b in itertools.pairwise(edges)]
+                    self.read_spans(numbers[starts], parts, run)
+                    return
                 whole = bytes_of(outs)
                 step = outs[:1].nbytes
                 buffers = [whole[start : start + step] for start in range(0, len(whole), step)]
@@ -373,33 +380,6 @@ class ArrayReader:
             take(order[bounds[at] : bounds[at + 1]], chunk)
 
         visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run)
-
-    def gather(self, rows: IntArray, out: AnyArray, run: Map | None) -> None:
-        """As `read_rows`, of many rows into the rows of one array, C-contiguous; those that follow
-        one another are read by one call.
-
-        Args:
-            rows: [n] numbers of rows, in any order; one may come twice.
-            out: [n, ...].
-            run: calls a function in threads; None: there are none.
-        """
-        if self.raw is None or not out.size:
-            self.read_rows(rows, out, run or one_after_the_other)
-            return
-        order = np.argsort(rows, kind="stable")
-        count = 1 if run is None or self.raw.is_remote else min(_PARTS, len(rows))
-        parts = np.array_split(order, count)
-
-        def part(number: int) -> None:
-            places = parts[number]
-            is_new = np.ones(len(places), bool)
-            is_new[1:] = (np.diff(rows[places]) != 1) | (np.diff(places) != 1)
-            edges = np.append(np.flatnonzero(is_new), len(places))
-            starts = places[is_new]
-            each = zip(starts.tolist(), (starts + np.diff(edges)).tolist(), strict=True)
-            self.read_spans(rows[starts], [out[a:b] for a, b in each], one_after_the_other)
-
-        (run or one_after_the_other)(part, count)
 
     def read_spans(self, firsts: IntArray, outs: Sequence[AnyArray], run: Map) -> None:
         """Copies spans of rows: for each array as many as it has, from its first one on."""

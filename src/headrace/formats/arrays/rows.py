@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.source import ArraySource, Column, Description, Map, Rows
+from headrace.formats.source import ArraySource, Column, Description, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -229,21 +229,6 @@ class ArraysSource(ReadersSource):
         field = self._first
         assert isinstance(field, ArrayReader)
         field.read_rows(indices, rows, self.run)
-
-    def gather(self, rows: IntArray, out: AnyArray, run: Map | None = None) -> None:
-        """Writes rows of the (first) array into the rows of one array of its dtype.
-
-        Args:
-            rows: [n] their numbers, in any order.
-            out: [n, ...] C-contiguous.
-            run: calls a function in threads; None: there are none.
-
-        Raises:
-            Exception: as `read`.
-        """
-        field = self._first
-        assert isinstance(field, ArrayReader)
-        field.gather(rows, out, run)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         columns = [self._read_field(field, indices) for field in self._fields.values()]

@@ -33,7 +33,7 @@ from headrace.formats.arrays.packed import (
 )
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.hdf5.tree import HDF5Tree, OpenHDF5
-from headrace.formats.source import Description, Map, PackPart, Rows
+from headrace.formats.source import Description, PackPart, Rows
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line
 from headrace.io.ranges import ByteRanges
@@ -311,10 +311,6 @@ class HDF5Source(ArraysSource):
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)
         self.check(indices, rows)
-
-    def gather(self, rows: IntArray, out: AnyArray, run: Map | None = None) -> None:
-        super().gather(rows, out, run)
-        self.check(rows.tolist(), out)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))
