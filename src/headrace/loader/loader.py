@@ -522,8 +522,6 @@ class Loader(DataLoader[B]):
             num_batches=self._plan.steps or 0,
             batch_size=config.batch_size or 0,
             num_workers=config.num_workers or 0,
-            pin_memory=bool(config.pin_memory),
-            persistent_workers=bool(config.persistent_workers),
             queued_batches=0,
             queued_bytes=0,
             **self._stats.as_dict(),

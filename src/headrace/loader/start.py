@@ -26,7 +26,6 @@ import pickle
 import signal
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from multiprocessing import forkserver, resource_tracker, util
@@ -49,7 +48,7 @@ _OURS = (
     "jemalloc_bg_thd",
 )
 _OF_TORCH = "_pin_memory_loop"
-_SHOWN = 60  # characters of the names of threads
+_SHOWN = 3  # names of threads
 # of a pickle that each worker is sent
 _MOST_SECONDS = 0.1
 _MOST_BYTES = 16 << 20
@@ -80,11 +79,12 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
         return forkserver_context(), "forkserver: the dataset says fork_safe = False"
     reason = "the dataset is fork-safe"
     if threads := other_threads():
+        names = ", ".join(list(dict.fromkeys(threads))[:_SHOWN])
         why_not = obstacle([dataset, *parts])
         if why_not is None:
-            reason = f"other threads run ({listed(threads)}), whose locks a fork would copy"
+            reason = f"other threads run ({names}), whose locks a fork would copy"
             return forkserver_context(), f"forkserver: {reason}; the dataset pickles fast"
-        reason += f"; other threads run ({listed(threads)}), but {why_not}"
+        reason += f"; other threads run ({names}), but {why_not}"
     return multiprocessing.get_context("fork"), f"fork: {reason}"
 
 
@@ -140,11 +140,6 @@ def other_threads() -> list[str]:
         native = [_name_of(task) for task in tasks.iterdir() if int(task.name) not in known]
         names += [name for name in native if name not in unnamed]
     return [name for name in names if not name.startswith(_OURS) and _OF_TORCH not in name]
-
-
-def listed(names: list[str]) -> str:
-    """Some of the names in a sentence."""
-    return textwrap.shorten(", ".join(dict.fromkeys(names)), _SHOWN, placeholder=" ...")
 
 
 def _name_of(task: Path) -> str:
