@@ -59,10 +59,11 @@ THREADS = 16
 """Remote tars whose headers are read at the same time."""
 _VERSION = 3
 _LOCAL = 64 << 10, 4 << 10, 256 << 10
-_REMOTE = 1 << 20, 16 << 10, 8 << 20  # a round trip takes as long as some 100 kB or more
+_REMOTE = 1 << 20, 16 << 10, 1 << 20  # a round trip takes as long as some 100 kB or more
 """How much is read at a time: bytes from one header to the next that are rather read than left out;
-bytes that are read where the next header is farther away, and where headers are near.
+bytes that are read where the next header is farther away; and, where headers are near, at first.
 """
+_DOUBLED = 16  # times as much is read at last, where headers are near
 TARS = Format(
     "tar shards",
     (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
@@ -156,7 +157,8 @@ class _Headers:
         self._files = files
         self._path = path
         self.size = files.version(path).size
-        self._near, self._hop, self._most = _REMOTE if files.is_remote else _LOCAL
+        self._near, self._hop, self._long = _REMOTE if files.is_remote else _LOCAL
+        self._most = _DOUBLED * self._long
         self._start = 0
         self._window = b""
         self._at = 0
@@ -183,7 +185,8 @@ class _Headers:
         if offset + nbytes > self._start + len(self._window) or offset < self._start:
             wanted = self._hop
             if offset - self._last <= self._near:
-                wanted = self._most
+                wanted = self._long
+                self._long = min(self._most, 2 * self._long)
             end = min(offset + max(nbytes, wanted), self.size)
             window = bytearray(end - offset)
             ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
