@@ -193,22 +193,25 @@ def checked_list(argument: str, names: Any) -> tuple[str, ...]:
 
 def joined_targets(
     columns: Sequence[npt.NDArray[Any] | Column],
-    paths: Sequence[str],
-    name: str,
+    sources: Sequence[ArraysSource],
+    name: str | None,
     encoding: str | None = "utf-8",
 ) -> tuple[Any, list[str] | None]:
-    """The targets of several files, one after the other, and the names of their classes; None: they
-    have none. Strings and compounds come in plain terms, compounds of numbers as dicts.
+    """The targets of several files, one after the other, and the names of their classes; None:
+    there are none. Strings and compounds come in plain terms, compounds of numbers as dicts.
 
     Args:
         columns: of each file; of AnnData's tables `Column`s.
-        paths, name: of the files and of the targets in them, for messages.
+        sources: of the files.
+        name: of the targets in them; None: there are none.
         encoding: of strings.
 
     Raises:
         FormatError: they are categories in some files, and not in others; or a string is not in
             that encoding.
     """
+    if name is None:
+        return None, None
     if any(isinstance(column, Column) for column in columns):
         tables = [column if isinstance(column, Column) else Column(column) for column in columns]
         joined = joined_column(tables, name)
@@ -222,12 +225,12 @@ def joined_targets(
     if fields and are_alike and all(kind.base.kind in "biufc" for kind, *_ in fields.values()):
         return ColumnTargets.of_rows(np.concatenate(arrays)), None
     targets = []
-    for array, path in zip(arrays, paths, strict=True):
+    for array, source in zip(arrays, sources, strict=True):
         for row, value in enumerate(array):
             try:
                 targets.append(as_value(value, encoding))
             except FormatError as error:
-                raise FormatError(f"{path}: {name!r}, row {row}: {error}") from error
+                raise FormatError(f"{source.path}: {name!r}, row {row}: {error}") from error
     return targets, None
 
 
@@ -308,10 +311,7 @@ class HDF5Dataset(ArrayDataset):
         found = opened.each(paths, opened_at, in_threads=True)
         sources, columns = zip(*found, strict=True)
         source, rows = joined_rows(sources, dtype, codec)
-        targets = None
-        if target_name is not None:
-            shown = [one.path for one in sources]
-            targets, self.classes = joined_targets(columns, shown, target_name, codec)
+        targets, self.classes = joined_targets(columns, sources, target_name, codec)
         super().__init__(
             source,
             sample_decoder=rows,
@@ -508,10 +508,10 @@ class ZarrDataset(ArrayDataset):
                         check_row_targets(arrays[number], target_name)
                 sources.append(ZarrSource(path, rows_of, opened=opened, column=target_name))
             source, sample_decoder = joined_rows(sources, dtype)
+            columns: list[Any] = []
             if target_name is not None:
                 columns = [_targets(one, one.tree, target_name) for one in sources]
-                shown = [one.path for one in sources]
-                targets, self.classes = joined_targets(columns, shown, target_name)
+            targets, self.classes = joined_targets(columns, sources, target_name)
         super().__init__(
             source,
             sample_decoder=sample_decoder,

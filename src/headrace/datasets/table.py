@@ -207,8 +207,7 @@ class TableDataset(BaseDataset):
             source, rows = joined_rows(arrays, cast_to)
             if target_name is not None:
                 of_arrays = [array.column(target_name) for array in arrays]
-                paths = [array.path for array in arrays]
-                targets, _ = joined_targets(of_arrays, paths, target_name)
+                targets, _ = joined_targets(of_arrays, arrays, target_name)
         else:
             tables, reader = open_tables(files, shown)
             if names is None:
