@@ -367,6 +367,8 @@ class ArrayReader:
             take: called with the numbers of parts, and their chunk.
             run: calls a function in threads.
         """
+        if not len(numbers):
+            return
         chunks = self._rows
         order = numbers.argsort(kind="stable")
         of = numbers[order]
