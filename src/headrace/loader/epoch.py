@@ -1,19 +1,38 @@
-"""The batches of one epoch."""
+"""Epochs: which one is next, where it goes on, and its batches.
+
+NOTE [ epochs and positions ]
+
+* `set_epoch(e)` sets the epoch of the next iterator. Without it, each iterator uses the epoch after
+  the last one.
+* The position is the number of batches of the current epoch that the user received. `state_dict()`
+  contains both. Between `set_epoch` and the next iterator it contains the new epoch and 0.
+* After `load_state_dict` the next iterator continues at the position. `set_epoch` with the loaded
+  epoch keeps the position (also at the end of the epoch: nothing is left then); with another epoch
+  it drops the position. A state saved at the end of an epoch, without `set_epoch`, continues with
+  the next epoch.
+* If an iterator can't be made, the next attempt begins at the same position.
+* An iterator that is abandoned leaves its position in `state_dict()`. The next iterator starts the
+  next epoch.
+* An epoch ends when the user has received `StopIteration`. A state saved after the last batch but
+  before that continues with what is left, which is nothing: a loop over the rest of the epoch ends
+  at once. torchdata behaves the same.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from headrace.arguments import check_integer
 from headrace.errors import HeadraceError, WorkerError
 from headrace.loader.device import Transfer, transfer_to
 from headrace.loader.fetch import failure_of
 from headrace.loader.plan import StreamPlan
 from headrace.loader.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
-from headrace.loader.state import Position, States
+from headrace.loader.state import States
 from headrace.memory.ring import Delivered
 from headrace.monitor.stats import times_of
 
@@ -21,6 +40,93 @@ if TYPE_CHECKING:
     from headrace.loader.loader import Loader
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
+
+
+class Position(NamedTuple):
+    """The position of one loader."""
+
+    epoch: int
+    batches: int = 0
+
+
+P = TypeVar("P", bound=Any)  # a position, which has an epoch
+
+
+class LoaderState(Generic[P]):
+    """The position of a loader, or of several that make one epoch; see NOTE [ epochs and positions
+    ].
+
+    Args:
+        begin: makes the position at the beginning of an epoch.
+
+    Attributes:
+        at: the position of the current iterator, or of the last one.
+        next_epoch: the epoch of the next iterator.
+        loaded: the position that the next iterator goes on at, if a state was loaded.
+        end: where an epoch has ended.
+    """
+
+    def __init__(self, begin: Callable[[int], P]) -> None:
+        self._begin = begin
+        self.at: P = begin(0)
+        self.next_epoch: int = 0
+        self.loaded: P | None = None
+        self.end: P | None = None
+        self._is_named = False
+        self._running: weakref.ref[Any] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next iterator."""
+        self.next_epoch = check_integer("epoch", epoch)
+        self._is_named = True
+        if self.loaded is not None and self.loaded.epoch != self.next_epoch:
+            self.loaded = None
+
+    def start(self) -> P:
+        """Moves to the position of an iterator that begins now, which it returns: the one that was
+        loaded, unless another epoch is next.
+        """
+        loaded = self.loaded
+        if loaded is None or loaded.epoch != self.next_epoch:
+            loaded = self._begin(self.next_epoch)
+        self.at = loaded
+        self.loaded = None
+        self.next_epoch = self.at.epoch + 1
+        self._is_named = False
+        return self.at
+
+    def load(self, position: P, has_ended: bool) -> None:
+        """Goes on at a saved position; with the next epoch where that one has ended."""
+        self.loaded = self.at = position
+        self.end = position if has_ended else None
+        self.next_epoch = position.epoch + has_ended
+        self._is_named = False
+
+    @property
+    def is_at_next(self) -> bool:
+        """True if the state is that of the next epoch, which was named, and no longer that of
+        the last one.
+        """
+        if self.loaded is not None or not self._is_named:
+            return False
+        return self.next_epoch != self.at.epoch or self.running is None
+
+    @property
+    def position(self) -> P:
+        """The position that a state saved now holds."""
+        if self.loaded is not None:
+            return self.loaded
+        return self._begin(self.next_epoch) if self.is_at_next else self.at
+
+    @property
+    def running(self) -> Any:
+        """The iterator that is under way; None without one."""
+        running = None if self._running is None else self._running()
+        return None if running is None or running.is_done else running
+
+    @running.setter
+    def running(self, iterator: Any) -> None:
+        self._running = None if iterator is None else weakref.ref(iterator)
 
 
 class EpochIterator:

@@ -35,20 +35,13 @@ from headrace.loader.config import (
     is_path,
     length_of,
 )
-from headrace.loader.epoch import EpochIterator
+from headrace.loader.epoch import EpochIterator, LoaderState, Position
 from headrace.loader.fetch import Fetch, FetchIterable
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
 from headrace.loader.processes import WorkerPool, is_of_workers
 from headrace.loader.ranks import Agreement, EpochSampler, check_world, counts_as_prepared
 from headrace.loader.start import check_picklable
-from headrace.loader.state import (
-    VERSION,
-    LoaderState,
-    Position,
-    States,
-    check_state,
-    is_stateful,
-)
+from headrace.loader.state import VERSION, States, check_state, is_stateful
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
 from headrace.monitor.stats import (
@@ -214,7 +207,7 @@ class Loader(DataLoader[B]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; see NOTE [ epochs and positions ] in
-        `loader/state.py`.
+        `loader/epoch.py`.
         """
         self._state.set_epoch(epoch)
 

@@ -8,7 +8,7 @@ NOTE [ passes ]
 * Each loader keeps its position in its own state. This module only counts batches and passes of
   each loader: which one is next follows from these numbers.
 * Epochs and positions are set, counted, saved and loaded like those of a `Loader` (NOTE [ epochs
-  and positions ] in `state.py`). At the start of an epoch, the epoch of every loader is set, so
+  and positions ] in `epoch.py`). At the start of an epoch, the epoch of every loader is set, so
   that their states belong together at any moment.
 """
 
@@ -32,8 +32,9 @@ from headrace.loader.config import (
     is_path,
     length_of,
 )
+from headrace.loader.epoch import LoaderState
 from headrace.loader.loader import Loader, open_path
-from headrace.loader.state import LoaderState, are_counts, check_version, differences
+from headrace.loader.state import are_counts, check_version, differences
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
