@@ -109,15 +109,17 @@ def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
 
 
 def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, keywords that go through ``**options`` included."""
+    """The arguments of a call by name.
+
+    Raises:
+        TypeError: the constructor does not take them.
+    """
     signature = inspect.signature(cls)
-    passed = signature.bind(*args, **kwargs).arguments
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            passed.update(passed.pop(parameter.name, {}))
+    signature.bind(*args, **kwargs)
+    passed = dict(zip(signature.parameters, args, strict=False)) | kwargs
     if isinstance(passed.get("data_path"), FileSet):
         passed["data_path"] = passed["data_path"].given
-    return dict(passed)
+    return passed
 
 
 def classes_of(cls: type) -> tuple[type, ...]:
