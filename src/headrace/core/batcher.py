@@ -368,7 +368,7 @@ class Batcher:
                 if targets is not None:
                     targets[position] = decoder.placed(target, drawn)
             except Exception as error:
-                if decoder.decodes_late and isinstance(error, FormatError):
+                if isinstance(error, FormatError):
                     return dataset.undecodable(index, error)
                 error.add_note(
                     f"headrace: while making sample {index} ({dataset.source_of(index)})"

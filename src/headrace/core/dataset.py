@@ -664,13 +664,13 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     def explain(self) -> str:
         """Describes how samples are read, what is cached, and the state of the memory budget."""
-        held = "decoded samples are held, shared by all workers"
+        held = "decoded samples"
         if self.holds_encoded:
-            held = "records as stored are held, shared by all workers"
+            held = "records as stored"
         held = {
             LoadingMode.LAZY: "nothing is held",
             LoadingMode.STREAMING: "only the read-ahead window is held",
-        }.get(self.loading_mode, held)
+        }.get(self.loading_mode, f"{held} are held, shared by all workers")
         lines = [
             f"{type(self).__name__}: {len(self):,} samples from "
             f"{type(self.sample_source).__name__}",
@@ -978,7 +978,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
                 value, target = self._call_seeded(decoder, value, target, key)
             sample = self.make_sample(value, target)
         except Exception as error:
-            if decoder.decodes_late and isinstance(error, FormatError):
+            if isinstance(error, FormatError):
                 return self.undecodable(index, error)
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise

@@ -34,7 +34,8 @@ class Decoder:
     transforms receive, and `make_sample` joins input and target to a sample.
 
     If inputs are arrays of one spec and have no transforms, they are written directly into their
-    batch by `draw` and `write_input`, which together do the same as `to_input`.
+    batch by `draw` and `write_input`, which together do the same as `to_input`. A FormatError in
+    any of these means that the sample can't be decoded.
     """
 
     decodes_batches = False
@@ -55,10 +56,6 @@ class Decoder:
     """The dtype that the numbers of a record are cast to, if decoding does nothing else."""
     copies = True
     """True if an input equals its value, bit for bit."""
-    decodes_late = False
-    """True if `draw`, `to_input` and `write_input` decode, so that a FormatError in them means
-    that the sample can't be decoded.
-    """
 
     # -- from record to value
 
@@ -194,7 +191,6 @@ _SHARED = (
     "draws",
     "casts_to",
     "copies",
-    "decodes_late",
     "decode_batch",
     "value_spec",
     "to_pair",

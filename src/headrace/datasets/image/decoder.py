@@ -185,7 +185,6 @@ class ImageDecoder(Decoder):
         )
         """True if values are encoded images."""
         self.draws = any(self.augment[:2])
-        self.decodes_late = self.is_encoded or self.splits_targets
         self.copies: bool = self.channels_first and not (
             is_augmented or self.normalize or self.transformed or self.splits_targets
         )
