@@ -10,47 +10,38 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_POINT = r"(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)"
+_DIGITS = r"(?:0|[1-9][0-9]*)"
+_POINT = rf"(?:{_DIGITS}\.[0-9]*|\.[0-9]+)"
 _EXPONENT = r"[eE][+-]?[0-9]+"
-_FRACTION = re.compile(rf"[+-]?(?:{_POINT}(?:{_EXPONENT})?|(?:0|[1-9][0-9]*){_EXPONENT})")
-_NOT_FINITE = re.compile(r"nan|[+-]?inf(?:inity)?", re.IGNORECASE)
+_FORMS: dict[type[Any], re.Pattern[str]] = {
+    int: re.compile(r"0|-?[1-9][0-9]*"),
+    float: re.compile(
+        rf"-?{_DIGITS}|[+-]?(?:{_POINT}(?:{_EXPONENT})?|{_DIGITS}{_EXPONENT})"
+        r"|(?i:nan|[+-]?inf(?:inity)?)"
+    ),
+}
+"""How numbers are written."""
 
 
-def integer_in(cell: str) -> int:
-    """The integer that a cell is, without the spaces around it.
-
-    Raises:
-        ValueError: it is none.
-    """
-    text = cell.strip()
-    if not _INTEGER.fullmatch(text) or text == "-0":
-        raise ValueError(cell)
-    return int(text)
-
-
-def float_in(cell: str) -> float:
+def _number(cell: str, kind: type[Any]) -> Any:
     """The number that a cell is, without the spaces around it.
 
     Raises:
         ValueError: it is none.
     """
     text = cell.strip()
-    if not (_INTEGER.fullmatch(text) or _FRACTION.fullmatch(text) or _NOT_FINITE.fullmatch(text)):
+    if not _FORMS[kind].fullmatch(text):
         raise ValueError(cell)
-    return float(text)
+    return kind(text)
 
 
 def is_rounded(value: str | int) -> bool:
     """True if a cell or a number is an integer that no float64 holds."""
     try:
-        number = value
-        if isinstance(value, str):
-            number = integer_in(value)
+        number = _number(value, int) if isinstance(value, str) else value
+        return bool(float(number) != number)
     except ValueError:
         return False
-    try:
-        return float(number) != number
     except OverflowError:
         return True
 
@@ -75,9 +66,9 @@ def parsed(cells: Sequence[str]) -> Column:
     number.
     """
     distinct = {cell for cell in cells if cell.strip()}
-    for kind in (integer_in, float_in):
+    for kind in _FORMS:
         try:
-            numbers = {cell: kind(cell) for cell in distinct}
+            numbers = {cell: _number(cell, kind) for cell in distinct}
         except ValueError:
             continue
         first = dict[float, str]()
@@ -87,7 +78,7 @@ def parsed(cells: Sequence[str]) -> Column:
                 differ = other.strip() != cell.strip()
                 return Column(list(cells), (min(other, cell), max(other, cell)) if differ else None)
         rounded = None
-        if kind is float_in:
+        if kind is float:
             rounded = next(filter(is_rounded, cells), None)
         return Column([numbers.get(cell) for cell in cells], rounded=rounded)
     return Column(list(cells))

@@ -433,9 +433,10 @@ class Texts(TextDecoder):
         raise ConfigError(f"text_of: column {self.options.column!r} holds ids, and no texts")
 
     def lengths(self, reader: SampleReader) -> IntArray:
+        everything = np.arange(len(self.source))
         if self.name == "record":
-            return self._characters(np.arange(len(self.source)), reader)
-        return self.nbytes(np.arange(len(self.source)), reader)
+            return self._characters(everything, reader)
+        return self.nbytes(everything, reader)
 
     def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
         """About how many bytes each of some texts has ([n] int64), by its number in the source."""
@@ -498,23 +499,17 @@ def _text_or_ids(value: Any, column: str) -> Any:
     raise FormatError(f"column {column!r} has a {type(value).__name__}, no text and no ids")
 
 
-def are_messages(value: Any) -> bool:
-    """True if a value is a list of messages."""
-    return isinstance(value, list) and bool(value) and all(map(has_role, value))
-
-
 def has_role(message: Any) -> bool:
     """True if a value may be a message of a chat."""
     return isinstance(message, Mapping) and ("role" in message or "from" in message)
 
 
-def chat_field(record: Any) -> str | None:
-    """The field of a record that holds a chat; None: it holds none, or a text beside it."""
-    if isinstance(record, Mapping) and not isinstance(record.get(records.TEXT_FIELD), str):
-        for name in CHAT_FIELDS:
-            if are_messages(record.get(name)):
-                return name
-    return None
+def holds_chat(value: Any) -> bool:
+    """True if a value is a list of messages, or a record with such a field and no text beside."""
+    if isinstance(value, Mapping):
+        has_text = isinstance(value.get(records.TEXT_FIELD), str)
+        return not has_text and any(holds_chat(value.get(name)) for name in CHAT_FIELDS)
+    return isinstance(value, list) and bool(value) and all(map(has_role, value))
 
 
 def has_template(tokenizer: Any) -> bool:

@@ -33,9 +33,8 @@ from headrace.datasets.text.decoders import (
     TextOptions,
     Texts,
     TokensDecoder,
-    are_messages,
-    chat_field,
     has_template,
+    holds_chat,
 )
 from headrace.datasets.text.passes import (
     class_numbers,
@@ -463,7 +462,7 @@ def _open_texts(
         return Texts(source, options, "line")
     found = Texts(source, options, "record")
     may_hold_chats = options.unit is None and has_template(options.tokenizer)
-    if unit == CHAT or (may_hold_chats and chat_field(_first_row(found)) is not None):
+    if unit == CHAT or (may_hold_chats and holds_chat(_first_row(found))):
         return Chats(source, options)
     return found
 
@@ -554,7 +553,7 @@ def _open_column(
     texts = Texts(source, options, "record", value_of)
     is_chat = options.unit == CHAT
     if options.unit is None and has_template(options.tokenizer):
-        is_chat = are_messages(_first_row(texts))
+        is_chat = holds_chat(_first_row(texts))
     if not is_chat:
         return texts, targets, classes
     if isinstance(source, TableSource):
