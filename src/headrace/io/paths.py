@@ -31,7 +31,9 @@ _CHAINING |= {"dir", "asyncwrapper", "async_wrapper", "generic"}
 
 def is_url(path: object) -> bool:
     """True if it is an fsspec URL, such as ``s3://bucket/key`` or ``zip://*::archive.zip``."""
-    return isinstance(path, str) and (_PROTOCOL.match(path) is not None or len(chain_of(path)) > 1)
+    if not isinstance(path, str):
+        return False
+    return _PROTOCOL.match(path) is not None or ("::" in path and len(chain_of(path)) > 1)
 
 
 def chain_of(url: str) -> list[str]:

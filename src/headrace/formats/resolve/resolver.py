@@ -278,12 +278,12 @@ def _chosen(
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
-    lower = [name.lower() for name in names]
+    lower = list(map(bytes.lower, names))
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
-        endings = encoded(kind.all_endings)
-        fits.append(np.fromiter((name.endswith(endings) for name in lower), bool, len(lower)))
+        endings = itertools.repeat(encoded(kind.all_endings))
+        fits.append(np.fromiter(map(bytes.endswith, lower, endings), bool, len(lower)))
         unknown &= ~fits[-1]
         if len(names) and fits[-1].all() and not kind.bookkeeping:
             return kind, fits[-1]
@@ -306,16 +306,13 @@ def _chosen(
     arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
     if not met[0][0].holds_arrays or len(arrays) < 2:
         return met[0]
-    counted = list[str]()
-    patterns = list[str]()
-    for kind, which in arrays:
-        first = redact(names[int(which.argmax())])
-        counted.append(f"{which.sum():,} {kind.name} ({first})")
-        patterns.append(f"'*{os.path.splitext(first)[1]}'")
+    firsts = [(kind.name, redact(names[int(which.argmax())])) for kind, which in arrays]
+    held = " and ".join(f"{name} ({first})" for name, first in firsts)
+    globs = " or ".join(f"'*{os.path.splitext(first)[1]}'" for _, first in firsts)
     raise ConfigError(
-        f"{', '.join(map(redact, entries[:3]))} holds {' and '.join(counted)}, and a dataset reads "
-        f"one kind: pass those of one kind by a glob, {' or '.join(patterns)}, or use HDF5Dataset "
-        "or ZarrDataset, which ignore the other kind"
+        f"{', '.join(map(redact, entries[:3]))} holds {held}, and a dataset reads one kind: pass "
+        f"those of one kind by a glob, {globs}, or use HDF5Dataset or ZarrDataset, which ignore "
+        "the other kind"
     )
 
 
@@ -543,9 +540,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     """The manifest of a pack, if a path or URL is that of a manifest, or of a folder on this
     machine with files named as those that `headrace.pack` writes; None: it is something else.
     """
-    is_manifest = posixpath.basename(named_part(path)) == MANIFEST
     if is_url(path):
-        if not is_manifest:
+        if posixpath.basename(named_part(path)) != MANIFEST:
             return None
         data = read_whole(path, options)
         if data is None:
@@ -557,7 +553,7 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
             return None
         return parse_manifest(data, path)
     folder = path
-    if is_manifest:
+    if os.path.basename(path) == MANIFEST:
         folder = os.path.dirname(path) or "."
     manifest_path = os.path.join(folder, MANIFEST)
     plan_path = os.path.join(folder, PLAN)

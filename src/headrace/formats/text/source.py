@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -382,15 +383,11 @@ class LinesSource(Locatable):
             What is to be called before some are read, with their numbers.
         """
         edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
-        at = 0
+        coming = deque(itertools.pairwise(edges))
 
         def expect(some: range) -> None:
-            nonlocal at
-            while at < len(edges) - 1 and (
-                edges[at] < some.stop or self.files.bytes_prefetched < _AHEAD
-            ):
-                self.files.prefetch([self.byte_ranges(np.arange(edges[at], edges[at + 1]))])
-                at += 1
+            while coming and (coming[0][0] < some.stop or self.files.bytes_prefetched < _AHEAD):
+                self.files.prefetch([self.byte_ranges(np.arange(*coming.popleft()))])
 
         self.files.hold_prefetched(_AHEAD)
         try:
