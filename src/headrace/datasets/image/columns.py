@@ -39,13 +39,10 @@ def encoded_image(value: Any, column: str) -> bytes:
         data = value.get("bytes")
     if isinstance(data, bytes):
         return data
-    path = value.get("path") if isinstance(value, dict) else None
-    if path:
-        raise FormatError(
-            f"column {column!r} holds the path of an image and not its bytes ({path!r}): open the "
-            "folder with ImageDataset"
-        )
-    raise FormatError(f"column {column!r} has no image (null) there")
+    raise FormatError(
+        f"column {column!r} has no image there, but {value!r:.60}: open files of images "
+        "by their folder"
+    )
 
 
 class TableImages(TableSource):
@@ -81,10 +78,8 @@ class TarImages(TarSource):
     def _picked(self, record: dict[str, Any]) -> Any:
         image = self._column
         if image is None:
-            endings = [name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS]
-            image = "jpg"
-            if endings:
-                image = endings[0]
+            endings = (name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS)
+            image = next(endings, "jpg")
         for name in (image, self.target):
             if name is not None and name not in record:
                 raise FormatError(f"the sample has no member {name!r}; it has {', '.join(record)}")
@@ -118,7 +113,7 @@ def open_column(
     """
     shown = redact(entries_of(data_path)[0])
     name = wanted.targets if wanted.is_outright else None
-    wanted.refuse_options("those of a column")
+    wanted.refuse_options()
     if name == FOLDERS or not (name is None or isinstance(name, (str, os.PathLike))):
         raise ConfigError(
             f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "

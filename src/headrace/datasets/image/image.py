@@ -106,7 +106,7 @@ def open_images(
                 )
         if wanted.targets == FOLDERS or not names_masks(wanted.targets):
             return files, labels_of(wanted, files.listing, reach)
-        wanted.refuse_options("masks", "unused_targets")
+        wanted.refuse_options("unused_targets")
         warn_of_splits(files.listing)
         try:
             masks = FilesSource(wanted.targets, EXTENSIONS, reach)
@@ -130,7 +130,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
             `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
     if wanted.targets == FOLDERS:
-        wanted.refuse_options("class folders")
+        wanted.refuse_options()
         numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
         if numbers is None:
             warn(
@@ -144,7 +144,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     path = os.fspath(wanted.targets)
     found = read_labels(path, files, reach, wanted.delimiter)
     if isinstance(found, dict) and is_coco(found):
-        wanted.refuse_options("annotations of COCO", "masks", "unused_targets")
+        wanted.refuse_options("masks", "unused_targets")
         boxes = read_coco(found, redact(path), files, wanted.masks, wanted.unused_targets)
         return Labels(boxes, list(boxes.class_to_idx))
     return given_targets(wanted._replace(targets=found, delimiter=None), files)
@@ -164,7 +164,7 @@ def _open_packed(
             "targets= can't be changed for a packed file: give it when you pack, or use "
             "target_transform"
         )
-    wanted.refuse_options("those of a packed file", "masks")
+    wanted.refuse_options("masks")
     # imported here: files of images need no reader of arrays
     from headrace.formats.hdf5.rows import HDF5Source
     from headrace.formats.hdf5.tree import open_files

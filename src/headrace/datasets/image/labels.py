@@ -69,15 +69,13 @@ class Wanted(NamedTuple):
     is_outright: bool = True
     """True if the user gave `targets`; False: they are the default."""
 
-    def refuse_options(self, of: str, *allowed: str) -> None:
-        """Raises a ConfigError where an option of labels was given that is not `allowed`; `of`:
-        which targets don't have it.
-        """
+    def refuse_options(self, *allowed: str) -> None:
+        """Raises a ConfigError where an option of labels was given that is not `allowed`."""
         for name, default in self._field_defaults.items():
             if name not in (*allowed, "is_outright") and getattr(self, name) != default:
                 raise ConfigError(
-                    f"{name} is for other targets, in files such as labels.csv or instances.json, "
-                    f"and here are {of}: leave it out"
+                    f"{name} is for other targets, in files such as labels.csv or instances.json: "
+                    "leave it out"
                 )
 
 
@@ -149,14 +147,14 @@ def given_targets(wanted: Wanted, files: FileSet) -> Labels:
     """
     targets = wanted.targets
     if isinstance(targets, Table):
-        wanted.refuse_options("a table", "target_name", "label_separator", "unused_targets")
+        wanted.refuse_options("target_name", "label_separator", "unused_targets")
         return _of_table(targets, files, wanted)
     if isinstance(targets, Mapping):
-        wanted.refuse_options("a mapping", "label_separator", "unused_targets")
+        wanted.refuse_options("label_separator", "unused_targets")
         keys = keys_for(targets, files, unused=wanted.unused_targets)
         values = [targets[key] for key in keys]
     else:
-        wanted.refuse_options("a callable or None", "label_separator")
+        wanted.refuse_options("label_separator")
         if targets is None:
             return Labels(None, [])
         values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
