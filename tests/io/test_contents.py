@@ -68,7 +68,6 @@ def test_files_are_told_by_kind(folder: Path) -> None:
     assert not any("notes" in entry.path for entry in entries)
     assert kinds[BLOCKS].nbytes > 1000
     # the temporary file is too young
-    assert kinds[REST].is_abandoned
     assert kinds[REST].path.endswith(LEFT)
     assert cache_entries(str(folder / "none")) == []
 

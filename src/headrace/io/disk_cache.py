@@ -371,11 +371,10 @@ class CacheEntry:
 
     Attributes:
         path: of it.
-        what: it is, in words.
+        what: it is, in words; `REST` if its writer is gone, and nobody will ever use it.
         nbytes: of it.
         used: when it was last read or written, in seconds since 1970.
         user: who owns it, by number.
-        is_abandoned: True if its writer is gone, and nobody will ever use it.
     """
 
     path: str
@@ -383,7 +382,6 @@ class CacheEntry:
     nbytes: int
     used: float
     user: int
-    is_abandoned: bool = False
 
 
 def cache_entries(folder: str) -> list[CacheEntry]:
@@ -393,7 +391,7 @@ def cache_entries(folder: str) -> list[CacheEntry]:
     Raises:
         AccessError: it may not be listed.
     """
-    from headrace.memory.store import holds_samples  # needs torch
+    from headrace.memory.store import holds_samples, is_unused  # needs torch
 
     try:
         names = sorted(os.listdir(folder))
@@ -401,38 +399,33 @@ def cache_entries(folder: str) -> list[CacheEntry]:
         return []
     except OSError as error:
         raise AccessError(f"{redact(folder)} can't be listed: {error.strerror or error}") from error
-    found: list[CacheEntry | None] = []
+    found: list[tuple[str, str]] = []
     for name in names:
         path = os.path.join(folder, name)
+        match = _ARRAYS.match(name)
         if _BLOCKS.match(name):
             for below, _, files in os.walk(path):
-                for file in files:
-                    if file.endswith((BLOCK_ENDING, TEMPORARY)):
-                        found.append(_entry(os.path.join(below, file), BLOCKS))
+                found += [
+                    (os.path.join(below, file), BLOCKS)
+                    for file in files
+                    if file.endswith((BLOCK_ENDING, TEMPORARY))
+                ]
         elif holds_samples(name):
-            found.append(_entry(path, SAMPLES))
-        elif (match := _ARRAYS.match(name)) is not None:
-            found.append(_entry(path, f"arrays: {match[1]}"))
-    return [entry for entry in found if entry is not None]
-
-
-def _entry(path: str, what: str) -> CacheEntry | None:
-    """A file; None: it is gone, or none."""
-    from headrace.memory.store import is_unused
-
-    with contextlib.suppress(OSError):
-        status = os.lstat(path)
-        if stat.S_ISREG(status.st_mode):
-            if what == SAMPLES:
-                is_abandoned = is_unused(path)
-            else:
-                is_old = status.st_mtime < time.time() - ABANDONED_S
-                is_abandoned = path.endswith(TEMPORARY) and is_old
-            if is_abandoned:
+            found.append((path, SAMPLES))
+        elif match is not None:
+            found.append((path, f"arrays: {match[1]}"))
+    entries = []
+    for path, what in found:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            is_abandoned = status.st_mtime < time.time() - ABANDONED_S and path.endswith(TEMPORARY)
+            if is_abandoned or (what == SAMPLES and is_unused(path)):
                 what = REST
             used = max(status.st_mtime, status.st_atime)
-            return CacheEntry(path, what, status.st_size, used, status.st_uid, is_abandoned)
-    return None
+            entries.append(CacheEntry(path, what, status.st_size, used, status.st_uid))
+    return entries
 
 
 def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
@@ -446,7 +439,7 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
     removed = []
     since = time.time() - older_than
     for entry in entries:
-        is_wanted = entry.is_abandoned or (entry.what != SAMPLES and entry.used <= since)
+        is_wanted = entry.what == REST or (entry.what != SAMPLES and entry.used <= since)
         if entry.user != user_id() or not is_wanted:
             continue
         if holds_samples(os.path.basename(entry.path)):

@@ -135,8 +135,10 @@ class LocalFiles(Files):
             began = time.perf_counter()
             read = list(map(os.pread, itertools.repeat(fd), sizes, starts))
             if list(map(len, read)) != sizes:  # one call stops at 2 GiB
-                places = zip(sizes, starts, strict=True)
-                read = [_whole(fd, size, start, path) for size, start in places]
+                wholes = [bytearray(size) for size in sizes]
+                for whole, start in zip(wholes, starts, strict=True):
+                    fill(fd, [memoryview(whole)], start, path)
+                read = list(map(bytes, wholes))
         HINTS.note(began, len(sizes), sum(sizes))
         return read
 
@@ -296,12 +298,6 @@ def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, IntArray, IntArray, IntA
             some = slice(first, last)
             path = ranges.paths[ordered.file[first]]
             yield path, order[some], ordered.start[some], ordered.nbytes[some]
-
-
-def _whole(fd: int, size: int, offset: int, path: str) -> bytes:
-    data = bytearray(size)
-    fill(fd, [memoryview(data)], offset, path)
-    return bytes(data)
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
