@@ -580,9 +580,6 @@ class EpisodeSource(ReadersSource):
             parts = [f"{len(lengths):,}, of {lengths.min():,} to {lengths.max():,} steps"]
         if options.window is not None:
             parts.append(f"windows of {options.window:,} steps, {options.stride:,} apart")
-            without = int((self.windows.counts == 0).sum())
-            if without:
-                parts.append(f"{without:,} are too short for one")
         columns = [key.describe(way, float(key.window or mean)) for key in self.keys]
         return Description(columns, {"episodes": "; ".join(parts)}, stored=self.stored_nbytes)
 

@@ -275,10 +275,6 @@ class SparseSource(ReadersSource):
         columns = [reader.describe(prefix + name, [mean]) for name, reader in readers]
         found = Description(columns, stored=self.stored_nbytes)
         found.facts["rows"] = f"sparse (CSR), {mean:,.0f} of {self._width:,} values on average"
-        if self._numbers is not None:
-            found.facts["columns"] = (
-                f"{self.shape[1]:,}, by a table of the {self._width:,} that are stored"
-            )
         return found
 
     def fingerprint(self) -> str:

@@ -75,12 +75,6 @@ class NumpySource(ArraysSource):
         self._arrays = arrays
         some = (names,) if isinstance(names, str) else names
         fields = {name: _reader(path, name, opened, arrays[name]) for name in some}
-        if len({field.shape[0] for field in fields.values()}) > 1:
-            rows = ", ".join(f"{name!r} {field.shape[0]:,}" for name, field in fields.items())
-            raise FormatError(
-                f"{shown}: the arrays have different numbers of rows: {rows}: name those that "
-                "belong together with columns=[...]"
-            )
         super().__init__(shown, opened, names, fields, [None] * len(fields))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -91,9 +85,7 @@ class NumpySource(ArraysSource):
                 f"{self.path}: {name!r} has {array.shape[0]:,} rows, not one for each of "
                 f"{len(self):,} samples"
             )
-        out = np.empty(array.shape, array.dtype)
-        _reader(self._file, name, self._opened, array).read_rows(range(len(self)), out, self.run)
-        return out
+        return _reader(self._file, name, self._opened, array).whole(self.run)
 
 
 def _reader(path: str, name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:

@@ -223,11 +223,6 @@ class ArrowTable(TableFile):
         self._places = SharedArray(places[:, :3])
         with asking("pyarrow", shown):
             schema = pyarrow().ipc.open_stream(self._head).schema
-            names = schema.names
-        if len(set(names)) < len(names):
-            raise FormatError(
-                f"{shown} has several columns of one name: write it again with names that differ"
-            )
         super().__init__(path, shown, schema, places[:, 3].copy())
 
     def choose(self, names: Sequence[str]) -> None:

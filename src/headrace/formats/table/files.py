@@ -82,9 +82,9 @@ TABLES = Format(
 )
 
 
-def table_paths(files: FileSet, shown: str) -> list[int]:
-    """The numbers of the files that are the table: without those that HuggingFace's `datasets`
-    caches beside it.
+def table_paths(files: FileSet, shown: str) -> list[str]:
+    """The paths or URLs of the files that are the table, without those that HuggingFace's
+    `datasets` caches beside it.
 
     Args:
         files: that were found.
@@ -93,16 +93,16 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
     Raises:
         FormatError: a folder holds the splits of a data set.
     """
-    everything = range(len(files))
+    paths = files.urls()
     if not files.searched:
-        return list(everything)
+        return paths
     chosen = []
     splits = set[str]()
-    for number in everything:
+    for number, path in enumerate(paths):
         folder, _, name = os.fsdecode(files.names[number]).rpartition("/")
         if _CACHED.fullmatch(name):
             continue
-        chosen.append(number)
+        chosen.append(path)
         words = [folder.rpartition("/")[2]]
         if found := _SPLIT.fullmatch(name):
             words.append(found[1] or "")
@@ -113,7 +113,7 @@ def table_paths(files: FileSet, shown: str) -> list[int]:
             "one table: pass the files of one, by its folder or by a glob such as "
             "'folder/train-*.parquet'"
         )
-    return chosen or list(everything)
+    return chosen or paths
 
 
 def kind_of_table(path: str) -> str:
@@ -188,6 +188,8 @@ class TableFile(ABC):
         self.shown = shown
         self.schema = schema
         self.rows = rows
+        with asking("pyarrow", shown):
+            self._names: list[str] = schema.names
         self._features = _features_in(schema)
 
     def choose(self, names: Sequence[str]) -> None:
@@ -201,11 +203,11 @@ class TableFile(ABC):
         self.kinds: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name in names:
-            count = self.schema.names.count(name)
+            count = self._names.count(name)
             if count != 1:
                 what = f"has no column {name!r}" if not count else f"has {count} columns {name!r}"
                 raise MissingNameError(
-                    f"{self.shown} {what}; it has: {listed_names(set(self.schema.names), name)}"
+                    f"{self.shown} {what}; it has: {listed_names(set(self._names), name)}"
                 )
             kind = self.schema.field(name).type
             no_tensor = refused(kind)

@@ -73,23 +73,24 @@ def open_tables(files: FileSet, shown: str) -> tuple[list[TableFile], Files]:
     pyarrow()
     server = files.server
     reader: Files = server or LocalFiles()
-    paths = [files.url(number) for number in table_paths(files, shown)]
+    paths = table_paths(files, shown)
     kinds = list(map(kind_of_table, paths))
     if server is not None:
         arrow = [path for path, kind in zip(paths, kinds, strict=True) if kind == "arrow"]
         learn_indexed(server, arrow, INDEX)
         server.learn(paths)
     tails = []
-    for path in paths:
+    for path, kind in zip(paths, kinds, strict=True):
         size = reader.version(path).size
         if not size:
             raise FormatError(f"{redact(path)} is empty (0 bytes): fetch or write it again")
-        tails.append((path, max(0, size - TAIL), size))
-    opened: list[TableFile] = []
-    each = reader.read_each(ByteRanges.of(tails))
-    for path, kind, tail in zip(paths, kinds, each, strict=True):
         if kind == "parquet":
-            opened.append(ParquetTable(path, redact(path), reader, tail))
+            tails.append((path, max(0, size - TAIL), size))
+    opened: list[TableFile] = []
+    each = iter(reader.read_each(ByteRanges.of(tails)))
+    for path, kind in zip(paths, kinds, strict=True):
+        if kind == "parquet":
+            opened.append(ParquetTable(path, redact(path), reader, next(each)))
         else:
             opened.append(ArrowTable(path, redact(path), reader))
     if server is None:
@@ -253,12 +254,12 @@ class TableSource(RowSource, Locatable):
 
     def describe(self) -> Description:
         read = "ranges" if self.files.is_remote else "pread"
-        ways: Counter[str] = Counter()
+        ways: dict[str, None] = {}
         for table in self.tables:
             way = "of the rows" if table.is_in_place else f"+ pyarrow, a {table.block_is} at a time"
-            ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] += len(table.rows)
+            ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] = None
         sizes = self._blocks.sizes.array
-        column = Column("rows", "; ".join(f"{count:,} {way}" for way, count in ways.items()))
+        column = Column("rows", "; ".join(ways))
         column.sample = ", ".join(f"{name} {self.first.kinds[name]}" for name in self.names)
         column.nbytes = column.read = int(sizes.sum()) // max(1, len(self))
         if not self.is_in_place and len(sizes):
