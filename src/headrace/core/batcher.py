@@ -285,17 +285,17 @@ class Batcher:
         if rows is None or not is_known(spec):
             return None
         out = empty_rows(len(request), spec)
-        failures: list[SampleError | None] = [None] * len(request)
+        failures: list[SampleError | None] = []
         if decoder.copies and not decoder.draws:
             rows.copy_to(out)
         else:
             write = self._writer(request, as_array(out), None)
 
-            def present(position: int) -> None:
-                failures[position] = write(position, rows[position])
+            def present(position: int) -> SampleError | None:
+                return write(position, rows[position])
 
             with dataset.restoring(decoder.draws):
-                dataset.sample_reader.threads.map(present, len(request), out.nbytes)
+                failures = dataset.sample_reader.threads.map(present, len(request), out.nbytes)
         if any(failures) or not rows.are_held():  # some were given back meanwhile
             return None
         dataset.sample_reader.counts["cache_hits"] += len(request)
@@ -407,8 +407,11 @@ class ColumnReader(BatchReader):
         batch: dict[str, Any] = {}
         outs: dict[str, Any] = {}
         for name, spec in self._columns.items():
-            batch[name] = [None] * len(request) if spec is None else empty_rows(len(request), spec)
-            outs[name] = batch[name] if spec is None else as_array(batch[name])
+            if spec is None:
+                batch[name] = outs[name] = [None] * len(request)
+            else:
+                batch[name] = empty_rows(len(request), spec)
+                outs[name] = as_array(batch[name])
         with dataset.sample_reader.reading_together(len(request)) as counts:
             counts["bytes_read"] += self._read(dataset.whole_indices(request), outs)
         return with_targets(dataset, batch, request)
