@@ -275,10 +275,8 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
                 shape = dataset.shape
                 is_column = is_packed and (name in BESIDE or are_targets(name))
                 if shape is not None and len(shape) == 1 and dataset.nbytes <= _COLUMN_BYTES:
-                    # no part of what opening a sparse matrix takes
-                    group, _, last = name.rpartition("/")
-                    are_values = last in ("data", "indices") and f"{group}/indptr" in tree.file
-                    is_column = is_column or not are_values
+                    # the values of a sparse matrix are no part of what opening it takes
+                    is_column |= not name.endswith(("/data", "/indices"))
                 if is_column:
                     np.asarray(dataset)
                 if shape:

@@ -21,7 +21,7 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import MemoryStore, StorePath
 
 from headrace.errors import FormatError, HeadraceError, one_line
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
@@ -250,13 +250,6 @@ class _Requests(LibraryStore):
         raise NotImplementedError
 
     set = delete = list = list_prefix = list_dir = _refuse  # type: ignore[assignment]
-
-
-def root_of(store: LibraryStore) -> str | None:
-    """The folder of a store object that is one; None: it is something else."""
-    if isinstance(store, LocalStore):
-        return str(store.root)
-    return None
 
 
 class ObjectStore(Store):

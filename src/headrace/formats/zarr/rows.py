@@ -68,22 +68,16 @@ from headrace.io.remote_files import RemoteFiles
 # -- through zarr-python
 
 
-class _Opener:
-    """Opens arrays with zarr-python, each process for itself. Picklable.
+def _open(stores: dict[str, Store], key: str) -> Any:
+    """The array that a key names: path of the store, a zero, and path of the array in it.
 
-    Attributes:
+    Args:
         stores: those that zarr-python reads by our requests, by their path or URL.
     """
+    from headrace.formats.zarr.library import open_array
 
-    def __init__(self) -> None:
-        self.stores: dict[str, Store] = {}
-
-    def __call__(self, key: str) -> Any:
-        """The array that a key names: path of the store, a zero, and path of the array in it."""
-        from headrace.formats.zarr.library import open_array
-
-        path, _, name = key.partition("\0")
-        return open_array(path, name, self.stores.get(path))
+    path, _, name = key.partition("\0")
+    return open_array(path, name, stores.get(path))
 
 
 def _leave(array: Any) -> None:
@@ -223,23 +217,24 @@ class OpenZarr(OpenArrays[Any]):
     ) -> None:
         self.direct = direct
         self.missing = missing
-        self._opener = _Opener()
-        super().__init__(files or ChunkFiles(), self._opener, _leave)
+        self._stores: dict[str, Store] = {}
+        super().__init__(files or ChunkFiles(), functools.partial(_open, self._stores), _leave)
 
     @property
     def has_objects(self) -> bool:
         """True if stores are objects, which need not survive a fork."""
-        return any(store.only_library == OBJECT for store in self._opener.stores.values())
+        return any(store.only_library == OBJECT for store in self._stores.values())
 
     def take(self, store: Any) -> str:
         """The path by which `tree` opens a store object; a local one is read as its folder."""
-        from headrace.formats.zarr.library import ObjectStore, root_of
+        from zarr.storage import LocalStore
 
-        root = root_of(store)
-        if root is not None:
-            return root
+        from headrace.formats.zarr.library import ObjectStore
+
+        if isinstance(store, LocalStore):
+            return str(store.root)
         path = str(store)
-        self._opener.stores[path] = ObjectStore(path, self.files, store)
+        self._stores[path] = ObjectStore(path, self.files, store)
         return path
 
     def tree(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> ZarrTree:
@@ -257,7 +252,7 @@ class OpenZarr(OpenArrays[Any]):
         """
         place = os.fspath(path)
         nodes = [name.strip("/") for name in names if name]
-        store = self._opener.stores.get(place)
+        store = self._stores.get(place)
         if store is not None:
             store.fetch_metadata(nodes)
             return ZarrTree(store, self)
@@ -287,7 +282,7 @@ class OpenZarr(OpenArrays[Any]):
                     f"{redact(place)}: there is no Zarr store: none of {metadata} is found below "
                     "it: is the address right?"
                 )
-        self._opener.stores[place] = store
+        self._stores[place] = store
         return ZarrTree(store, self)
 
 
