@@ -72,7 +72,8 @@ INSIDE = {
     "formats": """
         resolve source concat files arrays tree
         hdf5 zarr
-        trees sparse episodes dialects table columns shards tar text tokens read_rows registry
+        trees sparse episodes dialects table columns shards headers tar tfrecord text tokens
+        read_rows registry
     """,
 }
 """The files and sub-rooms of a room, from below: each imports only those before it, types

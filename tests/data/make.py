@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -204,6 +205,43 @@ def make_mds(
         entries.append(entry)
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return folder
+
+
+def make_tfrecord(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> Path:
+    """Writes a TFRecord file of Examples; values are bytes, int64 [n] or float32 [n]."""
+
+    def number(value: int) -> bytes:
+        parts = bytearray()
+        value &= (1 << 64) - 1
+        while value > 0x7F:
+            parts.append(value & 0x7F | 0x80)
+            value >>= 7
+        return bytes([*parts, value])
+
+    def field(place: int, data: bytes) -> bytes:
+        return number(place << 3 | 2) + number(len(data)) + data
+
+    def feature(value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return field(1, field(1, value))
+        if value.dtype == np.float32:
+            return field(2, field(1, value.astype("<f4").tobytes()))
+        return field(3, field(1, b"".join(map(number, value.tolist()))))
+
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    with open(path, "wb") as file:
+        for row in rows:
+            entries = [
+                field(1, field(1, name.encode()) + field(2, feature(value)))
+                for name, value in row.items()
+            ]
+            data = field(1, b"".join(entries))
+            head = struct.pack("<Q", len(data))
+            file.write(head + masked(head) + data + masked(data))
+    return Path(path)
 
 
 def make_shards(

@@ -24,7 +24,7 @@ from PIL import Image
 
 from headrace import ImageDataset, TextDataset, create_dataloader, pack
 from tests.data.labelled import make_street, make_street_labels
-from tests.data.make import image_bytes, make_mds, make_photos, make_tar
+from tests.data.make import image_bytes, make_mds, make_photos, make_tar, make_tfrecord
 from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.servers.ranges import RangeServer
 
@@ -118,6 +118,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photo = image_bytes(Image.new("RGB", (16, 12)), "JPEG")
     kinds = {"image": ("jpeg", None), "label": ("int", 8)}
     make_mds(folder / "mds", kinds, [[(photo, bytes(8))] * 70])
+    (folder / "records").mkdir()
+    features = {"image/encoded": photo, "label": np.array([1])}
+    make_tfrecord(folder / "records" / "a.tfrecord", [features] * 9)
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
     return folder
 

@@ -381,11 +381,12 @@ def test_ranks_of_a_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_peak_of_a_process_is_seen_after_it_is_gone() -> None:
     def run() -> None:
-        block = np.ones(100_000_000, np.uint8)
+        block = np.ones(300_000_000, np.uint8)
         assert block[-1] == 1
 
     before = peak_during(lambda: None)
-    assert before + 90_000_000 <= peak_during(run)
+    # what tests before left may be freed meanwhile
+    assert before + 200_000_000 <= peak_during(run)
     with pytest.raises(ZeroDivisionError):
         peak_during(lambda: print(1 / 0))
 

@@ -174,8 +174,8 @@ class LineDecoder(Decoder):
 
 
 class ColumnsDataset(BaseDataset):
-    """Rows of the shards of MosaicML Streaming (MDS) and LitData, and of containers whose format
-    another package registered (see docs/own_format.md).
+    """Rows of the shards of MosaicML Streaming (MDS) and LitData, of TFRecord files, and of
+    containers whose format another package registered (see docs/own_format.md).
 
     A sample is a dict of the values of a row: arrays as tensors of their shape and dtype; encoded
     bytes decoded where the format says what they are; all else as the format gives it.

@@ -12,6 +12,7 @@ from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrow import INDEX as ARROW
 from headrace.formats.tar import INDEX as TAR
+from headrace.formats.tfrecord import INDEX as TFRECORD
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.paths import redact
@@ -21,6 +22,7 @@ from headrace.io.remote_files import RemoteFiles, with_index
 
 _KINDS: dict[str, IndexKind] = {
     ".tar": TAR,
+    **dict.fromkeys((".tfrecord", ".tfrecords"), TFRECORD),
     **dict.fromkeys((".arrow", ".feather"), ARROW),
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5),
 }
@@ -39,7 +41,7 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
 
     Args:
         data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
-            .h5, .h5ad, .arrow and .feather.
+            .tfrecord, .h5, .h5ad, .arrow and .feather.
         **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
 
     Returns:

@@ -59,11 +59,11 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """Opens a path as the dataset class of its format.
 
     The format is detected from file names (HDF5: .h5, .hdf5, .he5, .h5ad, .nc, .mat; Zarr: .zarr;
-    shards: .tar, .mds, and LitData's chunks; tables: .parquet, .pq, .arrow, .feather, .npy, .npz;
-    and those of images and texts), for local files also from their content. Folders are searched;
-    of a folder behind a URL only the first files count. A path without any recognised file is
-    opened as images. Tar shards are opened as a `StreamingDataset`, those of MosaicML Streaming and
-    LitData as a `ColumnsDataset`.
+    shards: .tar, .mds, .tfrecord, and LitData's chunks; tables: .parquet, .pq, .arrow, .feather,
+    .npy, .npz; and those of images and texts), for local files also from their content. Folders are
+    searched; of a folder behind a URL only the first files count. A path without any recognised
+    file is opened as images. Tar shards are opened as a `StreamingDataset`, those of other
+    libraries as a `ColumnsDataset`.
 
     HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several
     arrays each (robomimic, LIBERO), if they have "meta/episode_ends" next to a group "data"

@@ -16,12 +16,13 @@ from headrace.formats.shards.litdata import LITDATA
 from headrace.formats.shards.mds import MDS
 from headrace.formats.table.files import TABLES
 from headrace.formats.tar import TARS
+from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
-FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TEXTS, HDF5, ZARR, TABLES, LITDATA)
+FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TEXTS, HDF5, ZARR, TABLES, LITDATA, TFRECORD)
 """What comes first here is read where files of several formats lie side by side."""
 GROUP = "headrace.formats"
 """The group of entry points by which other packages register a format (`Format` with `open`)."""

@@ -8,7 +8,6 @@ members of a sample are adjacent, so a sample takes one read.
 from __future__ import annotations
 
 import array
-import functools
 import hashlib
 import io
 import json
@@ -18,52 +17,35 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.display import progress_bar
-from headrace.errors import AccessError, FormatError, HeadraceError, warn
+from headrace.errors import FormatError, warn
 from headrace.formats.files import fingerprint_names
+from headrace.formats.headers import Headers, indices_of
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable
-from headrace.io.array_file import ArrayFile, unkept
 from headrace.io.files import Files
-from headrace.io.index import IndexKind, index_of, learn_indexed
+from headrace.io.index import IndexKind
 from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import cache_folder, redact
+from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 
 BLOCK = tarfile.BLOCKSIZE
 """Bytes of a header; members begin at multiples of it."""
 RESERVED = "__key__", "__url__"
 """Fields of a record that are no members."""
-# bytes of a header's extension, such as a long name; a damaged length would ask for anything
-_LONGEST = 1 << 20
 _META = re.compile(rb"__[^/]*__($|/)")  # names that WebDataset keeps for itself
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
 
-KEPT_FROM = 1 << 12
-"""Members from which on an index is cached without a `cache_dir` too, in the user's cache
-folder: fewer are read in a tenth of a second.
-"""
-THREADS = 16
-"""Remote tars whose headers are read at the same time."""
 _VERSION = 3
-_LOCAL = 64 << 10, 4 << 10, 256 << 10
-_REMOTE = 1 << 20, 16 << 10, 1 << 20  # a round trip takes as long as some 100 kB or more
-"""How much is read at a time: bytes from one header to the next that are rather read than left out;
-bytes that are read where the next header is farther away; and, where headers are near, at first.
-"""
-_DOUBLED = 16  # times as much is read at last, where headers are near
 TARS = Format(
     "tar shards",
     (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
@@ -111,90 +93,8 @@ class TarIndex(NamedTuple):
 _TYPES = ("<i8", "<i8", "<i8", "<i4", "|u1", "<i8", "|u1")
 
 
-def _index_of(files: Files, cache_dir: str | os.PathLike[str] | None, path: str) -> TarIndex:
-    """The index of a tar, cached or made now.
-
-    Args:
-        files: by which it is read.
-        cache_dir: where the index of a local tar is cached; None: the user's cache folder, if it is
-            large.
-        path: of the tar.
-
-    Raises:
-        Exception: see `scanned`.
-    """
-    if files.is_remote:
-        return TarIndex(*index_of(cast(RemoteFiles, files), path, INDEX))
-    folder = str(cache_folder(cache_dir))
-    cached = ArrayFile(folder, "tar", {"of": files.identity(path)}, _VERSION, _TYPES)
-    if (arrays := cached.found()) is not None:
-        return TarIndex(arrays.long, *arrays.short)
-    try:
-        index = scanned(files, path)
-        files.check(path)
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
-    finally:
-        files.close()  # each process opens what it reads
-    if cache_dir is not None or len(index.offsets) >= KEPT_FROM:
-        with unkept(folder, "indices of tars are", "headers are read at every start"):
-            cached.write(index)
-    return index
-
-
-INDEX = IndexKind("tar", _VERSION, _TYPES, lambda files, url: list(scanned(files, url)))
-"""The index of a remote tar."""
-
-
-class _Headers:
-    """The headers of a tar, as a file: where they are near one another by long reads, elsewhere one
-    by one.
-    """
-
-    def __init__(self, files: Files, path: str) -> None:
-        self._files = files
-        self._path = path
-        self.size = files.version(path).size
-        self._near, self._hop, self._long = _REMOTE if files.is_remote else _LOCAL
-        self._most = _DOUBLED * self._long
-        self._start = 0
-        self._window = b""
-        self._at = 0
-        self._last = 0
-
-    def seek(self, offset: int) -> None:
-        self._at = offset
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, nbytes: int) -> bytes:
-        offset = self._at
-        if not 0 <= nbytes <= _LONGEST:
-            raise FormatError(
-                f"{redact(self._path)}: the header at byte {offset:,} says that {nbytes:,} bytes "
-                "of names follow: it is damaged"
-            )
-        if offset + nbytes > self.size:
-            raise FormatError(
-                f"{redact(self._path)} ends at byte {self.size:,}, before the mark of a tar's end: "
-                "it is cut short, copy or write it again"
-            )
-        if offset + nbytes > self._start + len(self._window) or offset < self._start:
-            wanted = self._hop
-            if offset - self._last <= self._near:
-                wanted = self._long
-                self._long = min(self._most, 2 * self._long)
-            end = min(offset + max(nbytes, wanted), self.size)
-            window = bytearray(end - offset)
-            ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
-            self._files.read_into(ranges, [memoryview(window)])
-            self._start = offset
-            self._window = bytes(window)
-        self._last = self._at = offset + nbytes
-        return self._window[offset - self._start : self._last - self._start]
+INDEX = IndexKind("tar", _VERSION, _TYPES, lambda files, path: list(scanned(files, path)))
+"""The index of a tar."""
 
 
 def scanned(files: Files, path: str) -> TarIndex:
@@ -206,7 +106,7 @@ def scanned(files: Files, path: str) -> TarIndex:
         Exception: what `Files.read_into` raises.
     """
     shown = redact(path)
-    headers = _Headers(files, path)
+    headers = Headers(files, path)
     size = headers.size
     if size == 0:
         raise FormatError(f"{shown} is empty (0 bytes), and so no tar: was it written to its end?")
@@ -440,27 +340,10 @@ class TarSource(Locatable):
         self._paths = files.urls()
         self.files = files.server or LocalFiles()
         self._shown = list(map(redact, self._paths))
-        threads = 1
         if files.server is None:
             self._paths = list(map(os.path.abspath, self._paths))
-        else:
-            threads = min(THREADS, len(self._paths))
-            learn_indexed(files.server, self._paths, INDEX)
-        sizes = [self.files.version(path).size for path in self._paths]
-        bar = progress_bar(
-            progress,
-            total=sum(sizes),
-            desc="reading tar headers",
-            unit="B",
-            unit_scale=True,
-            delay=1,
-        )
-        make = functools.partial(_index_of, self.files, reach.cache_dir)
-        indices = list[TarIndex]()
-        with bar, ThreadPoolExecutor(threads, "headrace-tar-index") as pool:
-            for index, size in zip(pool.map(make, self._paths), sizes, strict=True):
-                indices.append(index)
-                bar.update(size)
+        found = indices_of(self.files, self._paths, INDEX, reach.cache_dir, progress)
+        indices = [TarIndex(*arrays) for arrays in found]
         self._join(indices)
 
     # -- the index

@@ -17,7 +17,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.errors import warn
 from headrace.io.array_file import (
@@ -48,7 +48,7 @@ class IndexKind(NamedTuple):
     name: str
     version: int
     types: tuple[str, ...]
-    make: Callable[[RemoteFiles, str], Arrays]
+    make: Callable[[Any, str], Arrays]
 
 
 def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:

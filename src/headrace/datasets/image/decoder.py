@@ -402,6 +402,8 @@ class LabelDecoder(JointDecoder):
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
         image, label = value
+        if isinstance(label, np.ndarray) and label.size == 1:
+            label = label.item()
         try:
             return image, int(label)
         except (ValueError, TypeError) as error:

@@ -1,0 +1,122 @@
+"""TFRecord files: those of the package tfrecord 1.14.6, damaged ones, and files on a server."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import FormatError, ImageDataset, SampleError, open_dataset
+from headrace.datasets.columns import ColumnsDataset
+from headrace.testing.contract import DatasetContract
+from tests.data.make import make_tfrecord
+from tests.datasets.remote_contract import RemoteDatasetContract
+
+DATA = Path(__file__).parents[1] / "data/tfrecord"
+EXPECTED = json.loads((DATA / "expected.json").read_text())
+
+
+def write(folder: Path) -> Path:
+    """Two files of 11 and 13 records."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {
+            "name": b"wheel %d" % number,
+            "x": np.float32([number, 0.5]),
+            "id": np.array([number - 3, 1 << 40]),
+        }
+        for number in range(24)
+    ]
+    make_tfrecord(folder / "a.tfrecord", rows[:11])
+    make_tfrecord(folder / "b.tfrecord", rows[11:])
+    return folder
+
+
+class TestContract(DatasetContract):
+    @pytest.fixture(autouse=True)
+    def _written(self, tmp_path: Path) -> None:
+        self.folder = write(tmp_path / "data")
+
+    def make(self, **options: Any) -> ColumnsDataset:
+        return ColumnsDataset(self.folder, **options)
+
+    def make_bad(self, **options: Any) -> tuple[ColumnsDataset, list[int]]:
+        write(self.folder)
+        data = bytearray((self.folder / "b.tfrecord").read_bytes())
+        data[data.index(b"wheel 20")] ^= 1
+        (self.folder / "b.tfrecord").write_bytes(data)
+        return self.make(**options), [20]
+
+
+@pytest.mark.slow
+class TestRemote(RemoteDatasetContract):
+    names = ("a.tfrecord", "b.tfrecord")
+
+    def write(self, folder: Path) -> None:
+        write(folder)
+
+    def make(self, paths: list[str], **options: Any) -> ColumnsDataset:
+        return ColumnsDataset(paths, **options)
+
+
+def test_examples_are_those_of_its_own_library() -> None:
+    for mode in ("lazy", "eager", "cached"):
+        with open_dataset(
+            DATA / "examples/*.tfrecord-*", loading_mode=mode, progress=False
+        ) as data:
+            assert len(data) == len(EXPECTED["examples"])
+            for got, said in zip(data, EXPECTED["examples"], strict=True):
+                assert got["name"] == base64.b64decode(said["name"])
+                assert got["image/encoded"].shape == (3, 4, 3)
+                assert got["label"].tolist() == said["label"] and got["ids"].tolist() == said["ids"]
+                assert torch.equal(got["x"], torch.tensor(said["x"]))
+    images = ImageDataset(
+        DATA / "examples/*.tfrecord-*", column="image/encoded", targets="label", image_size=4
+    )
+    assert images[2][0].shape == (3, 4, 4) and images[2][1] == -1
+
+
+def test_sequences_are_stacked() -> None:
+    for got, said in zip(open_dataset(DATA / "sequences"), EXPECTED["sequences"], strict=True):
+        assert {name: value.tolist() for name, value in got.items()} == said
+
+
+def test_numbers_of_every_length(tmp_path: Path) -> None:
+    values = np.array([0, 1, 127, 128, -1, 2**63 - 1, -(2**63), *(1 << n for n in range(63))])
+    path = make_tfrecord(tmp_path / "a.tfrecord", [{"n": values}, {"n": values[:0]}])
+    data = open_dataset(path, columns="n")
+    assert data[0].tolist() == values.tolist() and not len(data[1])
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "data") / "a.tfrecord"
+    whole = path.read_bytes()
+    for data, said in (
+        (gzip.compress(whole), "compressed"),
+        (whole[:-5], "cut short"),
+        (whole[:70], "cut short"),
+        (whole[:3] + b"\x09" + whole[4:], "byte 0"),
+        (b"no record, whatever its name says", "byte 0"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=said):
+            open_dataset(path)
+    flipped = bytearray(whole)
+    flipped[-6] ^= 1
+    path.write_bytes(flipped)
+    with open_dataset(path) as data, pytest.raises(SampleError, match="checksum"):
+        data[10]
+
+
+def test_a_feature_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    rows = [{"a": b"1", "b": b"2"}] * 20 + [{"a": b"1"}]
+    path = make_tfrecord(tmp_path / "a.tfrecord", rows)
+    assert open_dataset(path, columns="a")[20] == b"1"
+    with pytest.raises(SampleError, match="'b'"):
+        open_dataset(path)[20]
