@@ -290,7 +290,7 @@ def test_the_readme_is_short() -> None:
     assert start.count("\n") < 25 and "<picture>" in start
     text = README.partition("## What it does\n")[2].partition("\n\n**Where it loses")[0]
     points = text.strip().splitlines()
-    assert len(points) == 9
+    assert len(points) == 8
     for point in points:
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", point.removeprefix("* "))
         assert len(text.split()) <= 15 and "](" in point, point
