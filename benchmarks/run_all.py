@@ -103,6 +103,12 @@ SCRIPTS: dict[str, Script] = {
         "",
         "--side 32 --samples 512 --rows 128 --layouts gzip --rounds 2",
     ),
+    "others": Script(
+        "Shards of other libraries",
+        "PHOTOS",
+        "PHOTOS --limit 64 --rounds 2",
+        needs=("streaming", "litdata"),
+    ),
     "sparse_rows": Script("Sparse rows", "", "--quick --cells 2000 --genes 500 --rounds 2"),
     "tables": Script(
         "Arrow and Parquet",
