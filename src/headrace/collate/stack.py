@@ -126,6 +126,7 @@ _ONE_SHAPE = (
     'Give all one shape (ImageDataset: image_size=), pad sequences (collate_fn="pad"), ' + _OR
 )
 _NUMBERS = (bool, int, float)
+_LONG = "gG"  # NumPy's codes of long doubles, real and complex, which torch has not
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
@@ -277,6 +278,13 @@ def _check_listed(values: list[Any], path: FieldPath) -> None:
                 "transform with torchvision's v2.ToImage() or PILToTensor(), or pass ImageDataset "
                 f"transform_input='tensor'; to keep PIL images, {_OR.removeprefix('or ')}",
             )
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in _LONG:
+            raise _refused(
+                path,
+                number,
+                f" is {shape_of(value)}, a long double, which torch does not have. Cast it in the "
+                f'dataset or its transform, with .astype("float64") or "complex128", {_OR}',
+            )
         is_array = isinstance(value, np.ndarray) and is_numeric(value)
         # else the order of the samples would decide whether this is an error
         if is_array or isinstance(value, torch.Tensor) or keys_of(value) is not None:
@@ -295,8 +303,12 @@ def _refused(path: FieldPath, *parts: str | int) -> CollateError:
 
 
 def is_numeric(value: Any) -> bool:
-    """True for a NumPy array or scalar of numbers."""
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+    """True for a NumPy array or scalar of numbers that torch has."""
+    return (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.dtype.kind in "biufc"
+        and value.dtype.char not in _LONG
+    )
 
 
 def gathered(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
