@@ -252,7 +252,7 @@ def keys_for(
             said += f", and {surplus}"
         message = f"{where}: {said}: add the targets, or pass a list of the files that have one"
         if are_files:
-            raise DataNotFoundError(message)
+            raise DataNotFoundError(f"{message}; masks must lie outside of the images' folder")
         raise ConfigError(message)
     if others and unused != "skip":
         raise DataNotFoundError(
@@ -681,7 +681,7 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
                 "a first row, such as file,label,patient"
             )
     columns: dict[str, Sequence[Any]] = {
-        name: [row[place].strip() for row in rows] for place, name in enumerate(names)
+        name: _cells([row[place] for row in rows]) for place, name in enumerate(names)
     }
     if len(names) > 2 and columns.get("") == [str(row) for row in range(len(rows))]:
         names.remove("")
@@ -692,6 +692,16 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
             f"({', '.join(map(repr, names))}): give each a name of its own (pandas: index=False)"
         )
     return Table(where, columns, first_row, key, is_text=True)
+
+
+def _cells(raw: list[str]) -> list[str]:
+    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are
+    names, and keep their spaces.
+    """
+    cells = [cell.strip() for cell in raw]
+    if len(set(raw)) > len(set(cells)) and parsed(cells).values != cells:
+        return raw
+    return cells
 
 
 def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
