@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
@@ -38,6 +37,8 @@ ARRAYS: dict[str, tuple[type, tuple[int, ...]]] = {
     "iscrowd": (np.int64, ()),
 }
 """The arrays of objects, and dtype and shape of an item."""
+_LARGEST = 1e38  # that float32 holds
+_LONGEST = 1 << 31  # sides of images are shorter
 
 
 class Objects(NamedTuple):
@@ -202,7 +203,7 @@ def read_coco(
             raise FormatError(f"{place}: the id {one_id} or file_name {name!r} comes twice")
         numbers[one_id] = names[name] = number
         size = (entry.get("height"), entry.get("width"))
-        if not all(isinstance(side, int) and side > 0 for side in size):
+        if not all(isinstance(side, int) and 0 < side < _LONGEST for side in size):
             size = (0, 0)
         sizes.append(size)
     by_base = {os.path.basename(name): number for name, number in names.items()}
@@ -227,7 +228,7 @@ def read_coco(
         if (
             not isinstance(sides, list)
             or len(sides) != 4
-            or not all(isinstance(side, (int, float)) and math.isfinite(side) for side in sides)
+            or not all(isinstance(side, (int, float)) and abs(side) < _LARGEST for side in sides)
         ):
             raise FormatError(
                 f"{place}: bbox must be four numbers (left, top, width, height), not {sides!r:.60}"
@@ -241,7 +242,7 @@ def read_coco(
             empty.append(one.get("id", number))
             continue
         area = one.get("area", width * height)
-        if not isinstance(area, (int, float)):
+        if not isinstance(area, (int, float)) or abs(area) > _LARGEST:
             raise FormatError(f"{place}: area must be a number, not {area!r:.60}")
         box = (left, top, left + width, top + height)
         is_crowd = int(bool(one.get("iscrowd", 0)))
@@ -279,6 +280,8 @@ def _field(entry: Any, name: str, kind: type, place: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = {int: "an integer", str: "a text"}[kind]
         raise FormatError(f"{place}: {name} must be {wanted}, not {value!r:.60}")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise FormatError(f"{place}: {name} is an integer of more than 64 bits: use a smaller one")
     return value
 
 
