@@ -112,6 +112,9 @@ class TestSteps:
                 found, flipped = found.permute(1, 2, 0), flipped.permute(1, 2, 0)
             assert np.array_equal(np.asarray(found).reshape(wanted.shape), wanted), type(image)
             assert np.array_equal(np.asarray(flipped).reshape(wanted.shape), wanted[:, ::-1])
+        several = torch.zeros(2, 3, 4, 5, dtype=torch.bfloat16)
+        several[..., 0] = 1
+        assert torch.equal(RandomHorizontalFlip(1)(several), several.flip(-1))
         with pytest.raises(TypeError):
             RandomResizedCrop(8)("picture")
 

@@ -117,6 +117,8 @@ class RandomHorizontalFlip:
         """Mirrors, or returns unchanged, a PIL image, an array [H, W, C] or a tensor [C, H, W]."""
         if not self.draw():
             return image
+        if isinstance(image, torch.Tensor):  # of any dtype, on any device
+            return image.flip(-1)
         return _on_pixels(image, lambda pixels: np.ascontiguousarray(pixels[:, ::-1]))
 
     def __repr__(self) -> str:
