@@ -374,6 +374,8 @@ def _decode_jpeg(
         return None
     shape = header.shape
     each = _BY_JPEG * (1 + (header.orientation in _TURNED))
+    if color == "L" and header.space != "Gray":
+        each += _BY_JPEG  # Pillow's image between
     whole_nbytes = math.prod(shape) * _PROGRESSIVE * header.is_progressive
     if header.space in ("CMYK", "YCCK"):
         with claimed(left, *shape, _image_nbytes(shape, each, None) + whole_nbytes):
