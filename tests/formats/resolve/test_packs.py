@@ -90,6 +90,14 @@ def test_manifests_that_no_pack_writes(packed, tmp_path, memory):
         assert not pack_status(packed).joined, (name, value)
 
 
+def test_a_damaged_key_of_a_remote_manifest(packed, memory):
+    for key in ("plan", "parts", "kind", "store", "check"):
+        text = (packed / "manifest.json").read_text().replace(f'"{key}"', f'"x{key}"')
+        memory.pipe_file("/damaged/manifest.json", text.encode())
+        with pytest.raises(FormatError, match=r"manifest\.json is damaged"):
+            open_dataset("memory://damaged/manifest.json")
+
+
 def test_plans_that_no_pack_writes(packed):
     plan = json.loads((packed / "plan.json").read_bytes())
     rows = [("edges", edges) for edges in ("x", [], [0, 5], plan["edges"][::-1])]

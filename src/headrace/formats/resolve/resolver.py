@@ -419,6 +419,8 @@ def _parts(inside: str) -> Sequence[str]:
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
+_KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
+"""Of which a damaged manifest lacks one or two."""
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """What lies beside the plan and the manifest of a pack."""
@@ -549,7 +551,7 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
                 f"{redact(path)} does not exist: is the pack complete, and copied with its "
                 f"{MANIFEST}?"
             )
-        if b'"check"' not in data or b'"parts"' not in data:  # it is of something else
+        if sum(key in data for key in _KEYS) <= len(_KEYS) // 2:  # it is of something else
             return None
         return parse_manifest(data, path)
     folder = path
