@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 import tarfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from headrace import HeadraceWarning
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError
 from headrace.formats import tar as tar_made
 from headrace.formats.tar import TarSource
+from headrace.io.local_files import LocalFiles
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from tests.data.make import make_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 Members = list[tuple[str, bytes]]
+SIZES = {"jpg": 20_000, "mp4": 5 << 20}
 
 
 def by_tarfile(path: Path) -> list[dict[str, Any]]:
@@ -127,6 +131,7 @@ def test_what_is_a_sample(tmp_path: Path) -> None:
     source = TarSource(path)
     assert without_url(source.read([0, 1, 2])) == by_tarfile(path)
     assert [record["__key__"] for record in source.read([2, 0])] == ["a.b/c", "some/000"]
+    assert "; 1 members have no key or no extension" in source.describe().ways["samples"]
     for names, keys in (
         (["A.JPG", "A.Seg.PNG", "a.jpg"], {"A": ["jpg", "seg.png"], "a": ["jpg"]}),
         (["./a.cls", "a.txt", "b.txt"], {"./a": ["cls", "txt"], "b": ["txt"]}),
@@ -173,6 +178,33 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
         path.write_bytes(info.tobuf(form) + bytes(1024))
         with pytest.raises(FormatError, match=r"a\.tar: member .* is sparse"):
             TarSource(path)
+
+
+def test_of_large_members_headers_alone_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = [*plain(2000), ("a.0.jpg", b"")]  # near one another
+    large = [(f"{n}.{end}", bytes(size)) for n in range(8) for end, size in SIZES.items()]
+    path = make_tar(tmp_path / "a.tar", [*head, *large])
+    sizes = list[int]()
+    read_into = LocalFiles.read_into
+
+    def counted(files: LocalFiles, ranges: ByteRanges, buffers: Any) -> Any:
+        sizes.append(int(ranges.nbytes.sum()))
+        return read_into(files, ranges, buffers)
+
+    monkeypatch.setattr(LocalFiles, "read_into", counted)
+    assert len(TarSource(path)) == 2009
+    assert sum(sizes) < (8 << 20) + 8 * (300 << 10)
+
+
+def test_many_members_of_one_sample_are_found_in_linear_time() -> None:
+    builder = tar_made._IndexBuilder("a.tar")
+    begin = time.process_time()
+    for number in range(50_000):
+        builder.add(b"a.%d.jpg" % number, 1024 * number, 1)
+    assert time.process_time() - begin < 5
+    assert len(builder.index(0).first) == 2
 
 
 def test_global_headers(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ _REMOTE = 1 << 20, 16 << 10, 1 << 20  # a round trip takes as long as some 100 k
 """How much is read at a time: bytes from one header to the next that are rather read than left out;
 bytes that are read where the next header is farther away; and, where headers are near, at first.
 """
-_DOUBLED = 16  # times as much is read at last, where headers are near
+_DOUBLED = 16  # times as much is read at last, where many headers are near one another
 
 
 def indices_of(
@@ -115,8 +115,8 @@ class Headers:
         self._files = files
         self._path = path
         self.size = files.version(path).size
-        self._near, self._hop, self._long = _REMOTE if files.is_remote else _LOCAL
-        self._most = _DOUBLED * self._long
+        self._near, self._hop, self._first = _REMOTE if files.is_remote else _LOCAL
+        self._long = self._first
         self._start = 0
         self._window = b""
         self._at = 0
@@ -144,7 +144,9 @@ class Headers:
             wanted = self._hop
             if offset - self._last <= self._near:
                 wanted = self._long
-                self._long = min(self._most, 2 * self._long)
+                self._long = min(_DOUBLED * self._first, 2 * self._long)
+            else:
+                self._long = self._first
             end = min(offset + max(nbytes, wanted), self.size)
             window = bytearray(end - offset)
             ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))

@@ -195,6 +195,7 @@ class _IndexBuilder:
         self._kinds = array.array("i")
         self._keys: list[bytes] = []
         self._path = b""  # the last key, in one form
+        self._of_sample = set[int]()  # the extensions that it has by now
         self._sample_of: dict[bytes, int] = {}  # by such a path, the last one
         self._numbers: dict[str, int] = {}  # of extensions
         self._notes: dict[str, list[Any]] = {}
@@ -217,17 +218,19 @@ class _IndexBuilder:
         if path != self._path:
             self._end_sample()
             self._path = path
+            self._of_sample = set()
             self._first.append(len(self._offsets))
             self._keys.append(key)
         lower = os.fsdecode(extension).lower()
         number = self._numbers.setdefault(lower, len(self._numbers))
-        if number in self._kinds[self._first[-1] :] or lower in RESERVED:
+        if number in self._of_sample or lower in RESERVED:
             raise FormatError(
                 f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
                 f"second {_text(lower)!r} of sample "
                 f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot "
                 "of the name)"
             )
+        self._of_sample.add(number)
         self._offsets.append(offset)
         self._sizes.append(nbytes)
         self._kinds.append(number)
@@ -371,6 +374,7 @@ class TarSource(Locatable):
         self._kinds = SharedArray(np.concatenate(kinds))
         self.keys = PackedNames.joined(keys) or PackedNames()
         self.extensions: list[str] = list(numbers)
+        self._others = sum(count for _, count, _ in noted.get("others", ()))
         for what, each in noted.items():
             if what != "others" or not len(self):
                 shard, _, name = each[0]
@@ -468,10 +472,13 @@ class TarSource(Locatable):
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
     def describe(self) -> Description:
+        left_out = ""
+        if self._others:
+            left_out = f"; {self._others:,} members have no key or no extension, and are left out"
         shards = f"{len(self._paths):,} tar shard{'s' * (len(self._paths) != 1)}"
         way = (
             f"{len(self):,} in {shards}, each read at once by an index of "
-            f"{len(self._offsets):,} members; {self.files.explain()}"
+            f"{len(self._offsets):,} members{left_out}; {self.files.explain()}"
         )
         mean = self.stored_nbytes // max(1, len(self))
         extensions = ", ".join(self.extensions[:_SHOWN])
