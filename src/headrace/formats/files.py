@@ -330,6 +330,10 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
         def is_behind(number: int, prefix: bytes = folder + slash) -> bool:
             return not names[number].startswith(prefix)
 
-        stop = start + bisect_left(range(start, len(names)), True, key=is_behind)
+        step = 1  # doubled, since most runs are short
+        while start + step < len(names) and not is_behind(start + step):
+            step *= 2
+        end = min(start + step, len(names))
+        stop = start + bisect_left(range(start, end), True, key=is_behind)
         yield folder, start, stop
         start = stop
