@@ -12,6 +12,7 @@ import copy
 import hashlib
 import json
 import os
+import posixpath
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Locatable
 from headrace.io.files import Files
 from headrace.io.index import IndexKind
-from headrace.io.paths import redact
+from headrace.io.paths import named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 
@@ -64,13 +65,14 @@ def scanned(files: Files, path: str) -> list[npt.NDArray[Any]]:
     while at < headers.size:
         headers.seek(at)
         head = headers.read(_HEAD)
-        if at == 0 and head[:2] in _COMPRESSED:
+        length, crc = struct.unpack("<QI", head)
+        is_sound = _is_sound(head[:8], crc)
+        if at == 0 and head[:2] in _COMPRESSED and not is_sound:
             raise FormatError(
                 f"{redact(path)} is compressed as a whole, so no record in it can be read without "
                 "all that come before: unpack it"
             )
-        length, crc = struct.unpack("<QI", head)
-        if not _is_sound(head[:8], crc):
+        if not is_sound:
             raise FormatError(
                 f"{redact(path)} has no record at byte {at:,}: it is no TFRecord file, or damaged"
             )
@@ -319,7 +321,7 @@ class TFRecordSource(Locatable):
 
     def fingerprint(self) -> str:
         """A hash of the features, the names of the files, and the sizes of the records."""
-        names = [path.rpartition("/")[2] for path in self._paths]
+        names = [posixpath.basename(named_part(path)) for path in self._paths]
         digest = hashlib.blake2b(repr((self._names, names)).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self._stops.array - self._starts.array, "<i8").data)
         return digest.hexdigest()

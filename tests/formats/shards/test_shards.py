@@ -21,6 +21,7 @@ from headrace import (
     BudgetError,
     DataNotFoundError,
     FormatError,
+    HeadraceWarning,
     ImageDataset,
     SampleError,
     TextDataset,
@@ -33,6 +34,7 @@ from headrace.datasets.columns import ColumnsDataset
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import make_mds
 from tests.datasets.remote_contract import RemoteDatasetContract
+from tests.servers.ranges import RangeServer
 
 DATA = Path(__file__).parents[2] / "data"
 """What mosaicml-streaming 0.13.0 and litdata wrote, and what went into it, or they read of it."""
@@ -208,12 +210,12 @@ def test_a_pack_of_it_has_its_values(tmp_path: Path) -> None:
         assert same(list(packed), list(data))
 
 
-def change(folder: Path, *numbers: int, **said: Any) -> None:
-    """Has the index say something else of some shards."""
+def change(folder: Path, *numbers: int, of: str = "raw_data", **said: Any) -> None:
+    """Has the index say something else of some shards, and of their files `of`."""
     index = json.loads((folder / "index.json").read_text())
     for entry in (index["shards"][number] for number in numbers):
         for name, value in said.items():
-            at = entry["raw_data"] if name == "bytes" else entry
+            at = entry[of] if name in ("bytes", "basename") else entry
             at[name] = value
     (folder / "index.json").write_text(json.dumps(index))
 
@@ -230,6 +232,40 @@ DAMAGES: dict[str, tuple[type[Exception], str, Callable[[Path], Any]]] = {
     "version": (FormatError, "3", lambda folder: change(folder, 2, version=3)),
     "columns": (FormatError, "abc", lambda folder: change(folder, 2, column_names=["abc"] * 3)),
     "samples": (FormatError, "-1", lambda folder: change(folder, 0, samples=-1)),
+    "many samples": (FormatError, "samples", lambda folder: change(folder, 0, samples=1 << 30)),
+    "bytes": (FormatError, "bytes", lambda folder: change(folder, 0, bytes=1 << 70)),
+    "depth": (
+        FormatError,
+        "Recursion",
+        lambda folder: (folder / "index.json").write_text("[" * 100_000),
+    ),
+    "sizes": (
+        FormatError,
+        "'id'",
+        lambda folder: change(folder, *range(4), column_sizes=["8", None, 12]),
+    ),
+    "large values": (
+        FormatError,
+        "'x'",
+        lambda folder: change(
+            folder,
+            *range(4),
+            column_encodings=["int", "str", "ndarray:uint8:1000000000000"],
+            column_sizes=[8, None, None],
+        ),
+    ),
+    "names of columns": (
+        FormatError,
+        "one name",
+        lambda folder: change(folder, *range(4), column_names=["a", "b", "a"]),
+    ),
+    "folder above": (
+        FormatError,
+        "leads out",
+        lambda folder: change(folder, 0, basename="../data/shard.00000.mds"),
+    ),
+    "root": (FormatError, "leads out", lambda folder: change(folder, 0, basename="/etc/passwd")),
+    "chain": (FormatError, "leads out", lambda folder: change(folder, 0, basename="a::file:b")),
     "lz4": (
         FormatError,
         "lz4",
@@ -272,13 +308,50 @@ def test_a_bad_shard_is_an_error_of_its_samples(compression: str, tmp_path: Path
 
 def test_counts_that_lie_take_no_memory(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", "gz")
-    change(folder, 0, samples=1 << 40)
-    with pytest.raises((SampleError, FormatError)):
-        open_dataset(folder)[0]
+    change(folder, 0, of="zip_data", bytes=1 << 40)
+    with open_dataset(folder) as dataset, pytest.raises(SampleError, match=r"1,099,511,627,776"):
+        dataset[0]
     folder = write(tmp_path / "other", "gz")
-    change(folder, 0, bytes=1 << 44)
+    change(folder, 0, bytes=1 << 31)
     with pytest.raises(BudgetError):
-        open_dataset(folder)
+        open_dataset(folder, max_memory_usage="1GB")
+
+
+@pytest.mark.parametrize("compression", ["", "gz"])
+def test_bad_shards_on_a_server_are_skipped(
+    compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
+    folder = write(tmp_path / "data", compression)
+    names = [path.name for path in sorted(folder.glob("shard.*"))]
+    (folder / names[0]).unlink()
+    data = (folder / names[2]).read_bytes()
+    (folder / names[2]).write_bytes(data[:-9])
+    with RangeServer(folder) as server:
+        urls = [f"{server.url}/{name}" for name in names]
+        options = {"loading_mode": "streaming", "retries": 1, "cache_dir": tmp_path / "cache"}
+        with open_dataset(urls, on_error="skip", **options) as dataset:
+            loader = create_dataloader(dataset, batch_size=24, shuffle="block", num_workers=0)
+            assert sorted(next(iter(loader))["id"].tolist()) == list(range(12, 24))
+            loader.close()
+        signed = [open_dataset([f"{url}?key={key}" for url in urls]) for key in "ab"]
+        assert signed[0].fingerprint == signed[1].fingerprint == dataset.fingerprint
+
+
+def test_some_shards_of_a_folder_are_an_error(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    with pytest.raises(FormatError, match=r"shard\.00001.*subset"):
+        open_dataset(folder / "shard.00000.mds")
+
+
+def test_splits_and_other_columns_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "data/train")
+    write(tmp_path / "data/val")
+    with pytest.warns(HeadraceWarning, match="train and val"):
+        open_dataset(tmp_path / "data")
+    make_mds(tmp_path / "data/z", {"id": ("int", 8)}, [[(bytes(8),)]])
+    with pytest.raises(FormatError, match="by itself"):
+        open_dataset(tmp_path / "data")
 
 
 @pytest.mark.parametrize("option", ["encryption", "compression_level", "types"])

@@ -24,10 +24,10 @@ from headrace.formats.shards.source import (
     array,
     many,
     pixels,
+    shard_path,
     text,
 )
 from headrace.io.paths import redact
-from headrace.io.remote_files import in_folder_of
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
@@ -130,13 +130,13 @@ class LitDataColumns(ShardColumns):
         nbytes = None
         if config.get("item_loader") == "TokensLoader":
             nbytes = ALL  # a document is its tokens, without their size
-        columns = dict[str, ShardColumn]()
+        columns = list[tuple[str, ShardColumn]]()
         for name, kind in zip(names, config["data_format"], strict=True):
             extension = _EXTENSIONS.get(kind.partition(":")[0], "")
-            columns[name] = ShardColumn(kind, nbytes, _decoder_of(kind), extension)
+            columns.append((name, ShardColumn(kind, nbytes, _decoder_of(kind), extension)))
         codec, _, _ = (config["compression"] or "").partition(":")
         for chunk in said["chunks"]:
-            path = in_folder_of(index, chunk["filename"])
+            path = shard_path(index, chunk["filename"])
             stored = 0 if codec else chunk["chunk_bytes"]
             shard = Shard(path, chunk["chunk_size"], chunk["chunk_bytes"], stored, codec)
             self.add_shard(shard, columns)

@@ -19,9 +19,9 @@ from headrace.formats.shards.source import (
     array,
     many,
     pixels,
+    shard_path,
     text,
 )
-from headrace.io.remote_files import in_folder_of
 
 _VERSION = 2
 _DTYPES = {
@@ -88,17 +88,17 @@ class MdsColumns(ShardColumns):
             if (shard["format"], shard["version"]) != ("mds", _VERSION):
                 raise ValueError(f"format {shard['format']!r}, version {shard['version']!r}")
             kinds = zip(shard["column_encodings"], shard["column_sizes"], strict=True)
-            columns = {
-                name: ShardColumn(kind, size, _decoder_of(kind), _IMAGES.get(kind, ""))
+            columns = [
+                (name, ShardColumn(kind, size, _decoder_of(kind), _IMAGES.get(kind, "")))
                 for name, (kind, size) in zip(shard["column_names"], kinds, strict=True)
-            }
+            ]
             raw = shard["raw_data"]
-            path = in_folder_of(index, raw["basename"])
+            path = shard_path(index, raw["basename"])
             stored = raw["bytes"]
             codec = ""
             # who reads compressed shards may have left others beside them
             if shard["zip_data"] and path not in self.paths:
-                path = in_folder_of(index, shard["zip_data"]["basename"])
+                path = shard_path(index, shard["zip_data"]["basename"])
                 stored = shard["zip_data"]["bytes"]
                 codec, _, _ = shard["compression"].partition(":")
             self.add_shard(Shard(path, shard["samples"], raw["bytes"], stored, codec), columns)

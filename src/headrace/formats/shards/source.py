@@ -12,6 +12,8 @@ import hashlib
 import io
 import itertools
 import json
+import os
+import posixpath
 import struct
 from abc import abstractmethod
 from collections import Counter
@@ -20,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
 
 from headrace.dtypes import ArraySpec, IntArray
@@ -31,7 +34,7 @@ from headrace.formats.columns import Columns
 from headrace.formats.source import Column, Description, Locatable, RowSource
 from headrace.formats.table.columns import pyarrow
 from headrace.io.files import Files
-from headrace.io.paths import redact
+from headrace.io.paths import named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles, in_folder_of
 from headrace.sorting import distinct
@@ -42,6 +45,8 @@ ALL = -1
 """The bytes of a value that is all of its sample."""
 Decoder = Callable[[memoryview], Any]
 """Makes a value of its bytes. It travels to workers by pickle."""
+Edges = npt.NDArray[np.uint32]
+_OFFSET = 4  # bytes of the number of samples, and of where one begins
 
 
 # -- values
@@ -120,12 +125,32 @@ class ShardColumn(NamedTuple):
     decode: Decoder | None
     extension: str = ""
 
+    @property
+    def array_spec(self) -> ArraySpec | None:
+        """Shape and dtype of all values; None: they differ, or are no arrays."""
+        if isinstance(self.decode, partial) and self.decode.func is array:
+            dtype, shape = self.decode.args
+            if -1 not in shape:
+                return ArraySpec(shape, np.dtype(dtype))
+        return None
+
+
+def shard_path(index: str, name: str) -> str:
+    """The path or URL of a shard, by its name in an index.
+
+    Raises:
+        ValueError: it leads out of the folder of the index.
+    """
+    if "::" in name or {"", ".."} & set(name.split("/")):
+        raise ValueError(f"a shard has the name {name!r}, which leads out of the folder")
+    return in_folder_of(index, name)
+
 
 class ShardColumns(Columns):
     """The columns of the shards in some folders, one folder after the other.
 
     Args:
-        paths: of shards, or their URLs. All shards of their folders are read.
+        paths: of all shards of their folders, or their URLs.
         files: by which they are read.
 
     Raises:
@@ -149,16 +174,38 @@ class ShardColumns(Columns):
                 self.add(index, json.loads(bytes(content)))
             except FormatError:
                 raise
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ) as error:
                 raise FormatError(
                     f"{redact(index)} is damaged, or no index of {self.written_by} "
                     f"({type(error).__name__}: {error}): {COPY}"
                 ) from error
-        if files.is_remote:
-            cast(RemoteFiles, files).learn([shard.path for shard in self._shards])
+        self._check_named()
         self.names = list(self._columns)
         columns = self._columns.items()
         self.decoders = {name: column.extension for name, column in columns if column.extension}
+
+    def _check_named(self) -> None:
+        """Raises a FormatError where a shard lies in a folder, and is not among those named: all
+        that an index knows are read. One that is missing is an error of its samples.
+        """
+        shards = [shard.path for shard in self._shards]
+        if self._files.is_remote:
+            versions = cast(RemoteFiles, self._files).find_versions(shards)
+            existing = {path for path, version in zip(shards, versions, strict=True) if version}
+        else:
+            existing = {path for path in set(shards) - self.paths if os.path.exists(path)}
+        if existing - self.paths:
+            raise FormatError(
+                f"{redact(min(existing - self.paths))} is a shard of the same {INDEX} as those "
+                "named, and they are one dataset: name all, or their folder; dataset.subset() "
+                "chooses samples"
+            )
 
     @abstractmethod
     def add(self, index: str, said: Any) -> None:
@@ -168,16 +215,41 @@ class ShardColumns(Columns):
             ValueError, LookupError, TypeError, AttributeError: it is none.
         """
 
-    def add_shard(self, shard: Shard, columns: dict[str, ShardColumn]) -> None:
-        """Adds a shard that has these columns."""
-        kinds = {name: column[:2] for name, column in columns.items()}
+    def add_shard(self, shard: Shard, columns: Sequence[tuple[str, ShardColumn]]) -> None:
+        """Adds a shard that has these columns.
+
+        Raises:
+            ValueError: no shard is like that.
+            FormatError: those before have others.
+        """
+        numbers = (shard.samples, shard.nbytes, shard.stored)
+        if (
+            shard.codec not in ("", *CODECS)
+            or not all(type(number) is int and number >= 0 for number in numbers)
+            or not _OFFSET * (shard.samples + 2) <= shard.nbytes < 1 << 8 * _OFFSET
+        ):
+            raise ValueError(f"compression {shard.codec!r}, samples and bytes {numbers}")
+        named = dict(columns)
+        if len(named) < len(columns):
+            raise ValueError(f"several columns have one name: {[name for name, _ in columns]}")
+        for name, column in columns:
+            size = column.nbytes
+            is_size = size is None or (type(size) is int and size >= ALL)
+            if not isinstance(name, str) or not is_size:
+                raise ValueError(f"column {name!r} has values of {size!r} bytes")
+            spec = column.array_spec
+            if spec is None or not shard.samples:
+                continue
+            if size not in (None, ALL, spec.nbytes) or not 0 <= spec.nbytes <= shard.nbytes:
+                raise ValueError(f"column {name!r}: {column.encoding!r} has {size!r} bytes")
+        kinds = {name: column[:2] for name, column in columns}
         others = {name: column[:2] for name, column in self._columns.items()}
         if others and kinds != others:
-            raise ValueError(f"columns {kinds} after {others}: open its folder by itself")
-        numbers = (shard.samples, shard.nbytes, shard.stored)
-        if shard.codec not in ("", *CODECS) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError(f"compression {shard.codec!r}, samples and bytes {numbers}")
-        self._columns = columns
+            raise FormatError(
+                f"{redact(shard.path)} has the columns {kinds}, and the shards before it {others}: "
+                "open its folder by itself"
+            )
+        self._columns = named
         self._shards.append(shard)
 
     def __len__(self) -> int:
@@ -193,28 +265,44 @@ class ShardColumns(Columns):
 # -- samples
 
 
-def _edges_in(head: Any, shard: Shard) -> IntArray:
+def _size_of(files: Files, shard: Shard) -> int:
+    """The bytes of the file of a shard.
+
+    Raises:
+        FormatError: its index says something else.
+    """
+    size = files.version(shard.path).size
+    if size != (shard.stored or size):
+        raise FormatError(
+            f"{redact(shard.path)} has {size:,} bytes, and {INDEX} says {shard.stored:,}: {COPY}"
+        )
+    return size
+
+
+def _edges_in(head: Any, shard: Shard) -> Edges:
     """Where the samples of a shard begin, and the last one ends ([samples + 1]), by its first
     bytes.
 
     Raises:
         FormatError: its index says something else, or it is damaged.
     """
-    count, *edges = np.frombuffer(head, "<u4", shard.samples + 2).tolist()
-    steps = np.diff(edges, prepend=4 * (shard.samples + 2))
-    if (count, edges[-1]) != (shard.samples, shard.nbytes) or (steps < 0).any():
+    table = np.frombuffer(head, "<u4", shard.samples + 2).copy()
+    count = table[0]
+    edges = table[1:]
+    is_sorted = edges[0] >= table.nbytes and (edges[:-1] <= edges[1:]).all()
+    if (count, edges[-1]) != (shard.samples, shard.nbytes) or not is_sorted:
         raise FormatError(
             f"{redact(shard.path)} says that {count:,} samples end at byte {edges[-1]:,}, and "
             f"{INDEX} that {shard.samples:,} do at {shard.nbytes:,}: {COPY}"
         )
-    return np.array(edges, np.int64)
+    return edges
 
 
 class _Opened(NamedTuple):
     """The bytes of a shard that was compressed, and where its samples begin and end."""
 
     data: memoryview
-    edges: IntArray
+    edges: Edges
 
     @property
     def nbytes(self) -> int:
@@ -236,8 +324,7 @@ class _Packed(Chunks):
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         ranges = []
         for shard in map(self._shards.__getitem__, numbers.tolist()):
-            size = shard.stored or self._files.version(shard.path).size
-            ranges.append((shard.path, 0, size))
+            ranges.append((shard.path, 0, _size_of(self._files, shard)))
         return ByteRanges.of(ranges)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -285,7 +372,7 @@ class ShardSource(RowSource, Locatable):
         self._starts = np.cumsum([0, *(shard.samples for shard in shards)])
         self._is_packed = np.array([bool(shard.codec) for shard in shards], bool)
         self._paths = [shard.path for shard in shards]
-        self._edges: dict[int, IntArray] = {}
+        self._edges: dict[int, Edges] = {}
         self._chunks = _Packed(files, self._shards)
         self._decoded = ChunkCache(0)
         self._varying = sum(column.nbytes is None for column in columns.values())
@@ -304,11 +391,8 @@ class ShardSource(RowSource, Locatable):
 
     @property
     def array_spec(self) -> ArraySpec | None:
-        decode = self._columns[self._names[0]].decode
-        if self._is_one and isinstance(decode, partial) and decode.func is array:
-            dtype, shape = decode.args
-            if -1 not in shape:
-                return ArraySpec(shape, np.dtype(dtype))
+        if self._is_one:
+            return self._columns[self._names[0]].array_spec
         return None
 
     @property
@@ -342,7 +426,9 @@ class ShardSource(RowSource, Locatable):
 
     def fingerprint(self) -> str:
         """A hash of the columns, and of the names and samples of the shards."""
-        shards = [(shard.path.rpartition("/")[2], shard.samples) for shard in self._shards]
+        shards = [
+            (posixpath.basename(named_part(shard.path)), shard.samples) for shard in self._shards
+        ]
         columns = {name: column[:2] for name, column in self._columns.items()}
         said = json.dumps([self._names, columns, shards]).encode()
         return hashlib.blake2b(said, digest_size=16).hexdigest()
@@ -381,20 +467,34 @@ class ShardSource(RowSource, Locatable):
         return shards, rows - self._starts[shards], self._is_packed[shards]
 
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
+        """See `Locatable`. Samples of bad shards are left out: reading them says what is wrong."""
         shards, inner, is_packed = self._places(indices)
-        packed = self._chunks.byte_ranges(distinct(shards[is_packed]))
-        return ByteRanges.joined([self._ranges(shards[~is_packed], inner[~is_packed]), packed])
+        try:
+            packed = self._chunks.byte_ranges(distinct(shards[is_packed]))
+            plain = self._ranges(shards[~is_packed], inner[~is_packed])
+        except (DataNotFoundError, FormatError):
+            good = [number for number in distinct(shards).tolist() if self._is_good(number)]
+            chosen = np.flatnonzero(np.isin(shards, good))
+            return self.byte_ranges(indices[chosen])
+        return ByteRanges.joined([plain, packed])
+
+    def _is_good(self, number: int) -> bool:
+        """True if the samples of a shard can be located."""
+        try:
+            self._chunks.byte_ranges(np.array([number]))
+            if not self._is_packed[number]:
+                self._ranges(np.array([number]), np.array([0]))
+        except (DataNotFoundError, FormatError):
+            return False
+        return True
 
     def _ranges(self, shards: IntArray, inner: IntArray) -> ByteRanges:
         """Where samples lie in shards that are not compressed."""
         unknown = [number for number in distinct(shards).tolist() if number not in self._edges]
         heads = []
         for shard in map(self._shards.__getitem__, unknown):
-            size = self.files.version(shard.path).size
-            if size != shard.stored:
-                why = f"{size:,} bytes, and {INDEX} says {shard.stored:,}"
-                raise FormatError(f"{redact(shard.path)} has {why}: {COPY}")
-            heads.append((shard.path, 0, 4 * (shard.samples + 2)))
+            _size_of(self.files, shard)
+            heads.append((shard.path, 0, _OFFSET * (shard.samples + 2)))
         for number, head in zip(unknown, self.files.read_each(ByteRanges.of(heads)), strict=True):
             self._edges[number] = _edges_in(head, self._shards[number])
         places = zip(shards.tolist(), inner.tolist(), strict=True)
