@@ -68,7 +68,7 @@ INSIDE = {
     """,
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
-    "formats/shards": "source litdata mds",
+    "formats/shards": "values source index litdata mds",
     "formats": """
         resolve source concat files arrays tree
         hdf5 zarr

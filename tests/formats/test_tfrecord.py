@@ -14,6 +14,8 @@ import torch
 
 from headrace import FormatError, ImageDataset, SampleError, open_dataset
 from headrace.datasets.columns import ColumnsDataset
+from headrace.formats.tfrecord import INDEX
+from headrace.io.index import index_bytes
 from headrace.testing.contract import DatasetContract
 from tests.data.make import make_tfrecord
 from tests.datasets.remote_contract import RemoteDatasetContract
@@ -114,9 +116,54 @@ def test_damage_is_named(tmp_path: Path) -> None:
         data[10]
 
 
+@pytest.mark.parametrize("length", [0x0178, 0x9C78, 0xDA78, 0x8B1F])
+def test_a_length_that_looks_compressed(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    for size in range(length - 40, length):
+        make_tfrecord(path, [{"a": bytes(size)}])
+        if int.from_bytes(path.read_bytes()[:8], "little") == length:
+            break
+    assert len(open_dataset(path)[0]["a"]) == size
+
+
+def test_numbered_files_of_tfds(tmp_path: Path, memory: Any) -> None:
+    for name in ("dataset_info.json", "features.json", "label.labels.txt"):
+        (tmp_path / name).write_text("{}")
+    names = [f"photos-train.tfrecord-{number:05d}-of-00003" for number in range(3)]
+    for number in (0, 2):
+        make_tfrecord(tmp_path / names[number], [{"n": np.array([number])}] * 2)
+    (tmp_path / names[1]).write_bytes(b"")
+    for path in tmp_path.iterdir():
+        memory.pipe_file(f"/tfds/{path.name}", path.read_bytes())
+    for where in (tmp_path, tmp_path / "*tfrecord*", "memory://tfds"):
+        assert [int(one["n"]) for one in open_dataset(where)] == [0, 0, 2, 2]
+    (tmp_path / names[1]).write_bytes(b"no record")
+    for where in (tmp_path, tmp_path / "*tfrecord*"):
+        with pytest.raises(FormatError, match=names[1]):
+            open_dataset(where)
+
+
+def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
+    data = (write(tmp_path / "data") / "a.tfrecord").read_bytes()
+    memory.pipe_file("/lies/a.tfrecord", data)
+    for number, (edges, names) in enumerate(
+        [
+            ([0, len(data)], b"[1]"),
+            ([0, len(data)], b'{"id": "pkl"}'),
+            ([0, len(data)], b"[" * 100_000),
+            ([], b"{}"),
+            ([9, 3], b"{}"),
+        ]
+    ):
+        arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8)]
+        memory.pipe_file("/lies/a.tfrecord.index", index_bytes(arrays, INDEX, len(data)))
+        with pytest.raises(FormatError, match="write_index"):
+            open_dataset("memory://lies/a.tfrecord", cache_dir=tmp_path / str(number))
+
+
 def test_a_feature_that_is_missing_is_an_error(tmp_path: Path) -> None:
     rows = [{"a": b"1", "b": b"2"}] * 20 + [{"a": b"1"}]
     path = make_tfrecord(tmp_path / "a.tfrecord", rows)
     assert open_dataset(path, columns="a")[20] == b"1"
-    with pytest.raises(SampleError, match="'b'"):
+    with pytest.raises(SampleError, match=r"'b'.*columns="):
         open_dataset(path)[20]

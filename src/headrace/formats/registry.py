@@ -23,7 +23,7 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
-FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TEXTS, HDF5, ZARR, TABLES, LITDATA, TFRECORD)
+FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TFRECORD, TEXTS, HDF5, ZARR, TABLES, LITDATA)
 """What comes first here is read where files of several formats lie side by side."""
 GROUP = "headrace.formats"
 """The group of entry points by which other packages register a format (`Format` with `open`)."""
@@ -101,6 +101,6 @@ def open_columns(
         if name not in columns.names:
             raise MissingNameError(
                 f"{redact(entries_of(files.given)[0])} has no column {name!r}; it has "
-                f"{', '.join(map(repr, columns.names))}"
+                f"{', '.join(map(repr, columns.names)) or 'none'}"
             )
     return columns

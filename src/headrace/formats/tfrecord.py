@@ -223,7 +223,10 @@ def _features(data: memoryview, names: Sequence[str] | None) -> dict[str, Any]:
         raise FormatError(f"it is no tf.train.Example ({error})") from error
     for name in names:
         if name not in values:
-            raise FormatError(f"it has no feature {name!r}; it has {', '.join(found)}")
+            raise FormatError(
+                f"it has no feature {name!r} (it has {', '.join(found) or 'none'}): choose others "
+                "by columns="
+            )
     return values
 
 
@@ -256,6 +259,24 @@ class TFRecordColumns(Columns):
         return self._source.of(names, False)
 
 
+def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> dict[str, str]:
+    """The features that the index of a file names.
+
+    Raises:
+        FormatError: it is none: it may lie beside the file, where anybody wrote it.
+    """
+    try:
+        features: dict[str, str] = json.loads(bytes(names))
+        kinds = set(features.values())
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        kinds = {"damaged"}
+    if not kinds <= {"", *_MAGIC.values()} or not len(edges) or (np.diff(edges) < 0).any():
+        raise FormatError(
+            f"{redact(path)}: its index is damaged: write it again with headrace.write_index"
+        )
+    return features
+
+
 class TFRecordSource(Locatable):
     """The records of some files, one file after the other: dicts of features, or the values of one.
 
@@ -277,8 +298,10 @@ class TFRecordSource(Locatable):
         self._starts = SharedArray(np.concatenate([edges[:-1] for edges, _ in indices]))
         self._stops = SharedArray(np.concatenate([edges[1:] for edges, _ in indices]))
         self.features = dict[str, str]()
-        for _, names in indices:
-            self.features |= json.loads(bytes(names))
+        for path, (edges, names) in zip(self._paths, indices, strict=True):
+            for name, kind in _checked_features(path, edges, names).items():
+                if kind or name not in self.features:
+                    self.features[name] = kind
         self._names: list[str] = []
         self._is_one = False
 

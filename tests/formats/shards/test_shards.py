@@ -118,6 +118,12 @@ def test_chunks_on_a_server(memory: Any) -> None:
         assert same(list(open_dataset("memory://lit")), list(local))
 
 
+def test_a_readme_beside_chunks(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DATA / "litdata/plain-0.2.76", tmp_path / "data"))
+    (folder / "README.md").write_text("What this is.")
+    assert isinstance(open_dataset(folder), ColumnsDataset)
+
+
 def test_trees_and_tokens_of_litdata() -> None:
     pairs = open_dataset(DATA / "litdata/tuples-0.2.40")
     assert [(int(one["0"]), one["1"]) for one in pairs] == [(n, "x" * n) for n in range(5)]

@@ -56,6 +56,26 @@ MOST = 10_000
 """Names that are looked at for a message."""
 
 
+_NUMBERED = re.compile(r"(\.tfrecords?)-\d{5,}-of-\d{5,}$")
+
+
+def plain_name(name: str) -> str:
+    """A name as its ending is compared: in lower case, and without the number that TensorFlow
+    appends to it, as in ``train.tfrecord-00000-of-00010``.
+    """
+    name = name.lower()
+    if name[-1:].isdecimal():
+        return _NUMBERED.sub(r"\1", name)
+    return name
+
+
+def plain_bytes(name: bytes) -> bytes:
+    """See `plain_name`."""
+    if name[-1:].isdigit():
+        return os.fsencode(plain_name(os.fsdecode(name)))
+    return name.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A kind of files that a dataset reads.
@@ -101,7 +121,7 @@ class Format:
 
     def fits(self, path: str) -> bool:
         """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
-        return named_part(path).rstrip("/").lower().endswith(self.all_endings)
+        return plain_name(named_part(path).rstrip("/")).endswith(self.all_endings)
 
 
 IMAGES = Format("images", EXTENSIONS, dataset="ImageDataset")

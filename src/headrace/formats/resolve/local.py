@@ -19,6 +19,8 @@ from headrace.formats.resolve.file_set import (
     Found,
     encoded,
     is_hidden_part,
+    plain_bytes,
+    plain_name,
 )
 from headrace.io.paths import check_regular, redact
 
@@ -78,7 +80,7 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
     for path in _globbed(pattern):
         is_file = os.path.isfile(path)
         name = os.path.relpath(path, root or ".")
-        ends = name.lower()
+        ends = plain_name(name)
         if not is_file and not os.path.exists(path):
             dead.append(path)
         # `glob` leaves out what begins with a dot
@@ -233,7 +235,7 @@ def _listed(
                 if is_hidden_part(entry.name):
                     continue
                 name = folder.name + entry.name
-                ends = entry.name.lower()
+                ends = plain_bytes(entry.name)
                 try:
                     if ends.endswith(wanted.stores):
                         if not folder.name:

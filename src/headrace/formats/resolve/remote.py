@@ -24,6 +24,7 @@ from headrace.formats.resolve.file_set import (
     encoded,
     is_hidden,
     is_hidden_part,
+    plain_bytes,
 )
 from headrace.formats.resolve.local import before_magic
 from headrace.io.paths import chain_of, named_part, redact
@@ -230,7 +231,7 @@ def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bo
         name = _name_below(root, path)
         if not shows_hidden and is_hidden(name):
             continue
-        if name.lower().endswith(ends):
+        if plain_bytes(name).endswith(ends):
             found.names.append(name)
         elif len(found.others) < MOST:
             found.others.append(name)

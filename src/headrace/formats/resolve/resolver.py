@@ -43,6 +43,7 @@ from headrace.formats.resolve.file_set import (
     are_bookkeeping,
     are_tables,
     encoded,
+    plain_bytes,
     summary_of,
 )
 from headrace.formats.resolve.local import find_local, recognized
@@ -278,7 +279,7 @@ def _chosen(
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
-    lower = list(map(bytes.lower, names))
+    lower = list(map(plain_bytes, names))
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:

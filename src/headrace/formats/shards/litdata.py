@@ -14,19 +14,9 @@ from typing import Any
 
 from headrace.errors import FormatError
 from headrace.formats.resolve.file_set import Format
-from headrace.formats.shards.source import (
-    ALL,
-    INDEX,
-    Decoder,
-    Shard,
-    ShardColumn,
-    ShardColumns,
-    array,
-    many,
-    pixels,
-    shard_path,
-    text,
-)
+from headrace.formats.shards.index import ShardColumns, shard_path
+from headrace.formats.shards.source import ALL, INDEX, Shard, ShardColumn
+from headrace.formats.shards.values import Decoder, array, many, pixels, text
 from headrace.io.paths import redact
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -145,6 +135,6 @@ class LitDataColumns(ShardColumns):
 LITDATA = Format(
     "LitData chunks",
     (*(f"{digit}.bin" for digit in range(10)), ".zstd.bin"),  # "chunk-0-12.bin"
-    bookkeeping=(INDEX.encode(),),
+    bookkeeping=(INDEX.encode(), b"readme.md"),
     open=LitDataColumns,
 )
