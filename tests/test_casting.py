@@ -89,5 +89,5 @@ def test_names_of_dtypes() -> None:
         assert expected is None or known_dtype(expected) is not None
     refused = ["flat", torch.float8_e4m3fn, torch.complex32, "U3", object, "M8[s]", [("a", "f4")]]
     for given in refused:
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match="pass one that both have"):
             dtype_named(given)

@@ -37,6 +37,9 @@ def known_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
         return None
 
 
+_REMEDY = "pass one that both have, such as 'float32', or torch.bfloat16"
+
+
 def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
     """The dtype of numbers that a user asks for, in the machine's byte order; of torch.bfloat16
     `BFLOAT16`.
@@ -54,14 +57,11 @@ def dtype_named(dtype: DTypeArgument | None) -> np.dtype[Any] | None:
         else:
             named = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+        raise ConfigError(f"dtype={dtype!r} is no NumPy dtype: {error}; {_REMEDY}") from error
     if named.name == "bfloat16":  # that of ml_dtypes
         return BFLOAT16
     if known_dtype(named) is None:
-        raise ConfigError(
-            f"dtype={dtype!r}: NumPy and torch have no such numbers: pass one that both have, such "
-            "as 'float32', or torch.bfloat16"
-        )
+        raise ConfigError(f"dtype={dtype!r}: NumPy and torch have no such numbers; {_REMEDY}")
     return named
 
 

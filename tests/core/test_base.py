@@ -200,6 +200,11 @@ class TestOwnFormat:
             with pytest.raises(ConfigError, match=next(iter(wrong))):
                 SquaresDataset(**wrong)  # type: ignore[arg-type]
 
+    def test_arguments_that_are_missing_or_too_many(self) -> None:
+        for arguments in ((), ("a", "b", "c", "d")):
+            with pytest.raises(TypeError, match=r"ImageDataset.__init__\(\)"):
+                ImageDataset(*arguments)
+
     def test_a_constructor_that_calls_no_base_class(self) -> None:
         class Forgetful(ImageDataset):
             def __init__(self, path: str) -> None:
@@ -572,6 +577,36 @@ class TestLife:
             "Remote(['s3://b/k', 's3://b/l'], storage_options={...}, seed=1).subset(<2 "
             "indices>)  # 2 samples"
         )
+
+    def test_repr_of_a_constructor_that_passes_all_on(self) -> None:
+        class All(SquaresDataset):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+
+        assert repr(All(5, seed=1)) == "All(args=(5,), seed=1)  # 5 samples"
+
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            {},
+            {"value_spec": lambda dataset: None},
+            {"split_target": lambda dataset, index, value: (value, index)},
+            {"to_input": lambda dataset, value: torch.as_tensor(value)},
+        ],
+    )
+    def test_an_overridden_step_keeps_no_dataset_alive(self, steps: dict[str, Any]) -> None:
+        """What it holds would stay reserved until the garbage collector comes by."""
+        kind: Any = type("Overriding", (SquaresDataset,), steps)
+        gc.collect()
+        before = MemoryBudget().reserved
+        gc.disable()
+        try:
+            dataset = kind(loading_mode="cached")
+            assert numbers(dataset) == list(range(N))
+            del dataset
+            assert MemoryBudget().reserved == before
+        finally:
+            gc.enable()
 
     def test_memory_is_given_back(self, make: Any) -> None:
         before = MemoryBudget().reserved

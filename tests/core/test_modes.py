@@ -249,7 +249,7 @@ class TestCached:
 
     def test_a_cache_size_that_makes_no_sense(self) -> None:
         for size in (0, -1, 1.5, "lots", "-5MB", True, [3], b"2MB"):
-            with pytest.raises(ConfigError):
+            with pytest.raises(ConfigError, match="2GB"):
                 BaseDataset(Numbers(), loading_mode="cached", cache_size=size)
 
     def test_the_budget_bounds_it(self) -> None:

@@ -106,6 +106,9 @@ def test_with_epoch_gives_what_the_constructor_gives() -> None:
         assert repr(other).endswith("epoch=2)")
         assert order.parameters() == other.parameters() == make(sizes, **options).parameters()
         assert order.parameters() != make(sizes[::-1], **{**options, "seed": 6}).parameters()
+        for wrong in (1.5, True, "1", None):
+            with pytest.raises(ConfigError, match="epoch must be an integer"):
+                order.with_epoch(wrong)  # type: ignore[arg-type]
 
 
 def test_bad_arguments() -> None:

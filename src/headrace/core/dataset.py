@@ -106,7 +106,7 @@ class _Constructed(ABCMeta):
                 arguments = passed_arguments(cls, args, kwargs)
             except TypeError:
                 check_call(cls, kwargs)
-                raise
+                arguments = {}  # the call says what is wrong, and of which class
             dataset: Any = super().__call__(*args, **kwargs)
             if "block_memory" not in vars(dataset):
                 raise ConfigError(

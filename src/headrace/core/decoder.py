@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -213,25 +214,27 @@ class Overriding(Decoder):
     """
 
     def __init__(self, dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> None:
-        self._dataset = dataset
         steps: dict[str, Any] = {name: getattr(base, name) for name in _SHARED}
         steps |= {"decode": dataset.decode, "to_input": dataset.to_input}
+        # no bound methods of its own: the cycle would keep the dataset, and what it holds, alive
         if "decode" in overridden:
             steps |= {"decodes_batches": False, "stores_values": False, "casts_to": None}
-            steps |= {"value_spec": super().value_spec, "packed_value": super().packed_value}
+            steps |= {"value_spec": lambda: None, "packed_value": lambda value: value}
         if "value_spec" in overridden:
-            steps["value_spec"] = self._said_spec
+            steps["value_spec"] = partial(_said_spec, dataset)
         if "split_target" in overridden:
-            steps |= {"splits_targets": True, "packed_value": super().packed_value}
+            steps |= {"splits_targets": True, "packed_value": lambda value: value}
         if "to_input" in overridden:
-            steps |= {"copies": False, "to_pair": super().to_pair, "input_spec": lambda value: None}
+            steps |= {"copies": False, "input_spec": lambda value: None}
+            steps["to_pair"] = lambda value, target: (dataset.to_input(value), target)
         if "make_sample" in overridden:
             steps["makes_plain_samples"] = False
         vars(self).update(steps)
 
-    def _said_spec(self) -> ArraySpec | None:
-        spec = self._dataset.value_spec()
-        return None if spec is None else ArraySpec(*spec)
+
+def _said_spec(dataset: BaseDataset) -> ArraySpec | None:
+    spec = dataset.value_spec()
+    return None if spec is None else ArraySpec(*spec)
 
 
 def plain_target(target: Any) -> Any:

@@ -255,7 +255,8 @@ def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | No
     """The maximum number of samples and of bytes to cache; None: no limit."""
     if isinstance(cache_size, str):
         return None, parse_size(cache_size, "cache_size, given as a string,")
-    return check_integer("cache_size", cache_size, 1, optional=True), None
+    name = "cache_size, a number of samples (of bytes: a string such as '2GB'),"
+    return check_integer(name, cache_size, 1, optional=True), None
 
 
 def _make_store(

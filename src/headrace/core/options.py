@@ -109,14 +109,16 @@ def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
 
 
 def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name.
+    """The arguments of a call by name, keywords that go through ``**options`` included.
 
     Raises:
         TypeError: the constructor does not take them.
     """
     signature = inspect.signature(cls)
-    signature.bind(*args, **kwargs)
-    passed = dict(zip(signature.parameters, args, strict=False)) | kwargs
+    passed = signature.bind(*args, **kwargs).arguments
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            passed.update(passed.pop(parameter.name, {}))
     if isinstance(passed.get("data_path"), FileSet):
         passed["data_path"] = passed["data_path"].given
     return passed

@@ -65,7 +65,7 @@ class Order(ABC):
         is shared.
         """
         other = copy.copy(self)
-        other.epoch = epoch
+        other.epoch = check_integer("epoch", epoch)
         other._begin()
         return other
 
