@@ -14,7 +14,6 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Files, Version, wrong_length
 from headrace.io.handles import FLAGS, HINTS, TO_THE_END, OpenFile, Scratch, WorkerFiles
@@ -124,8 +123,8 @@ class LocalFiles(Files):
         for number in np.flatnonzero(ranges.is_whole).tolist():
             found[number] = self.read_whole(ranges.paths[ranges.file[number]])
         for path, numbers, starts, sizes in _by_file(ranges):
-            read = self._read_at(path, starts.tolist(), sizes.tolist())
-            for number, data in zip(numbers.tolist(), read, strict=True):
+            read = self._read_at(path, starts, sizes)
+            for number, data in zip(numbers, read, strict=True):
                 found[number] = memoryview(data)
         return found
 
@@ -186,19 +185,16 @@ class LocalFiles(Files):
         for path, numbers, starts, sizes in _by_file(ranges):
             with self.opened(path) as fd:
                 began = time.perf_counter()
-                # what follows without a gap by one call
-                edges = (np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1).tolist()
-                edges.append(len(starts))
-                wanted = [buffers[number] for number in numbers.tolist()]
-                begins = starts.tolist()
                 first = 0
-                for last in edges:
-                    some = wanted[first:last]
-                    nbytes = sum(map(len, some))
-                    start = begins[first]
-                    if len(some) > _IOV_MAX or os.preadv(fd, some, start) != nbytes:
+                while first < len(starts):  # what follows without a gap by one call
+                    start = end = starts[first]
+                    some = []
+                    while first < len(starts) and starts[first] == end:
+                        some.append(buffers[numbers[first]])
+                        end += sizes[first]
+                        first += 1
+                    if len(some) > _IOV_MAX or os.preadv(fd, some, start) != end - start:
                         fill(fd, some, start, path)
-                    first = last
                 seconds += time.perf_counter() - began
         HINTS.note(time.perf_counter() - seconds, ranges.size, sum(map(len, buffers)))
         return []
@@ -236,7 +232,7 @@ class LocalFiles(Files):
         for path, _, starts, sizes in _by_file(ranges):
             # who reads them says so
             with contextlib.suppress(OSError), self.descriptors.reading(path) as fd:
-                HINTS.give(fd, zip(starts.tolist(), sizes.tolist(), strict=True))
+                HINTS.give(fd, zip(starts, sizes, strict=True))
         _tell_of_wholes(ranges.paths[file] for file in ranges.file[ranges.is_whole].tolist())
 
     # -- the rest
@@ -284,7 +280,7 @@ def changed(path: str) -> FileChangedError:
     )
 
 
-def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, IntArray, IntArray, IntArray]]:
+def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, list[int], list[int], list[int]]]:
     """Of each file its path, and the numbers, begins and sizes of its ranges, as they lie there.
     Whole files, and what was never written, are left out.
     """
@@ -293,11 +289,13 @@ def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, IntArray, IntArray, IntA
         order = order[np.lexsort((ranges.start[order], ranges.file[order]))]
     ordered = ranges.take(order)
     edges = np.flatnonzero(ordered.file[1:] != ordered.file[:-1]) + 1
+    # lists, since many files have one range each
+    files, numbers = ordered.file.tolist(), order.tolist()
+    starts, sizes = ordered.start.tolist(), ordered.nbytes.tolist()
     for first, last in itertools.pairwise([0, *edges.tolist(), len(order)]):
         if first < last:
             some = slice(first, last)
-            path = ranges.paths[ordered.file[first]]
-            yield path, order[some], ordered.start[some], ordered.nbytes[some]
+            yield ranges.paths[files[first]], numbers[some], starts[some], sizes[some]
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
