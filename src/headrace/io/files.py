@@ -178,7 +178,7 @@ def wrong_length(where: str, nbytes: int, expected: int) -> FormatError:
     return FormatError(f"{where} has {nbytes:,} bytes, not {expected:,}: the file is damaged")
 
 
-Fetch = Callable[[int, int], memoryview]
+Fetch = Callable[[int, int], bytes | memoryview]
 """First byte and end of a range -> its bytes."""
 
 
@@ -193,7 +193,9 @@ class HeldBytes(io.RawIOBase):
 
     mode = "rb"
 
-    def __init__(self, size: int, held: Sequence[tuple[int, memoryview]], fetch: Fetch) -> None:
+    def __init__(
+        self, size: int, held: Sequence[tuple[int, bytes | memoryview]], fetch: Fetch
+    ) -> None:
         self._size = size
         self._fetch = fetch
         self._at = 0

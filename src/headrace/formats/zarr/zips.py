@@ -115,8 +115,8 @@ def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
     """The members of a zip file, and where their directory begins."""
     size = files.version(path).size
 
-    def read(start: int, stop: int) -> memoryview:
-        return memoryview(files.read_joined(ByteRanges.of([(path, start, stop)])))
+    def read(start: int, stop: int) -> bytes:  # zipfile looks for the comment by `rfind`
+        return files.read_joined(ByteRanges.of([(path, start, stop)]))
 
     tail = max(0, size - _END)
     file = HeldBytes(size, [(tail, read(tail, size))], read)
