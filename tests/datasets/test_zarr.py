@@ -291,6 +291,7 @@ def test_zips_with_a_folder_at_their_root(tmp_path: Path) -> None:
     for method, before in ((zipfile.ZIP_STORED, "a.zarr"), (zipfile.ZIP_DEFLATED, "some/where/a")):
         path = tmp_path / f"{method}.zip"
         with zipfile.ZipFile(path, "w", method) as file:
+            file.comment = b"a comment of the whole file"
             file.writestr("__MACOSX/a.zarr/zarr.json", "junk")
             for one in files:
                 file.write(one, f"{before}/{one.relative_to(tmp_path / 'a.zarr')}")
@@ -402,6 +403,16 @@ def test_other_stores_that_are_changed(tmp_path: Path) -> None:
                 assert dataset[0].tolist() == [1, 1, 1]
         with pytest.raises(FileChangedError):
             dataset[5]
+
+
+def test_a_chunk_that_is_cut_short_was_changed(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.zarr", 1, RAW)
+    datasets = [ZarrDataset(tmp_path / "a.zarr", direct=direct) for direct in (True, False)]
+    time.sleep(0.02)
+    os.truncate(tmp_path / "a.zarr" / "c" / "3" / "0", 5)
+    for dataset in datasets:
+        with pytest.raises(FileChangedError, match="c/3/0"):
+            dataset[13]
 
 
 def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:

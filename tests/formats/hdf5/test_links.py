@@ -102,6 +102,17 @@ def test_a_target_that_has_changed_is_an_error(outer: Path) -> None:
         source.close()
 
 
+def test_a_target_that_is_gone_is_named(outer: Path) -> None:
+    sources = [HDF5Source(outer, name) for name in ("lzf", "group/text")]
+    for source in sources:
+        source.close()
+    os.remove(outer.parent / "parts" / "target.h5")
+    for source in sources:
+        with pytest.raises(DataNotFoundError, match=r"target\.h5 is gone"):
+            source.read([4])
+        source.close()
+
+
 def test_links_that_lead_nowhere_say_where(outer: Path) -> None:
     with h5py.File(outer, "r+") as file:
         file["gone"] = h5py.ExternalLink("nowhere.h5", "/x")

@@ -83,11 +83,11 @@ class HDF5Array:
 
     def read(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
         """Parts of the dataset."""
-        self._check()
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
+            self._check()  # once it is open: another one may have been opened just now
             dataset = file[self._name]
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [read_part(dataset, part[:axes]) for part in parts]
@@ -137,7 +137,7 @@ def rows_of(
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
     holder, behind = files_behind(dataset, path, files)
-    check = functools.partial(check_files, files, holder, behind)
+    check = functools.partial(check_files, files, path, behind)
     array = HDF5Array(library, path, name, check)
     if holds_objects(dataset.dtype, where):
         _check_filters(dataset, where)

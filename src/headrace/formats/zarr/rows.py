@@ -143,9 +143,10 @@ class LibraryArray(LibraryRows):
 
     def read_part(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self._reading() as array:
-            found = np.asarray(array[part])
-            self.check_part(part, array)
-            return found
+            try:
+                return np.asarray(array[part])
+            finally:  # a file that was changed may look damaged
+                self.check_part(part, array)
 
     def read(self, rows: Sequence[int]) -> list[Any]:
         """Rows of strings, read by one call, so that each chunk is decoded once a batch."""

@@ -160,7 +160,8 @@ class Shards(ChunkIndex):
             FormatError: one is damaged, or too short.
         """
         self._whole.store.check_version(self._whole.name)
-        found = {shard: self._known[shard] for shard in shards if shard in self._known}
+        known = self._known  # another thread may begin a new one
+        found = {shard: known[shard] for shard in shards if shard in known}
         new = [shard for shard in shards if shard not in found]
         if new:
             read = self._read(new)
