@@ -214,6 +214,8 @@ class ColumnsDataset(BaseDataset):
         if isinstance(columns, str):
             one = columns
             columns = [columns]
+        elif columns is not None and not isinstance(columns, Sequence):
+            raise ConfigError(f"columns must be a name or a list of names, not {columns!r}")
         opened = open_columns(files or data_path, format_, reach, columns or ())
         source = opened.rows(list(columns or opened.names))
         if one is not None:

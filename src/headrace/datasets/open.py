@@ -39,7 +39,7 @@ _KINDS: dict[type[BaseDataset], str] = {
     StreamingDataset: "shards",
     EpisodeDataset: "episodes",
     TableDataset: "tables",
-    ColumnsDataset: "formats of other packages",
+    ColumnsDataset: "files of other libraries",
 }
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 _KEYWORDS = {cls: keywords_of(cls) for cls in _KINDS}

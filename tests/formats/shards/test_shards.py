@@ -19,6 +19,7 @@ from PIL import Image
 
 from headrace import (
     BudgetError,
+    ConfigError,
     DataNotFoundError,
     FormatError,
     HeadraceWarning,
@@ -196,6 +197,16 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
     rows = open_dataset(folder, columns="x")
     batch = next(iter(create_dataloader(rows, batch_size=24, shuffle=False)))
     assert torch.equal(batch[:, 0], torch.arange(24.0))
+
+
+def test_other_classes_name_what_reads_shards(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    with pytest.raises(FormatError, match="open_dataset"):
+        TextDataset(folder)
+    with pytest.raises(DataNotFoundError, match="use open_dataset"):
+        ImageDataset(folder)
+    with pytest.raises(ConfigError, match="list of names"):
+        open_dataset(folder, columns=5)
 
 
 def test_streams_are_one_dataset(tmp_path: Path) -> None:

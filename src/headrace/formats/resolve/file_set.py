@@ -42,8 +42,9 @@ READERS: dict[str, tuple[str, ...]] = {
     "ZarrDataset": (".zarr", ".zarr.zip"),
     "StreamingDataset": (".tar",),
     "TableDataset": (*_TABLES, ".npy", ".npz"),
+    "open_dataset": (".mds", ".mds.gz", ".zstd", ".bin", ".tfrecord", ".tfrecords"),
 }
-"""The classes that read files of some endings."""
+"""What reads files of some endings, such as a class."""
 BOOKKEEPING = (
     b"readme.md",
     b"dataset_dict.json",
@@ -246,6 +247,12 @@ def are_tables(names: Sequence[bytes]) -> bool:
     return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
+def are_shards(names: Sequence[bytes]) -> bool:
+    """True if some files are shards of another library."""
+    endings = encoded(READERS["open_dataset"])
+    return any(plain_bytes(name).endswith(endings) for name in names)
+
+
 def summary_of(names: Sequence[bytes]) -> str:
     """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
     ImageDataset".
@@ -272,7 +279,7 @@ def summary_of(names: Sequence[bytes]) -> str:
 
 def _ending_of(name: str) -> str:
     """ ".jpg"; of what is packed both: ".jsonl.gz"."""
-    root, ending = os.path.splitext(name.rpartition("/")[2].lower())
+    root, ending = os.path.splitext(plain_name(name.rpartition("/")[2]))
     if ending in (".gz", ".zst", ".zip"):
         return os.path.splitext(root)[1] + ending
     return ending

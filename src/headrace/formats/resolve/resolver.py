@@ -41,6 +41,7 @@ from headrace.formats.resolve.file_set import (
     Format,
     Found,
     are_bookkeeping,
+    are_shards,
     are_tables,
     encoded,
     plain_bytes,
@@ -212,6 +213,11 @@ def _gathered(
     if kind is None:
         return None, None
     edges = np.searchsorted(numbers, ends).tolist()
+    if are_bookkeeping(names, (b"index.json",)) and are_shards(others):
+        raise FormatError(
+            f"{redact(entries[0])} holds shards of another library: use headrace.open_dataset, or "
+            "ImageDataset or TextDataset with column="
+        )
     _check_found(kind, entries, edges, others)
     if are_bookkeeping(names) and are_tables(others):
         raise FormatError(
