@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from headrace.casting import DTypeArgument, cast, dtype_named
+from headrace.casting import DTypeArgument, cast, cast_into, dtype_named
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -54,6 +54,7 @@ class TableDecoder(BytesDecoder):
         left: Left,
     ) -> None:
         super().__init__(decoders, one, left)
+        self._stored = dict(specs)
         self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
         self._lists = frozenset(lists)
         self._dtype = dtype
@@ -77,10 +78,10 @@ class TableDecoder(BytesDecoder):
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """Makes stacked batches of dicts column by column, where nothing is held, nor cast."""
+        """Makes stacked batches of dicts column by column, where nothing is held."""
         source = dataset.sample_source
         decoder = dataset.sample_decoder
-        if self.column is not None or not self.stores_values or not isinstance(source, TableSource):
+        if self.column is not None or self.decoders or not isinstance(source, TableSource):
             return None
         if not collating.stacks or not dataset.value_source.is_direct:
             return None
@@ -89,9 +90,18 @@ class TableDecoder(BytesDecoder):
         if not all(name in self._lists or is_known(spec) for name, spec in self._specs.items()):
             return None
 
+        cast = {
+            name: spec for name, spec in self._stored.items() if spec and spec != self._specs[name]
+        }
+
         def read(indices: IntArray, outs: dict[str, Any]) -> int:
-            source.read_columns(indices, outs)
-            return sum(map(_nbytes, outs.values()))
+            beside = {}
+            for name, spec in cast.items():
+                beside[name] = np.empty((len(indices), *spec.shape), spec.dtype)
+            source.read_columns(indices, {**outs, **beside})
+            for name, values in beside.items():
+                cast_into(values, outs[name])
+            return sum(map(_nbytes, (*outs.values(), *beside.values())))
 
         return ColumnReader("column by column, straight from storage", dataset, self._specs, read)
 
@@ -200,7 +210,7 @@ class TableDataset(BaseDataset):
         source: Any
         rows: Decoder
         targets: Any = None
-        if hold_arrays(files):
+        if hold_arrays(files, shown):
             if decoders:
                 raise ConfigError(f"{shown} holds NumPy arrays, and no bytes: leave out decode")
             arrays = open_arrays(files, one or names, target_name)

@@ -216,3 +216,15 @@ class TestContract(DatasetContract):
 
     def make(self, **options: Any) -> TableDataset:
         return TableDataset(self.path, **options)
+
+
+def test_arrays_beside_tables(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for array, table in (("a.npy", "b.parquet"), ("b.npy", "a.parquet")):
+        folder = tmp_path / array
+        folder.mkdir()
+        np.save(folder / array, ROWS)
+        pq.write_table(pa.table({"x": [1, 2]}), folder / table)
+        with pytest.raises(FormatError, match=rf"as .*{array}, and .*{table}: make one dataset"):
+            TableDataset(folder)

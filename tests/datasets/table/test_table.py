@@ -179,17 +179,20 @@ def test_one_column_alone_is_the_sample(tmp_path: Path) -> None:
         assert dicts[2] == {"text": texts[2]}
 
 
-# one by one; together, and cast
-@pytest.mark.parametrize(("few", "dtype"), [(8, None), (1, "float16")])
+# one by one; together, and cast; wide ones by themselves
+@pytest.mark.parametrize(
+    ("few", "wide", "dtype"), [(8, 8192, None), (1, 8192, "float16"), (1, 1, None)]
+)
 def test_columns_are_batched_without_samples(
-    few: int, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few: int, wide: int, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.formats.table.source._FEW", few)
+    monkeypatch.setattr("headrace.formats.table.source._WIDE", wide)
     path = write(tmp_path / "a.parquet", some_table())
     columns = ["number", "vector", "word", "truth"]
     with TableDataset(path, columns, target_name="half", dtype=dtype) as dataset:
         loader = loader_of(dataset, 16, shuffle=True, seed=2)
-        assert ("column by column" in loader.explain()) is (dtype is None)
+        assert "column by column" in loader.explain()
         one_by_one = dataset.with_transform(dict)
         plain = loader_of(one_by_one, 16, shuffle=True, seed=2)
         for batch, other in zip(loader, plain, strict=True):
@@ -601,16 +604,27 @@ def test_the_splits_of_a_data_set_are_no_table(tmp_path: Path) -> None:
         write(saved / split / "data-00000-of-00001.arrow", some_table(30), "stream")
         write(hub / "data" / f"{split}-00000-of-00001.parquet", some_table(30))
         (saved / split / "state.json").write_text("{}")
-    write(
-        saved / "train" / "cache-0123456789abcdef.arrow", some_table(3), "stream"
-    )  # no part of it
+    for name in ("cache-0123456789abcdef.arrow", "cache-mine.arrow"):  # no part of it
+        write(saved / "train" / name, some_table(3), "stream")
     (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     for folder in (saved, hub):
         with pytest.raises(FormatError, match=r"\(test, train\)"):
             TableDataset(folder)
-    for path in (saved / "train", str(hub / "data/train-*.parquet"), [saved / "test"]):
+    splits = (saved / "train", f"{saved}/train/*.arrow", f"{hub}/data/train-*.parquet")
+    for path in (*splits, [saved / "test"]):
         with open_dataset(path, columns=["number"]) as dataset:
             assert len(dataset) == 30
+
+
+def test_columns_of_one_name(tmp_path: Path) -> None:
+    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])]
+    table = pa.Table.from_arrays(columns, names=["x", "x", "y"])
+    for kind in ("parquet", "arrow"):
+        path = write(tmp_path / f"a.{kind}", table, kind)
+        with TableDataset(path, "y") as dataset:
+            assert int(dataset[1]) == 6
+        with pytest.raises(FormatError, match=r"has 2 columns 'x': .*columns="):
+            TableDataset(path)
 
 
 def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:

@@ -182,7 +182,10 @@ class ArraysSource(ReadersSource):
             )
         if len({field.shape[0] for field in fields.values()}) > 1:
             lengths = ", ".join(f"{one!r} {field.shape[0]:,}" for one, field in fields.items())
-            raise FormatError(f"{path}: the arrays have different numbers of rows: {lengths}")
+            raise FormatError(
+                f"{path}: the arrays have different numbers of rows: {lengths}: choose those that "
+                "belong together"
+            )
 
     # -- what it is
 

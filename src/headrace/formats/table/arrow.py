@@ -279,7 +279,8 @@ class ArrowTable(TableFile):
             self._known = arrays, np.full((*places.shape, len(self.rows)), -2)
         known = self._known  # of threads that come here together each goes on with its own
         places = known[1]
-        for number in distinct(blocks[places[0, 0, blocks] == -2]).tolist():
+        # the last place that another thread writes: then it has written all of them
+        for number in distinct(blocks[places[1, -1, blocks] == -2]).tolist():
             places[:, :, number] = self._buffers(number)[1]
         return known
 

@@ -94,20 +94,19 @@ def table_paths(files: FileSet, shown: str) -> list[str]:
         FormatError: a folder holds the splits of a data set.
     """
     paths = files.urls()
-    if not files.searched:
-        return paths
+    parts = [os.fsdecode(files.names[number]).rpartition("/") for number in range(len(files))]
+    saved = {folder for folder, _, name in parts if _SPLIT.fullmatch(name)}
     chosen = []
     splits = set[str]()
-    for number, path in enumerate(paths):
-        folder, _, name = os.fsdecode(files.names[number]).rpartition("/")
-        if _CACHED.fullmatch(name):
+    for path, (folder, _, name) in zip(paths, parts, strict=True):
+        if _CACHED.fullmatch(name) or (folder in saved and name.startswith("cache-")):
             continue
         chosen.append(path)
         words = [folder.rpartition("/")[2]]
         if found := _SPLIT.fullmatch(name):
             words.append(found[1] or "")
         splits.update(filter(_SPLITS.fullmatch, words))
-    if len(splits) > 1:
+    if files.searched and len(splits) > 1:
         raise FormatError(
             f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are not "
             "one table: pass the files of one, by its folder or by a glob such as "
@@ -134,13 +133,20 @@ def kind_of_table(path: str) -> str:
         raise AccessError(f"{redact(path)}: this user may not read the file") from error
 
 
-def hold_arrays(files: FileSet) -> bool:
+def hold_arrays(files: FileSet, shown: str) -> bool:
     """True if files are NumPy's, and False if they are tables.
 
     Raises:
-        AccessError: this user may not read the first.
+        FormatError: some are, and some are not.
+        AccessError: this user may not read one.
     """
-    return len(files) > 0 and kind_of_table(files.url(0)) == "numpy"
+    found = {kind_of_table(path) == "numpy": redact(path) for path in files.urls()}
+    if len(found) > 1:
+        raise FormatError(
+            f"{shown} holds NumPy arrays, such as {found[True]}, and tables, such as "
+            f"{found[False]}: make one dataset of each"
+        )
+    return True in found
 
 
 class Block(NamedTuple):
@@ -204,10 +210,15 @@ class TableFile(ABC):
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name in names:
             count = self._names.count(name)
-            if count != 1:
-                what = f"has no column {name!r}" if not count else f"has {count} columns {name!r}"
+            if count > 1:
+                raise FormatError(
+                    f"{self.shown} has {count} columns {name!r}: write it again with names that "
+                    "differ, or choose others by columns="
+                )
+            if not count:
                 raise MissingNameError(
-                    f"{self.shown} {what}; it has: {listed_names(set(self._names), name)}"
+                    f"{self.shown} has no column {name!r}; it has: "
+                    f"{listed_names(set(self._names), name)}"
                 )
             kind = self.schema.field(name).type
             no_tensor = refused(kind)

@@ -52,6 +52,7 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
+_WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
@@ -431,6 +432,10 @@ def _write(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Ou
         if isinstance(out, list):
             for place, value in zip(places.tolist(), column.values(rows), strict=True):
                 out[place] = value
-        else:
-            assert isinstance(column, Numbers)
+            continue
+        assert isinstance(column, Numbers)
+        if out[:1].nbytes < _WIDE:
             out[places] = column.take(rows)
+            continue
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            out[place] = column.take(row)
