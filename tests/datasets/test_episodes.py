@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -193,6 +194,31 @@ def test_a_batch_of_whole_episodes_is_padded(demos: Path, make_loader: Any) -> N
     assert batch["model_file"] == [f"<mujoco {number}>" for number in range(4)]
     assert not batch["actions"][~batch["mask"]].any()
     assert same(batch["obs/joint_pos"][1], dataset[1]["obs/joint_pos"])
+
+
+class Made(NamedTuple):
+    """What a transform may make of an episode."""
+
+    inside: dict[str, Any]
+    steps: Any
+
+
+@dataclasses.dataclass
+class Acted:
+    """As `Made`, with the name of a key."""
+
+    actions: torch.Tensor
+
+
+def test_padded_fields_of_transforms(demos: Path, make_loader: Any) -> None:
+    def step(sample: dict[str, Any]) -> Made:
+        return Made({"actions": sample["actions"]}, Acted(sample["actions"]))
+
+    dataset = EpisodeDataset(demos, "actions", static="model_file", transform=step)
+    batch = next(iter(make_loader(dataset, batch_size=4, shuffle=False, num_workers=0)))
+    assert batch.inside["lengths"].tolist() == [7, 12, 5, 1]
+    assert batch.inside["mask"].shape == (4, 12)
+    assert same(batch.steps.actions, batch.inside["actions"])
 
 
 def test_some_episodes(demos: Path) -> None:
@@ -466,7 +492,7 @@ def test_arguments_that_make_no_sense(demos: Path) -> None:
         ({"dtype": "floot"}, "floot"),
         ({"dtype": {"reward": "f4"}}, "'reward'"),
         ({"keys": []}, "keys"),
-        ({"static": "label"}, "static"),
+        ({"static": 5}, "static"),
         ({"windows": 4}, "did you mean window"),
         ({"dataset_name": "actions"}, "'dataset_name'"),
     ]

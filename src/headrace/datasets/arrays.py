@@ -177,14 +177,14 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
     return checked_list("dataset_name", dataset_name)
 
 
-def checked_list(argument: str, names: Any) -> tuple[str, ...]:
-    """The names in a list.
+def checked_list(argument: str, names: Any, least: int = 1) -> tuple[str, ...]:
+    """The names in a list, which has so many at least.
 
     Raises:
-        ConfigError: it is something else, has none, or one twice.
+        ConfigError: it is something else, has too few, or one twice.
     """
     is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
-    if not is_list or not len(names) or not all(isinstance(name, str) for name in names):
+    if not is_list or len(names) < least or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{argument} must be a name or a list of names, not {names!r}")
     if len(set(names)) < len(names):
         raise ConfigError(f"{argument} has a name twice: {list(names)!r}")

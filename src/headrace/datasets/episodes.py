@@ -15,7 +15,7 @@ import torch
 
 from headrace.arguments import check_integer
 from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_dtype
-from headrace.collate.sequences import Padded, Padding, to_rows
+from headrace.collate.sequences import Padding, to_rows
 from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
 from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
@@ -105,23 +105,25 @@ class EpisodeCollator:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collates samples into a batch."""
-        return stack_tree(list(samples), self._padded)
+        padded = dict[FieldPath, torch.Tensor]()  # the lengths of the fields at these paths
 
-    def _padded(self, values: list[Any], path: FieldPath) -> Any:
-        name = path[-1].names[0] if path else ""
-        first = values[0]
-        if name in self._keys and isinstance(first, torch.Tensor) and first.ndim:
-            padded, lengths = self._padding.apply(to_rows(values, path), 0, path)
-            return Padded(padded, self._padding.mask(lengths, padded.shape[1]).bool(), lengths)
-        if not isinstance(first, dict) or not self._keys & first.keys():
-            return USUAL
-        batch = stack_inside(values, path, self._padded, "")
-        fields = [key for key, value in batch.items() if isinstance(value, Padded)]
-        if fields:
-            batch |= {MASK: batch[fields[0]].attention_mask, LENGTHS: batch[fields[0]].lengths}
-        for key in fields:
-            batch[key] = batch[key].values
-        return batch
+        def special(values: list[Any], path: FieldPath) -> Any:
+            first = values[0]
+            name = path[-1].names[0] if path else ""
+            if name in self._keys and isinstance(first, torch.Tensor) and first.ndim:
+                batch, padded[path] = self._padding.apply(to_rows(values, path), 0, path)
+                return batch
+            if not isinstance(first, dict) or not self._keys & first.keys():
+                return USUAL
+            batch = stack_inside(values, path, special, "")
+            inside = [at for at in padded if at[:-1] == path]
+            if inside:
+                lengths = padded[inside[0]]
+                longest = batch[inside[0][-1].names[0]].shape[1]
+                batch |= {MASK: self._padding.mask(lengths, longest).bool(), LENGTHS: lengths}
+            return batch
+
+        return stack_tree(list(samples), special)
 
     def __repr__(self) -> str:
         return f"EpisodeCollator({sorted(self._keys)!r})"
@@ -225,6 +227,8 @@ class EpisodeDataset(BaseDataset):
         )
         if isinstance(keys, str):
             keys = [keys]
+        if isinstance(static, str):
+            static = [static]
         wanted: Any = episodes
         if episodes is not None and not isinstance(episodes, str):
             wanted = checked_list("episodes", episodes)
@@ -232,7 +236,7 @@ class EpisodeDataset(BaseDataset):
         how = EpisodeOptions(
             groups=groups,
             keys=None if keys is None else checked_list("keys", keys),
-            static=checked_list("static", static) if len(static) else (),
+            static=checked_list("static", static, 0),
             episodes=wanted,
             windows=window,
         )
