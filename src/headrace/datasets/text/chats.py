@@ -12,6 +12,7 @@ Ids of chats are marked: an id that is supervised stands for itself, another one
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -211,6 +212,7 @@ class Chats(Texts):
         options.check_chats()
         tokenizer = options.tokenizer
         _check_template(tokenizer, options.chat_template)
+        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
         about = json.dumps([tokenizer.chat_template, options.chat_template], default=repr)
         self._template_identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
@@ -229,6 +231,12 @@ class Chats(Texts):
             row = {field: row}
         messages, weights = chat_of(row, field)
         given = _json_field(row, OPTIONS, dict) or {}
+        reserved = self._reserved & given.keys()
+        if reserved:
+            raise FormatError(
+                f"its chat_template_kwargs hold {', '.join(sorted(reserved))}, which is not the "
+                "template's: leave it out"
+            )
         given["tools"] = _json_field(row, TOOLS, list)
         if self.options.chat_template is not None:
             given["chat_template"] = self.options.chat_template
