@@ -138,7 +138,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(ConfigError, match="no dataset"):
             function(TensorDataset(torch.zeros(8)))
         for config in (loader.config, {"batch_size": 4}):
-            with pytest.raises(ConfigError, match=r"must be an integer|length=|not known"):
+            with pytest.raises(ConfigError, match="loader first"):
                 function(config, loader)
     for wrong in (-1, 1.5, "2", True):
         for function, name in (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from headrace.arguments import check_integer, checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
@@ -232,6 +232,8 @@ def get_epoch_length(loader: Any, length: int | None = None) -> int:
     Raises:
         ConfigError: the dataset has no length and `length` is not given; or `loader` is a dataset.
     """
+    if isinstance(loader, DataLoaderConfig) or isinstance(length, DataLoader | MultiDataLoader):
+        raise ConfigError("a loader holds its own options: pass the loader first, and no config")
     if length is not None:
         return check_integer("length", length, 0)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
