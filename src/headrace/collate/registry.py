@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headrace.arguments import is_of_callables
+from headrace.arguments import described, is_of_callables
 from headrace.collate.sequences import TextCollator, pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.vision import DetectionCollator, VisionCollator
@@ -69,16 +69,22 @@ class Collators:
 
         return add
 
-    def get(self, name_or_modality: str, **options: Any) -> Collate:
+    def get(self, name_or_modality: str = "", **options: Any) -> Collate:
         """Returns the collate function with that name, or the last one registered for that
         modality.
 
         A class is called with `options`. For a collate function they are bound as keywords.
 
         Raises:
-            ConfigError: there is no such function, and the message lists the names; or a class
-                does not take these options.
+            ConfigError: no name is given; there is no such function, and the message lists the
+                names; or a class does not take these options.
         """
+        if not name_or_modality:
+            given = next(iter(options.values()), "pad")
+            raise ConfigError(
+                "collators.get takes the name or modality first: write "
+                f"collators.get({described(given)})"
+            )
         entry = self._entries.get(name_or_modality)
         if entry is None:
             entry = next((e for e in reversed(self.list()) if e.modality == name_or_modality), None)
