@@ -94,6 +94,10 @@ def test_numbers_of_every_length(tmp_path: Path) -> None:
     path = make_tfrecord(tmp_path / "a.tfrecord", [{"n": values}, {"n": values[:0]}])
     data = open_dataset(path, columns="n")
     assert data[0].tolist() == values.tolist() and not len(data[1])
+    many = np.tile(values, 20_000)  # in several pieces
+    assert np.array_equal(
+        open_dataset(make_tfrecord(tmp_path / "b.tfrecord", [{"n": many}]))[0]["n"], many
+    )
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

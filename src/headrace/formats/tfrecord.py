@@ -37,6 +37,7 @@ from headrace.memory.anonymous import SharedArray
 _HEAD, _TAIL = 12, 4
 """Bytes before and behind the contents of a record."""
 _BITS = (1 << 64) - 1
+_PIECE = 1 << 20  # bytes of numbers that are decoded at once
 _LOOKED_AT = 16
 """Records by which the columns of the first file are found."""
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
@@ -140,10 +141,22 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 def _integers(data: memoryview) -> npt.NDArray[np.int64]:
     """Numbers of variable length, one behind the other."""
+    parts = [np.zeros(0, np.int64)]
+    start = 0
+    while start < len(data):
+        stop = min(start + _PIECE, len(data))
+        longest = min(stop + 10, len(data))
+        while stop < longest and data[stop - 1] >= 0x80:
+            stop += 1
+        parts.append(_piece(data[start:stop]))
+        start = stop
+    return np.concatenate(parts)
+
+
+def _piece(data: memoryview) -> npt.NDArray[np.int64]:
+    """Numbers of variable length, all at once: it takes 40 times their bytes."""
     flat = np.frombuffer(data, np.uint8)
     is_last = flat < 0x80
-    if not len(flat):
-        return np.zeros(0, np.int64)
     if not is_last[-1]:
         raise ValueError("a number is cut short")
     starts = np.flatnonzero(np.concatenate([[True], is_last[:-1]]))
