@@ -122,3 +122,15 @@ def test_joined_ranges_are_the_bytes_of_the_file(tmp_path: Path, spread: int) ->
     with pytest.raises(FormatError, match="a ends before"):
         files.read_joined(beyond)
     files.close()
+
+
+def test_one_range_into_its_buffer(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(100)))
+    files = LocalFiles()
+    buffer = memoryview(bytearray(7))
+    assert files.read_into(ByteRanges.of([(str(path), 90, 97)]), [buffer]) == []
+    assert buffer.tobytes() == bytes(range(90, 97))
+    with pytest.raises(FormatError, match="ends before byte"):
+        files.read_into(ByteRanges.of([(str(path), 95, 102)]), [buffer])
+    files.close()
