@@ -109,6 +109,17 @@ def test_samples_are_the_same(name: str, folder: Path, tmp_path: Path, told: Any
         assert told
 
 
+def test_of_a_sample_by_itself(tmp_path: Path, told: Any) -> None:
+    """It is read at once: to tell the system first takes longer than most reads."""
+    write_rows(tmp_path)
+    dataset = HDF5Dataset(tmp_path / "0.h5", "x")
+    dataset[0]  # the file is opened
+    told.clear()
+    HINTS._left = 1
+    assert np.array_equal(dataset[7], ROWS[7]) and told == []
+    dataset.close()
+
+
 def test_of_nothing(tmp_path: Path, told: Any) -> None:
     """0 bytes would mean: all that follow."""
     (tmp_path / "a").write_bytes(b"abcdef")
