@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from headrace import ConfigError, create_dataloader
 from headrace.loader import ranks as agreement
+from headrace.order import EpochOrder
 from tests.testing.test_contract import SquareDataset
 
 Body = Callable[[int, Callable[[], None]], Any]
@@ -151,6 +152,23 @@ def resume_alone(rank: int, built: Any) -> None:
 
 def name_another_epoch(rank: int, built: Any) -> None:
     built.set_epoch(rank)
+
+
+def test_another_order_is_said() -> None:
+    def body(rank: int, barrier: Callable[[], None]) -> int:
+        if rank == 1:
+            original = EpochOrder.__getitem__
+            EpochOrder.__getitem__ = lambda order, at: original(order, at) ^ 1  # type: ignore
+        built = loader()
+        if rank == 1:
+            barrier()
+        count = len(list(built))
+        if rank == 0:
+            barrier()
+        return count
+
+    first, text = ranks(2, body)
+    assert first == 6 and "order is [" in text
 
 
 @pytest.mark.parametrize(

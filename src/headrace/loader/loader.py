@@ -151,6 +151,10 @@ class Loader(DataLoader[B]):
             del facts["global_batch"]  # batch_size says it in the user's words
             for name in ("batch_size", "drop_last", "pad"):
                 facts[name] = getattr(config, name)
+            # some of the order too, which other code may compute differently
+            assert isinstance(self._plan, RankBatches)
+            order = self._plan.order
+            facts["order"] = order[: len(order) : max(1, len(order) // 8)].tolist()
             self._agreement = Agreement(facts, world)
 
     # -- set-up

@@ -100,7 +100,8 @@ class Agreement:
         other, theirs = json.loads(answers[0])
         differing: list[str] = []
         for name in dict.fromkeys([*theirs, *own]):
-            if own.get(name) != theirs.get(name):
+            # other orders mostly follow from what differs
+            if own.get(name) != theirs.get(name) and not (differing and name == "order"):
                 has = f"{theirs.get(name)} on rank {other}, {own.get(name)} on rank {rank}"
                 differing.append(f"{name} is {has}")
         if differing:
