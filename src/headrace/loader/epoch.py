@@ -177,7 +177,7 @@ class EpochIterator:
         requests = self._loader._plan.requests(self.at.epoch, begin)
         if self.states is not None:
             requests = self.states.onto(requests)
-        self._deliveries = pool.start(requests)
+        self._deliveries = pool.start(self.at.epoch, begin, requests)
         self.pool = pool
         pool.user = weakref.ref(self)
 

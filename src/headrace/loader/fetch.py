@@ -6,6 +6,7 @@ parent raises it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -131,15 +132,25 @@ class Fetch(Dataset[Any]):
         if request.is_idle:
             report["idle"] = True
             return MadeBatch(None, 0)
-        if self._batches is not None:  # a streaming dataset prefetches it, and what comes after it
-            self._batches = self._batches.with_epoch(request.epoch)
-            steps = range(request.step, self._batches.steps, self._stride)
-            self.dataset.prefetch(request.epoch, steps, self._batches)
+        if self._batches is not None:
+            self._prefetch(self._batches, request.epoch, request.step)
         if self._pixels is None:
             return self._make(request, report)
         make = functools.partial(self._make, report=report)
         made, report["pixels"] = self._pixels.make(request, make)
         return made
+
+    def _prefetch(self, batches: RankBatches, epoch: int, step: int) -> None:
+        """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
+        self._batches = batches = batches.with_epoch(epoch)
+        self.dataset.prefetch(epoch, range(step, batches.steps, self._stride), batches)
+
+    def begin(self, epoch: int, step: int, worker: int) -> None:
+        """Has the first batch of a worker prefetched, when the workers begin at a step."""
+        # else its first request may bring no batch, but a state
+        if self._batches is not None and not self._is_stateful:
+            with contextlib.suppress(Exception):  # raised again where the batch is made
+                self._prefetch(self._batches, epoch, step + worker)
 
     def _count(self, report: dict[str, Any], cpu: float) -> None:
         """Reports the work on a batch, which began at that moment of the CPU."""
@@ -412,17 +423,22 @@ class WorkerInit:
     """What a worker does first: leave signals to its parent, end with it, say that its loop begins,
     and call the user's `worker_init_fn`.
 
-    What a fork brought along stays out of garbage collection: the parent's loaders and their
-    workers are not the worker's to end. Torch's default dtype is the parent's.
+    Then it has its first batch prefetched, which the parent asks for when all workers have been
+    started. What a fork brought along stays out of garbage collection: the parent's loaders and
+    their workers are not the worker's to end. Torch's default dtype is the parent's.
 
     Args:
         function: the user's.
         flags: of the workers.
+        begins: epoch and step with which the workers begin.
     """
 
-    def __init__(self, function: Callable[[int], Any] | None, flags: Flags) -> None:
+    def __init__(
+        self, function: Callable[[int], Any] | None, flags: Flags, begins: tuple[int, int]
+    ) -> None:
         self._function = function
         self._flags = flags
+        self._begins = begins
         self._collects = gc.isenabled()
         self._dtype = torch.get_default_dtype()
 
@@ -445,6 +461,8 @@ class WorkerInit:
             except Exception as error:
                 error.add_note("headrace: raised by worker_init_fn")
                 fetch.init_error = error  # each batch raises it
+                return
+        fetch.begin(*self._begins, worker)
 
 
 def _generator_from(device: str, state: bytes) -> torch.Generator:

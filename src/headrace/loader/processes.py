@@ -354,9 +354,9 @@ class WorkerPool:
         """Ends the workers, as soon as nobody asks for their batches any more."""
         self._loader = self._iterator = None
 
-    def start(self, requests: Iterator[BatchRequest]) -> Iterator[Delivered]:
-        """The deliveries of these requests: a `WorkerIterator`, or without workers a `map`. What a
-        lasting pool had still on its way is dropped.
+    def start(self, epoch: int, step: int, requests: Iterator[BatchRequest]) -> Iterator[Delivered]:
+        """The deliveries of an epoch from a step on, by its requests: a `WorkerIterator`, or
+        without workers a `map`. What a lasting pool had still on its way is dropped.
         """
         self.dispatch.requests = requests
         self.dispatch.handed_out = 0
@@ -365,12 +365,12 @@ class WorkerPool:
             made: Any = map(self._fetch.__getitems__, self.dispatch)
             return map(Delivered.pin_memory, made) if self._config.pin_memory else made
         if self._loader is None or self._iterator is None:
-            return self._start_workers()
+            return self._start_workers(epoch, step)
         with torch.device("cpu"):
             self._iterator._reset(self._loader)
         return self._iterator
 
-    def _start_workers(self) -> WorkerIterator:
+    def _start_workers(self, epoch: int, step: int) -> WorkerIterator:
         config = self._config
         context: Any = config.multiprocessing_context
         for _ in range(_BIRTHS):
@@ -387,7 +387,7 @@ class WorkerPool:
                 prefetch_factor=config.prefetch_factor,
                 persistent_workers=self.is_lasting,
                 multiprocessing_context=context_of(context, flags),
-                worker_init_fn=WorkerInit(config.worker_init_fn, flags),
+                worker_init_fn=WorkerInit(config.worker_init_fn, flags, (epoch, step)),
                 timeout=config.timeout,
             )
             # no garbage collection, here or in a new worker before it is theirs to do; and torch
