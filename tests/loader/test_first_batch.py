@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError
 from tests.testing.test_contract import SquareDataset
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"}
@@ -13,9 +12,9 @@ OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "block"
 class Noted(SquareDataset):
     """Notes in a file which steps each process has prefetched, and which batches were made."""
 
-    def __init__(self, path: Path, fails: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(loading_mode="streaming")
-        self.path, self.fails = path, fails
+        self.path = path
 
     def _note(self, *words: Any) -> None:
         with open(self.path, "a") as file:
@@ -23,8 +22,6 @@ class Noted(SquareDataset):
 
     def prefetch(self, key: Any, steps: range, batches: Any) -> None:
         self._note("prefetch", key, steps.start, steps.step)
-        if self.fails:
-            raise HeadraceError("no prefetching")
 
     def __getitems__(self, indices: Any) -> Any:
         self._note("made")
