@@ -114,7 +114,7 @@ class Headers:
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self.size = files.version(path).size
+        self.size: int = files.version(path).size
         self._near, self._hop, self._first = _REMOTE if files.is_remote else _LOCAL
         self._long = self._first
         self._start = 0

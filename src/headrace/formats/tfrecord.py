@@ -259,8 +259,8 @@ class TFRecordColumns(Columns):
     def __init__(self, paths: Sequence[str], files: Files) -> None:
         self._source = TFRecordSource(paths, files)
         names = self._source.features
-        self.names = sorted(names)
-        self.decoders = {name: kind for name, kind in names.items() if kind}
+        self.names: list[str] = sorted(names)
+        self.decoders: dict[str, str] = {name: kind for name, kind in names.items() if kind}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -310,7 +310,7 @@ class TFRecordSource(Locatable):
         self._first = np.cumsum([0, *(len(edges) - 1 for edges, _ in indices)])
         self._starts = SharedArray(np.concatenate([edges[:-1] for edges, _ in indices]))
         self._stops = SharedArray(np.concatenate([edges[1:] for edges, _ in indices]))
-        self.features = dict[str, str]()
+        self.features: dict[str, str] = {}
         for path, (edges, names) in zip(self._paths, indices, strict=True):
             for name, kind in _checked_features(path, edges, names).items():
                 if kind or name not in self.features:

@@ -49,10 +49,10 @@ class ShardColumns(Columns):
         FormatError: an index is damaged, or of another layout; folders have other columns.
     """
 
-    written_by = ""
+    written_by: str = ""
 
     def __init__(self, paths: Sequence[str], files: Files) -> None:
-        self.paths = set(paths)
+        self.paths: set[str] = set(paths)
         self._files = files
         self._shards = list[Shard]()
         self._columns: dict[str, ShardColumn] = {}
@@ -77,9 +77,11 @@ class ShardColumns(Columns):
                     f"({type(error).__name__}: {error}): {COPY}"
                 ) from error
         self._check_named()
-        self.names = list(self._columns)
+        self.names: list[str] = list(self._columns)
         columns = self._columns.items()
-        self.decoders = {name: column.extension for name, column in columns if column.extension}
+        self.decoders: dict[str, str] = {
+            name: column.extension for name, column in columns if column.extension
+        }
 
     def _check_named(self) -> None:
         """Raises a FormatError where a shard lies in a folder, and is not among those named: all

@@ -100,7 +100,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[str]:
 class LitDataColumns(ShardColumns):
     """The columns of chunks that `litdata.optimize` wrote."""
 
-    written_by = "LitData"
+    written_by: str = "LitData"
 
     def add(self, index: str, said: Any) -> None:
         config = said["config"]

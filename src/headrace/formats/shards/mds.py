@@ -72,7 +72,7 @@ def _decoder_of(encoding: str) -> Decoder | None:
 class MdsColumns(ShardColumns):
     """The columns of shards that `streaming.MDSWriter` wrote."""
 
-    written_by = f"MDS version {_VERSION}"
+    written_by: str = f"MDS version {_VERSION}"
 
     def add(self, index: str, said: Any) -> None:
         for shard in said["shards"]:

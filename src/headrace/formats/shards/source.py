@@ -54,7 +54,12 @@ class _Arrow(Codec):
         return pyarrow().Codec(self.name).decompress(data, size)
 
 
-CODECS = {"zstd": Zstd(), "gz": Inflate(GZIP), "snappy": _Arrow("snappy"), "br": _Arrow("brotli")}
+CODECS: dict[str, Codec] = {
+    "zstd": Zstd(),
+    "gz": Inflate(GZIP),
+    "snappy": _Arrow("snappy"),
+    "br": _Arrow("brotli"),
+}
 
 
 class Shard(NamedTuple):

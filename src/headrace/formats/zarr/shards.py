@@ -59,8 +59,8 @@ class ArrayFiles(ChunkIndex):
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, whole: bool = False) -> None:
-        self.store = store
-        self.name = name
+        self.store: Store = store
+        self.name: str = name
         self._separator = layout.separator
         self._counts = Grid(layout.shape, layout.files).counts
         first = "/".join(part for part in (name, layout.prefix) if part)
@@ -68,7 +68,7 @@ class ArrayFiles(ChunkIndex):
             first += layout.separator if layout.prefix else "/"
         self._first = first
         self.count: int = math.prod(self._counts)
-        self.whole_files = whole
+        self.whole_files: bool = whole
         if 0 < self.count < _NOWHERE >> 1:
             store.note_last(self._names([self.count - 1])[0])
 
