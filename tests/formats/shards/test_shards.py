@@ -127,6 +127,7 @@ def test_trees_and_tokens_of_litdata() -> None:
     assert [one["input_ids"].tolist() for one in texts] == documents
 
 
+@pytest.mark.slow
 class TestContract(DatasetContract):
     compression = ""
 
@@ -142,7 +143,6 @@ class TestContract(DatasetContract):
         return self.make(**options), [9, 20]
 
 
-@pytest.mark.slow
 class TestCompressed(TestContract):
     compression = "gz"
 
