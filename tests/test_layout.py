@@ -94,11 +94,15 @@ def units_in(folder: Path) -> set[str]:
 @functools.cache
 def nodes_of(path: Path, types: bool = True) -> list[Any]:
     """What a file imports and calls, inside functions too; for type checkers alone, or not."""
-    tree = ast.parse(path.read_text())
-    if not types:
-        tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if TYPE_C")]
-    kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    if types:
+        tree = ast.parse(path.read_text())
+        kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.If)
+        return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    nodes = nodes_of(path)
+    blocks = [node for node in nodes if isinstance(node, ast.If)]
+    guarded = [block for block in blocks if getattr(block.test, "id", "") == "TYPE_CHECKING"]
+    for_checkers = {node for block in guarded for node in ast.walk(block)}
+    return [node for node in nodes if node not in for_checkers]
 
 
 def modules(path: Path, types: bool = True) -> set[str]:

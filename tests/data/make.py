@@ -6,6 +6,7 @@ seed, the same bytes (of one version of Pillow).
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -300,15 +301,20 @@ def truncated_jpeg(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+@functools.cache
+def _bomb_pixels(width: int, height: int) -> bytes:
+    row = bytes(1 + (width + 7) // 8)  # the filter byte, then the pixels
+    compress = zlib.compressobj(9)
+    return b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
+
+
 def bomb_png(path: Path) -> None:
     """A valid PNG of about 100 kB that decodes to 900 million black pixels.
 
     One bit a pixel, written by hand: Pillow would need the whole picture in memory to write it.
     """
     width, height = BOMB_PNG_SIZE
-    row = bytes(1 + (width + 7) // 8)  # the filter byte, then the pixels
-    compress = zlib.compressobj(9)
-    pixels = b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
+    pixels = _bomb_pixels(width, height)
     # bit depth 1, grey, deflate, no interlace
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"

@@ -226,7 +226,7 @@ def test_which_newborn_hangs(
 ) -> None:
     monkeypatch.setattr(workers, "_LOOK_EVERY", 0.05)
     # on a busy machine it may take a while until it sleeps
-    monkeypatch.setattr(workers, "_LONGEST_BIRTH", 20 if expected else 1)
+    monkeypatch.setattr(workers, "_LONGEST_BIRTH", 20 if expected else 0.4)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=_sleep, args=(doing, ready), daemon=True)

@@ -137,6 +137,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick_every(2)
 class TestHDF5Chunks(DatasetContract):
     """Compressed chunks of several rows, some of them cut."""
 

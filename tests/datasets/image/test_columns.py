@@ -110,6 +110,7 @@ def by_image(loader: Any) -> list[Any]:
     return sorted(samples, key=lambda pair: float(pair[0].sum()))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("kind", ["parquet", "structs", "tar"])
 def test_images_of_columns_in_all_modes(kind: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos")
@@ -157,6 +158,7 @@ def test_batches_are_made_row_by_row(tmp_path: Path) -> None:
     assert len(train) == len(val)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("ending", "column", "options"),
     [

@@ -78,6 +78,7 @@ def batches(dataset: Any, **options: Any) -> list[Any]:
         return [pickle.loads(pickle.dumps(batch)) for batch in loader]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("cut", CUTS)
 def test_columns_of_tables_in_all_modes(cut: dict[str, Any], tmp_path: Path) -> None:
     with TextDataset(
