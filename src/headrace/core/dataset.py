@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, o
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.arguments import check_integer, checks_keywords
+from headrace.arguments import check_integer, checks_keywords, described
 from headrace.core.ahead import WINDOW, Ahead
 from headrace.core.decoder import Decoder, Overriding, chained
 from headrace.core.held import BlockMemory, Held, MachineShare, cached, eager
@@ -33,7 +33,6 @@ from headrace.core.options import (
     blank,
     check_call,
     check_common,
-    check_source,
     classes_of,
     describe_call,
     describe_held,
@@ -231,7 +230,13 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return_index: bool = False,
         progress: bool | None = None,
     ) -> None:
-        check_source(source)
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"BaseDataset reads a Source, not {described(source)}: use open_dataset(path), "
+                "which finds the format, for a path; pass create_dataloader any torch dataset as "
+                "it is; for a format of your own subclass BaseDataset and Source (__len__, read, "
+                "fingerprint)"
+            )
         check_common(locals())
         self.transform = chained(transform)
         self.target_transform = target_transform
@@ -1049,16 +1054,16 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     def _settle(self) -> None:
         self.block_memory.settle()
-        self._become_iterable()
+        if self.loading_mode is LoadingMode.STREAMING:
+            self._become_iterable()
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.value_source  # noqa: B018  # made before any worker is forked: all share it
 
     def _become_iterable(self) -> None:
-        """Makes a dataset an `IterableDataset` exactly when it is streaming (law 8): torch decides
-        by `isinstance`, and the mode may be known only when the constructor is through.
+        """Makes a streaming dataset an `IterableDataset` (law 8): torch decides by `isinstance`,
+        and the mode may be known only when the constructor is through.
         """
-        if self.loading_mode is LoadingMode.STREAMING:
-            self.__class__ = joined_class(type(self), IterableDataset)
+        self.__class__ = joined_class(type(self), IterableDataset)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """A dataset travels to a worker with its store, anywhere else without what is held, and
@@ -1080,7 +1085,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         for name, value in state.items():
             self.__dict__[name] = value.array if isinstance(value, SharedArray) else value
         self._forget_generators()
-        self._become_iterable()
+        if self.loading_mode is LoadingMode.STREAMING:
+            self._become_iterable()
 
     def _mapped_by_workers(self, name: str) -> Any:
         """An attribute as it travels to a spawned worker: a large array is moved to where all

@@ -400,21 +400,22 @@ class BlockMemory:
         """
         block = self._source.block_nbytes
         budget = self._budget
-        if block > budget.limit:
-            raise BudgetError(
-                f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it is "
-                f"decoded, and the memory budget is {format_size(budget.limit)}: pack the data "
-                "again in smaller chunks, or raise max_memory_usage"
-            )
         if block:
+            if block > budget.limit:
+                raise BudgetError(
+                    f"a chunk of {type(self._source).__name__} takes {format_size(block)} when it "
+                    f"is decoded, and the memory budget is {format_size(budget.limit)}: pack the "
+                    "data again in smaller chunks, or raise max_memory_usage"
+                )
             most = budget.available // 8
             wanted = max(CHUNK_BYTES, block)
             if self._source.decoded_nbytes <= most:
                 wanted = max(wanted, self._source.decoded_nbytes)
             self.hold_chunks(min(wanted, most))
-        two = self.remote_nbytes(2)
-        if two:
-            self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
+        if self._streams:
+            two = self.remote_nbytes(2)
+            if two:
+                self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
     def hold_chunks(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
         """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded

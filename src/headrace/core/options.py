@@ -29,10 +29,9 @@ from headrace.core.reader import OnError
 from headrace.errors import ConfigError
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import entries_of
-from headrace.formats.source import Source
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
-from headrace.memory.budget import MemoryBudget
+from headrace.memory.budget import check_usage
 from headrace.synonyms import LOADER_OPTIONS
 from headrace.tokenizer import shown_tokenizer
 
@@ -114,8 +113,9 @@ def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Raises:
         TypeError: the constructor does not take them.
     """
-    signature = inspect.signature(cls)
-    passed = signature.bind(*args, **kwargs).arguments
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    _, *given = signature.bind(None, *args, **kwargs).arguments.items()
+    passed = dict(given)
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             passed.update(passed.pop(parameter.name, {}))
@@ -219,6 +219,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@functools.lru_cache(1024)
 def keywords_of(cls: type) -> frozenset[str]:
     """The keywords that the constructor of a dataset's class takes, those that it passes on
     included.
@@ -273,7 +274,8 @@ def check_common(options: Mapping[str, Any]) -> None:
         )
     chained(options.get("transform"))
     chained(transforms, "transforms")
-    check_callable("target_transform", options.get("target_transform"))
+    if options.get("target_transform") is not None:
+        check_callable("target_transform", options["target_transform"])
     for name, allowed in _CHOICES.items():
         if name in options and options[name] not in allowed:
             raise ConfigError(
@@ -293,18 +295,9 @@ def check_common(options: Mapping[str, Any]) -> None:
             "samples"
         )
     check_integer("seed", options.get("seed", 0))
-    MemoryBudget(options.get("max_memory_usage", 0.8))
-    check_cache_size(options.get("cache_size"))
-
-
-def check_source(source: object) -> None:
-    """Raises a ConfigError for what is no `Source`, which is what `BaseDataset` reads."""
-    if not isinstance(source, Source):
-        raise ConfigError(
-            f"BaseDataset reads a Source, not {described(source)}: use open_dataset(path), which "
-            "finds the format, for a path; pass create_dataloader any torch dataset as it is; for "
-            "a format of your own subclass BaseDataset and Source (__len__, read, fingerprint)"
-        )
+    check_usage(options.get("max_memory_usage", 0.8))
+    if options.get("cache_size") is not None:
+        check_cache_size(options["cache_size"])
 
 
 def as_targets(targets: Any, count: int) -> Any:

@@ -6,7 +6,6 @@ import glob
 import hashlib
 import os
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -53,9 +52,10 @@ class FilesSource(Source):
         extensions: Sequence[str],
         remote: RemoteOptions | None = None,
     ) -> None:
-        self.listing: FileSet = resolve(
-            data_path, Format("files", tuple(map(str.lower, extensions))), remote, asks=True
-        )
+        if not isinstance(data_path, FileSet):
+            kind = Format("files", tuple(map(str.lower, extensions)))
+            data_path = resolve(data_path, kind, remote, asks=True)
+        self.listing: FileSet = data_path
         self._server: RemoteFiles | None = self.listing.server
         self._files: Files = self._server or LocalFiles()
         self._listed_sizes: npt.NDArray[np.int64] | None = None
@@ -63,7 +63,7 @@ class FilesSource(Source):
             self._server.share_versions(self.listing)
 
     def __len__(self) -> int:
-        return len(self.listing)
+        return len(self.listing.names)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The files' bytes."""
@@ -196,7 +196,7 @@ class PairedSource(Source):
 
 _OF_TARGETS = re.compile(r"^(?!\.).*(mask|label|annot|target|truth|segm)", re.IGNORECASE)
 """Names of folders of masks or annotations."""
-_OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
+_OF_IMAGES = re.compile(r"images?|imgs?|jpegimages", re.IGNORECASE)
 _SPLIT = re.compile(
     r"(training|train|validation|valid|val|dev|testing|test|unlabell?ed)[-_]?[0-9]*", re.IGNORECASE
 )
@@ -272,7 +272,7 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
             f"{redact(root)} holds {', '.join(filled)}: parts of a data set, and no classes. Pass "
             f"the path of one, {paths}{outright}"
         )
-    images = [name for name in filled if name.lower() in _OF_IMAGES]
+    images = list(filter(_OF_IMAGES.fullmatch, filled))
     others = list(filter(_OF_TARGETS.search, files.folders))
     if len(images) != 1 or not set(filled).issubset([*images, *others]):
         return
@@ -327,13 +327,17 @@ def _runs(names: PackedNames) -> Iterator[tuple[bytes | None, int, int]]:
             start += 1
             continue
 
-        def is_behind(number: int, prefix: bytes = folder + slash) -> bool:
-            return not names[number].startswith(prefix)
-
+        prefix = folder + slash
         step = 1  # doubled, since most runs are short
-        while start + step < len(names) and not is_behind(start + step):
+        while start + step < len(names) and names[start + step].startswith(prefix):
             step *= 2
-        end = min(start + step, len(names))
-        stop = start + bisect_left(range(start, end), True, key=is_behind)
+        last = start + step // 2  # the last one that is known to be in the folder
+        stop = min(start + step, len(names))
+        while stop - last > 1:
+            middle = (last + stop) // 2
+            if names[middle].startswith(prefix):
+                last = middle
+            else:
+                stop = middle
         yield folder, start, stop
         start = stop

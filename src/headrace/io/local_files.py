@@ -36,10 +36,19 @@ class LocalFiles(Files):
     patience: float = 60.0
 
     def __init__(self) -> None:
-        self.descriptors = WorkerFiles(OpenFile.of, os.close)
-        self._scratch = PerProcess(Scratch)
+        self._descriptors: WorkerFiles[OpenFile] | None = None
+        self._scratch: PerProcess[Scratch] | None = None
         self._versions: dict[str, Version] = {}
         self._samples: dict[str, int] = {}  # `sample_of` the files whose version is known
+
+    @property
+    def descriptors(self) -> WorkerFiles[OpenFile]:
+        """Files that are open; those that are read whole are not. Two threads may make two at
+        first: each is closed with its last reader.
+        """
+        if self._descriptors is None:
+            self._descriptors = WorkerFiles(OpenFile.of, os.close)
+        return self._descriptors
 
     # -- versions
 
@@ -221,6 +230,8 @@ class LocalFiles(Files):
                     return span
                 pairs = zip(starts, sizes, strict=True)
                 return b"".join([span[start : start + size] for start, size in pairs])
+            if self._scratch is None:
+                self._scratch = PerProcess(Scratch)
             # what goes wrong is said where it is read in the other way
             with contextlib.suppress(OSError), self.opened(path) as fd:
                 gathered = fd.gathered(ranges.start.tolist(), sizes, self._scratch)
@@ -250,8 +261,9 @@ class LocalFiles(Files):
         return "read by pread"
 
     def close(self) -> None:
-        self.descriptors.close()
-        self._scratch.close()
+        for opened in (self._descriptors, self._scratch):
+            if opened is not None:
+                opened.close()
 
 
 def version_of(status: os.stat_result) -> Version:

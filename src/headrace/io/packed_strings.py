@@ -24,9 +24,9 @@ class PackedNames(Sequence[bytes]):
 
     def __init__(self, names: Iterable[bytes] = ()) -> None:
         listed = list(names)
-        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
+        offsets = itertools.accumulate(map(len, listed), initial=0)
         self._bytes = SharedArray(np.frombuffer(b"".join(listed), np.uint8))
-        self._offsets = SharedArray(_offsets_of(lengths))
+        self._offsets = SharedArray(np.fromiter(offsets, np.int64, len(listed) + 1))
 
     @classmethod
     def from_arrays(
@@ -42,13 +42,15 @@ class PackedNames(Sequence[bytes]):
     def joined(cls, each: Iterable[PackedNames | None]) -> PackedNames | None:
         """The names of all, one after the other; None where some are None."""
         data = [np.empty(0, np.uint8)]
-        lengths = [np.empty(0, np.int64)]
+        offsets = [np.zeros(1, np.int64)]
+        nbytes = 0
         for names in each:
             if names is None:
                 return None
             data.append(names._bytes.array)
-            lengths.append(np.diff(names._offsets.array))
-        return cls.from_arrays(np.concatenate(data), _offsets_of(np.concatenate(lengths)))
+            offsets.append(names._offsets.array[1:] + nbytes)
+            nbytes += len(names._bytes)
+        return cls.from_arrays(np.concatenate(data), np.concatenate(offsets))
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -93,9 +95,3 @@ class PackedNames(Sequence[bytes]):
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
         """The names at some positions ([m] int64), in that order."""
         return PackedNames(map(self.__getitem__, order.tolist()))
-
-
-def _offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

@@ -38,6 +38,11 @@ def is_spawning() -> bool:
     return get_spawning_popen() is not None
 
 
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
 class AnonymousMemory:
     """`nbytes` of shared memory without a name, mapped at first use in each process.
 
@@ -54,13 +59,10 @@ class AnonymousMemory:
             fd, path = tempfile.mkstemp(prefix=f"headrace-{label}-")
             os.unlink(path)
         self._adopt(fd)
+        weakref.finalize(self, _close, fd).atexit = False
         self.grow(max(1, int(nbytes)))
 
     def _adopt(self, fd: int) -> None:
-        self._own(fd)
-        weakref.finalize(self, _close, fd).atexit = False
-
-    def _own(self, fd: int) -> None:
         self.fd = fd
         self.nbytes: int = os.fstat(fd).st_size
         self._map: mmap.mmap | None = None
@@ -110,14 +112,10 @@ class AnonymousMemory:
         return _attach, (type(self), reduction.DupFd(self.fd))
 
 
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
 def _attach(cls: type[AnonymousMemory], duplicate: Any) -> AnonymousMemory:
     memory = cls.__new__(cls)
     memory._adopt(duplicate.detach())
+    weakref.finalize(memory, _close, memory.fd).atexit = False
     return memory
 
 

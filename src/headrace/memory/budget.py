@@ -56,7 +56,7 @@ def parse_size(size: str | int, name: str = "size") -> int:
             from fractions import Fraction
 
             return int(Fraction(match[1]) * _UNITS[match[2]])
-    elif _is_integer(size) and size >= 0:
+    elif isinstance(size, numbers.Integral) and not isinstance(size, bool) and size >= 0:
         return int(size)
     raise ConfigError(
         f"{name} must be a number of bytes (an int of at least 0) or a string such as '500MB', "
@@ -156,7 +156,7 @@ class MemoryBudget:
             raise ConfigError(
                 "limits must hold at least one Limit, or be None for those of this machine"
             )
-        self._usage = _check_usage(max_memory_usage)  # a float is a fraction, an int is bytes
+        self._usage = check_usage(max_memory_usage)  # a float is a fraction, an int is bytes
         if not callable(local_world_size):
             local_world_size = check_integer("local_world_size", local_world_size, 1)
         self._local_world_size = local_world_size
@@ -348,19 +348,20 @@ class Reservation:
         )
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def check_usage(value: Any) -> float:
+    """Return `max_memory_usage`: a fraction as a float, and bytes as an int.
 
-
-def _check_usage(value: Any) -> float:
-    """Return a fraction as a float, and bytes as an int."""
+    Raises:
+        ConfigError: it is neither.
+    """
     nbytes = 0
     if isinstance(value, str):
         nbytes = parse_size(value, "max_memory_usage, given as a string,")
-    elif _is_integer(value) and value > 1:
-        nbytes = int(value)
-    elif isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1:
-        return float(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        if 0 < float(value) <= 1:
+            return float(value)
+        if isinstance(value, numbers.Integral) and value > 1:
+            nbytes = int(value)
     if nbytes:
         return nbytes
     raise ConfigError(

@@ -762,7 +762,7 @@ class SharedFile(AnonymousMemory):
         except BaseException:
             os.close(fd)
             raise
-        self._own(fd)
+        self._adopt(fd)
         weakref.finalize(self, _leave, fd, path, os.getpid())
 
     def allocate(self, offset: int, nbytes: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import check_flag
-from headrace.casting import DTypeArgument, normalized_dtype
+from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
 from headrace.collate import DetectionCollator
 from headrace.collate.vision import check_normalize
 from headrace.core.dataset import BaseDataset
@@ -367,8 +367,10 @@ class ImageDataset(BaseDataset):
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given
         is_outright = targets is not UNSET
+        if is_outright:
+            targets = checked_targets(targets, self.data_path)
         wanted = Wanted(
-            checked_targets(targets if is_outright else FOLDERS, self.data_path),
+            targets if is_outright else FOLDERS,
             target_name,
             label_separator,
             delimiter,
@@ -381,7 +383,7 @@ class ImageDataset(BaseDataset):
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
         if isinstance(labels.targets, CocoTargets):
             self.class_to_idx = labels.targets.class_to_idx
         self.color = color
@@ -440,7 +442,7 @@ class ImageDataset(BaseDataset):
             hold=common.get("hold"),
             left=MemoryBudget(usage, local_world_size=local_ranks).left,
             is_joint=is_joint,
-            dtype=normalized_dtype(dtype),
+            dtype=FLOAT32 if dtype is None else normalized_dtype(dtype),
         )
         super().__init__(
             source,

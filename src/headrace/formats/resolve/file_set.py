@@ -58,6 +58,7 @@ MOST = 10_000
 
 
 _NUMBERED = re.compile(r"(\.tfrecords?)-\d{5,}-of-\d{5,}$")
+_NUMBERED_NAMES = re.compile(rb"(\.tfrecords?)-\d{5,}-of-\d{5,}(?=\0|\Z)")
 
 
 def plain_name(name: str) -> str:
@@ -68,6 +69,13 @@ def plain_name(name: str) -> str:
     if name[-1:].isdecimal():
         return _NUMBERED.sub(r"\1", name)
     return name
+
+
+def plain_names(names: Sequence[bytes]) -> list[bytes]:
+    """See `plain_name`."""
+    if not names:
+        return []
+    return _NUMBERED_NAMES.sub(rb"\1", b"\0".join(names).lower()).split(b"\0")
 
 
 def plain_bytes(name: bytes) -> bytes:
@@ -98,6 +106,7 @@ class Format:
         dataset: the name of the class of headrace that reads them.
         open: opens them as `headrace.formats.registry.Columns`, given their paths or URLs and the
             `Files` to read these with; for formats of other packages.
+        all_endings: those of its files and stores.
     """
 
     name: str
@@ -110,15 +119,10 @@ class Format:
     holds_arrays: bool = False
     dataset: str = ""
     open: Callable[[Sequence[str], Files], Any] | None = None
+    all_endings: tuple[str, ...] = field(init=False, repr=False)
 
-    @property
-    def all_endings(self) -> tuple[str, ...]:
-        """Those of its files and stores."""
-        return (*self.endings, *self.stores)
-
-    def knows(self, path: str) -> bool:
-        """True if a local file or folder is of this kind by its content."""
-        return self.recognizes is not None and self.recognizes(path)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_endings", (*self.endings, *self.stores))
 
     def fits(self, path: str) -> bool:
         """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""

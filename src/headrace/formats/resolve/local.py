@@ -52,8 +52,11 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
 
 
 def _is_store(folder: str, kinds: Sequence[Format]) -> bool:
+    name = folder.rstrip("/").lower()
     for kind in kinds:
-        if kind.stores and (folder.rstrip("/").lower().endswith(kind.stores) or kind.knows(folder)):
+        if not kind.stores:
+            continue
+        if name.endswith(kind.stores) or (kind.recognizes and kind.recognizes(folder)):
             return True
     return False
 
@@ -61,7 +64,7 @@ def _is_store(folder: str, kinds: Sequence[Format]) -> bool:
 def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
     """The first of some kinds that a local file or folder is of by its content."""
     for kind in kinds:
-        if kind.knows(path):
+        if kind.recognizes is not None and kind.recognizes(path):
             return kind
     return None
 
@@ -189,11 +192,12 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
         AccessError: a folder may not be listed.
         DataNotFoundError: one went away meanwhile.
     """
-    wanted = _Wanted(
-        os.fsencode(root),
-        encoded(ending for kind in kinds for ending in kind.endings),
-        encoded(ending for kind in kinds for ending in kind.stores),
-    )
+    endings = list[str]()
+    stores = list[str]()
+    for kind in kinds:
+        endings += kind.endings
+        stores += kind.stores
+    wanted = _Wanted(os.fsencode(root), encoded(endings), encoded(stores))
     found = Found(root, [], searched=True)
     level = [_Folder(b"", frozenset())]
     dead_links = list[str]()
@@ -207,7 +211,8 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
                 level += below
                 dead_links += dead
             if not found.folders:
-                found.folders = {folder.name[:-1] for folder in level}
+                for folder in level:
+                    found.folders.add(folder.name[:-1])
             if found.names and not wanted.endings:  # stores are on the first level
                 break
     if dead_links:

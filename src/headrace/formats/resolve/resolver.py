@@ -28,6 +28,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from headrace.formats.resolve.file_set import (
     are_shards,
     are_tables,
     encoded,
-    plain_bytes,
+    plain_names,
     summary_of,
 )
 from headrace.formats.resolve.local import find_local, recognized
@@ -213,24 +214,17 @@ def _gathered(
     if kind is None:
         return None, None
     edges = np.searchsorted(numbers, ends).tolist()
-    if are_bookkeeping(names, (b"index.json",)) and are_shards(others):
-        raise FormatError(
-            f"{redact(entries[0])} holds shards of another library: use headrace.open_dataset, or "
-            "ImageDataset or TextDataset with column="
-        )
-    _check_found(kind, entries, edges, others)
-    if are_bookkeeping(names) and are_tables(others):
-        raise FormatError(
-            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
-            "them: use TableDataset"
-        )
+    if ".json" in kind.endings:
+        _refuse_bookkeeping(names, others, entries)
+    if len(set(edges)) <= len(entries):
+        _refuse_missing(kind, entries, edges, others)
     if kind.keeps_order:
         parts = [numbers[start:stop].tolist() for start, stop in itertools.pairwise(edges)]
         order = [number for part in parts for number in sorted(part, key=names.__getitem__)]
     else:
         # names sort as the lists of their parts, byte by byte, if what stands between the parts is
         # less than any byte
-        keys = [name.replace(b"/", b"\0") for name in names]
+        keys = list(map(methodcaller("replace", b"/", b"\0"), names))
         order = sorted(numbers.tolist(), key=keys.__getitem__)
     numbered = None
     if len(roots) > 1:
@@ -250,10 +244,24 @@ def _gathered(
     return kind, files
 
 
-def _check_found(
+def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequence[Any]) -> None:
+    """Raises a FormatError where all texts are written beside data of another format."""
+    if are_bookkeeping(names, (b"index.json",)) and are_shards(others):
+        raise FormatError(
+            f"{redact(entries[0])} holds shards of another library: use headrace.open_dataset, or "
+            "ImageDataset or TextDataset with column="
+        )
+    if are_bookkeeping(names) and are_tables(others):
+        raise FormatError(
+            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
+            "them: use TableDataset"
+        )
+
+
+def _refuse_missing(
     kind: Format, entries: Sequence[Any], edges: list[int], others: list[bytes]
 ) -> None:
-    """Raises a DataNotFoundError where an entry has no files of a kind."""
+    """Raises a DataNotFoundError: an entry has no files of a kind."""
     endings = ", ".join(kind.all_endings)
     if not edges[-1]:
         raise DataNotFoundError(
@@ -285,7 +293,7 @@ def _chosen(
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
-    lower = list(map(plain_bytes, names))
+    lower = plain_names(names)
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:

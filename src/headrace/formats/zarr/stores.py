@@ -462,7 +462,10 @@ def is_zarr(path: str | os.PathLike[Any]) -> bool:
     if is_url(place):
         return place.partition("?")[0].rstrip("/").lower().endswith((".zarr", ".zarr.zip"))
     if os.path.isdir(place):
-        return any(os.path.isfile(os.path.join(place, name)) for name in NODE_FILES)
+        for name in NODE_FILES:
+            if os.path.isfile(os.path.join(place, name)):
+                return True
+        return False
     if not os.path.isfile(place) or not zipfile.is_zipfile(place):
         return False
     with (

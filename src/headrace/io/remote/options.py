@@ -83,13 +83,13 @@ class RemoteOptions:
         """Removes the remote options from the keywords of a dataset and returns them.
         `cache_dir` stays, since local data use it too.
         """
-        given = {
-            name: keywords.pop(name)
-            for name in RemoteKeywords.__optional_keys__
-            if name in keywords
-        }
-        given["cache_dir"] = keywords.get("cache_dir")
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        given = {"cache_dir": keywords.get("cache_dir")}
+        for name in RemoteKeywords.__optional_keys__:
+            given[name] = keywords.pop(name, None)
+        for name, value in list(given.items()):
+            if value is None:
+                del given[name]
+        return cls(**given)
 
     def keywords(self) -> dict[str, Any]:
         """Returns the options as keywords of a dataset, without `cache_dir`."""
