@@ -254,7 +254,7 @@ def check_arguments(
         ConfigError: the message names the argument.
         DataNotFoundError: `data_path` is empty.
     """
-    cls = type(dataset)
+    cls: Any = type(dataset)
     check_names(cls.__name__, options, keywords_of(cls), OF_LOADERS)
     if not isinstance(data_path, FileSet):
         entries_of(data_path, name)

@@ -360,7 +360,7 @@ def check_usage(value: Any) -> float:
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
         if 0 < float(value) <= 1:
             return float(value)
-        if isinstance(value, numbers.Integral) and value > 1:
+        if isinstance(value, numbers.Integral) and int(value) > 1:
             nbytes = int(value)
     if nbytes:
         return nbytes

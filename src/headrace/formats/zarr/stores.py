@@ -22,6 +22,7 @@ import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.errors import (
@@ -462,10 +463,8 @@ def is_zarr(path: str | os.PathLike[Any]) -> bool:
     if is_url(place):
         return place.partition("?")[0].rstrip("/").lower().endswith((".zarr", ".zarr.zip"))
     if os.path.isdir(place):
-        for name in NODE_FILES:
-            if os.path.isfile(os.path.join(place, name)):
-                return True
-        return False
+        nodes = map(partial(os.path.join, place), NODE_FILES)
+        return any(map(os.path.isfile, nodes))
     if not os.path.isfile(place) or not zipfile.is_zipfile(place):
         return False
     with (
