@@ -8,9 +8,11 @@ written as it is read; samples whose sizes are not known go through a spool.
 from __future__ import annotations
 
 import contextlib
+import copy
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ import torch
 
 from headrace.arguments import described
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.arrays import ArrayDataset, HDF5Dataset
+from headrace.datasets.arrays import HDF5Dataset
 from headrace.datasets.image.decoder import (
     MaskDecoder,
     decode_mask,
@@ -47,10 +49,12 @@ from headrace.formats.arrays.packed import (
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.source import PackPart
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.budget import format_size
 from headrace.packing.options import LARGEST_SIDE, PackOptions
 from headrace.packing.part import PartFile
+from headrace.packing.parts import PartsPlan, checks_of, edges_of
 from headrace.packing.plan import (
     GROUP_BYTES,
     Column,
@@ -58,22 +62,22 @@ from headrace.packing.plan import (
     Plan,
     Rows,
     Spool,
+    annotations_check,
     boxes_of,
     check_names,
+    chunks_for,
     each_sample,
     files_of,
     groups_of,
-    laid_out,
     make_plan,
     names_of,
     some_of,
     stream,
+    target_arrays,
     target_columns_of,
-    without,
 )
 
 T = TypeVar("T")
-_PAIRS_LAYOUT = 4  # the version of packs with masks or boxes
 _UNKNOWN_SAMPLES = 16  # a task decodes so many, whose sizes are not known, or fewer large ones
 
 
@@ -94,34 +98,9 @@ class Survey(NamedTuple):
     options: dict[str, Any]
 
 
-def is_packed_as_stored(dataset: BaseDataset) -> bool:
-    """True if a plan follows from the dataset alone: its samples are image files, or rows of a
-    file as they are.
-    """
-    source = dataset.sample_source
-    if are_files(source):
-        return isinstance(dataset, ImageDataset)
-    files = files_of(source)
-    if not files or isinstance(dataset, ImageDataset):
-        return bool(files)
-    decoder = dataset.sample_decoder
-    is_plain = (
-        isinstance(dataset, HDF5Dataset) and decoder.stores_values and not decoder.splits_targets
-    )
-    spec = files[0].array_spec
-    have_one_spec = spec is not None and all(one.array_spec == spec for one in files)
-    return is_plain and (have_one_spec or _is_encoded(dataset))
-
-
 def are_files(source: Any) -> bool:
     """True if samples are files, or pairs of files."""
     return isinstance(source, FilesSource | PairedSource)
-
-
-def _is_encoded(dataset: BaseDataset) -> bool:
-    """True if samples are encoded images where they come from, and not arrays."""
-    packed = packed_info_of(files_of(dataset.sample_source))
-    return are_files(dataset.sample_source) or (packed is not None and packed.store == "encoded")
 
 
 def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
@@ -139,20 +118,71 @@ class Contents:
     Args:
         dataset: whose samples a file gets.
         options: how.
+
+    Attributes:
         rows: what its samples have in common with those of other parts; None: the dataset says it.
+        part: which part of a pack it is; None: it is the whole.
+        is_stored: True if a plan follows from the dataset alone: its samples are image files, or
+            rows of a file as they are.
+
+    Raises:
+        ConfigError: the dataset can't be packed with these options.
     """
 
-    def __init__(
-        self, dataset: BaseDataset, options: PackOptions, rows: Rows | None = None
-    ) -> None:
+    rows: Rows | None = None
+    part: PackPart | None = None
+
+    def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
+        source = dataset.sample_source
         self.dataset = dataset
         self.options = options
-        self.rows = rows
-        self.workers = options.threads if dataset.sample_source.thread_safe else 0
-        self.is_stored = is_packed_as_stored(dataset)
+        self.workers = options.threads if source.thread_safe else 0
+        self._files = files_of(source)
+        self._packed = packed_info_of(self._files)
         self._is_image = isinstance(dataset, ImageDataset)
+        self._is_encoded = are_files(source) or (
+            self._packed is not None and self._packed.store == "encoded"
+        )
         self._has_masks = isinstance(dataset.sample_decoder, MaskDecoder)
         self._color = getattr(dataset, "color", "RGB")
+        self.is_stored = self._follows_from_source()
+        self._check_options()
+
+    def _follows_from_source(self) -> bool:
+        if self._is_image:
+            return bool(self._files) or are_files(self.dataset.sample_source)
+        decoder = self.dataset.sample_decoder
+        is_plain = decoder.stores_values and not decoder.splits_targets
+        if not self._files or not isinstance(self.dataset, HDF5Dataset) or not is_plain:
+            return False
+        spec = self._files[0].array_spec
+        have_one_spec = spec is not None and all(one.array_spec == spec for one in self._files)
+        return have_one_spec or self._is_encoded
+
+    def _check_options(self) -> None:
+        options = self.options
+        if options.end_token is not None:
+            raise ConfigError("end_token is for texts: leave it out")
+        if options.is_jpeg and not self._is_image:
+            raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
+        if options.store in ("encoded", "jpeg") and not self._is_encoded:
+            raise ConfigError(
+                "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
+                "store='decoded'"
+            )
+        if self._packed is not None and "targets" in self._packed.image and not self._is_image:
+            raise ConfigError(
+                f"{self._files[0].path} holds images with {self._packed.image['targets']}: open it "
+                "with ImageDataset, and pack that"
+            )
+        is_checked = self._is_encoded and self._kind == "image" and not options.is_jpeg
+        if options.check != "decode" and (not is_checked or options.store == "decoded"):
+            raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
+
+    @property
+    def _kind(self) -> str:
+        are_images = self._is_image or (self._packed is not None and self._packed.kind == "image")
+        return "image" if are_images and self.is_stored else "array"
 
     @property
     def names(self) -> PackedNames | None:
@@ -164,13 +194,29 @@ class Contents:
         """Of the samples."""
         return self.dataset.fingerprint
 
-    def within(self, numbers: range, rows: Rows | None) -> Contents:
-        """Some of the samples."""
-        return Contents(self.dataset.subset(np.asarray(numbers)), self.options, rows)
+    def view(self, numbers: IntArray) -> Self:
+        """Some of the samples, by number."""
+        some = copy.copy(self)
+        some.dataset = self.dataset.subset(numbers)
+        return some
 
-    def without(self, unreadable: Mapping[int, object]) -> Contents:
-        """All samples but these; see `without`."""
-        return Contents(without(self.dataset, unreadable), self.options, self.rows)
+    def without(self, unreadable: Mapping[int, object]) -> Self:
+        """The samples that can be read; `unreadable` says what is wrong with each of the others, by
+        number.
+
+        Raises:
+            SampleError: none can be read.
+        """
+        if not unreadable:
+            return self
+        count = len(self.dataset)
+        readable = np.setdiff1d(np.arange(count), list(unreadable))
+        if not len(readable):
+            raise SampleError(
+                f"none of {count:,} samples can be read; the first: "
+                f"{next(iter(unreadable.values()))}"
+            )
+        return self.view(readable)
 
     def source_sizes(self) -> IntArray | None:
         """Bytes of each sample where it comes from ([n] int64), if samples are files or rows that
@@ -182,44 +228,108 @@ class Contents:
         whole = self.dataset.whole_indices(np.arange(len(self.dataset)))
         if isinstance(source, FilesSource | PairedSource):
             return source.sizes(whole)
-        files = files_of(source)
-        sizes = [one.image_sizes() if one.gives_images else one.sizes() for one in files]
+        sizes = [one.image_sizes() if one.gives_images else one.sizes() for one in self._files]
         return np.concatenate(sizes)[whole]
 
-    def survey(self, read_sizes: IntArray | None = None) -> Survey:
-        """What the plan of several parts needs.
+    # -- the plan of several parts
+
+    def plan_parts(
+        self, source_sizes: IntArray | None = None, edges: list[int] | None = None
+    ) -> PartsPlan:
+        """The plan of all parts.
 
         Args:
-            read_sizes: `source_sizes`, where these are known.
+            source_sizes: see `source_sizes`, where these are known.
+            edges: of another plan of these samples.
 
         Raises:
-            ConfigError, SampleError: see `packing`.
+            ConfigError: there are no samples; see `packing`.
+            SampleError: see `packing`.
         """
+        survey = self._survey(source_sizes)
+        if not len(survey.sizes):
+            raise ConfigError("a dataset without samples can't be packed into parts")
+        if edges is None:
+            edges = edges_of(survey.sizes, self.options.part_nbytes)
+        info = survey.info
+        options = {**self._given_options(), **survey.options}
+        if info.target_columns is not None:
+            options["target_columns"] = info.target_columns
+        sources = list[int]()
+        if survey.source_sizes is not None:
+            sources = checks_of(self.names, survey.source_sizes, edges)
+        return PartsPlan(
+            info.kind,
+            info.store,
+            self.fingerprint,
+            len(survey.sizes),
+            edges,
+            np.add.reduceat(survey.sizes, edges[:-1]).tolist(),
+            sources,
+            options,
+            info.classes,
+        )
+
+    def _given_options(self) -> dict[str, Any]:
+        """What the options of a plan have of the arguments of `pack`, whatever is packed."""
         how = self.options
-        packing = self.packing(None, read_sizes)
-        plan = packing.plan
-        sizes = np.zeros(len(self.dataset), np.int64)
-        sizes[np.setdiff1d(np.arange(len(sizes)), list(packing.left_out))] = plan.sizes
-        if how.is_jpeg and read_sizes is None:
-            # about: they are known when all are encoded
-            sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
-        options = dict(plan.info.image)
-        # of the libraries that decide the bytes
+        options: dict[str, Any] = {
+            "shard_size": how.part_nbytes,
+            "on_error": "skip" if self.dataset.on_error == "skip" else "raise",
+            **annotations_check(self.dataset),
+        }
+        if how.check != "decode":
+            options["check"] = how.check
+        if how.is_jpeg:
+            options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+            if self._color != "RGB":
+                options["jpeg"]["color"] = self._color
+        return options
+
+    def _layout_options(self, rows: Rows) -> dict[str, Any]:
+        """What they have of chunks, and of the libraries that decide the bytes."""
+        how = self.options
+        options: dict[str, Any] = {}
         versions: dict[str, str] = {}
-        is_resized = self._is_image and plan.info.store == "decoded" and _is_encoded(self.dataset)
+        is_resized = self._is_image and rows.store == "decoded" and self._is_encoded
         if how.is_jpeg or is_resized:
             versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
         if is_resized or how.max_size is not None:
             versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
-        if plan.chunks is not None:
-            options |= {"compression": plan.compression, "chunks": plan.chunks}
-            if plan.compression is not None:
-                versions |= filter_versions(plan.compression)
+        chunks = chunks_for(how, rows)
+        if chunks is not None:
+            options = {"compression": how.compression, "chunks": chunks}
+            if how.compression is not None:
+                versions |= filter_versions(how.compression)
         if versions:
             options["versions"] = versions
+        return options
+
+    def is_plan(self, frozen: PartsPlan) -> bool:
+        """True if a plan of samples that had to be looked at is what these options give of the same
+        dataset.
+        """
+        rows = frozen.rows
+        if self.is_stored or rows is None or frozen.fingerprint != self.fingerprint:
+            return False
+        seen = {name: frozen.options.get(name) for name in ("rows", "target_columns")}
+        options = {**seen, **self._given_options(), **self._layout_options(rows)}
+        return options == {**seen, **frozen.options}
+
+    def _survey(self, read_sizes: IntArray | None) -> Survey:
+        packing = self.packing(None, read_sizes)
+        plan = packing.plan
+        sizes = np.zeros(len(self.dataset), np.int64)
+        sizes[np.setdiff1d(np.arange(len(sizes)), list(packing.left_out))] = plan.sizes
+        if self.options.is_jpeg and read_sizes is None:
+            # about: they are known when all are encoded
+            sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
+        options = {**plan.info.image, **self._layout_options(plan.rows)}
         if not self.is_stored or (plan.rows.dtype.names and self._has_masks):
             options["rows"] = plan.rows.as_json()
         return Survey(plan.info, sizes, plan.read_sizes if self.is_stored else None, options)
+
+    # -- a file
 
     def packing(self, part: PartFile | None, read_sizes: IntArray | None = None) -> Packing:
         """What is written, and how.
@@ -233,146 +343,131 @@ class Contents:
             ConfigError: the dataset can't be packed, or not with this store.
             SampleError: see `pack`.
         """
-        options = self.options
-        store: str | None = options.store
-        if options.end_token is not None:
-            raise ConfigError("end_token is for texts: leave it out")
-        if options.is_jpeg:
-            if not self._is_image:
-                raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
-            store = "encoded"
-            self._refuse_check()
-        if store == "encoded" and not _is_encoded(self.dataset):
-            raise ConfigError(
-                "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
-                "store='decoded'"
-            )
         if not self.is_stored:
-            self._refuse_check()
             return self._of_values(part)
         if read_sizes is None:
             read_sizes = self.source_sizes()
             assert read_sizes is not None
-        if options.is_jpeg and part is not None:
+        if self.options.is_jpeg and part is not None:
             return self._reencoded(part, read_sizes)
-        plan = self._stored_plan(store, read_sizes)
-        if (plan.info.kind, plan.info.store) != ("image", "encoded"):
-            self._refuse_check()
-        plan = laid_out(plan, options)
+        plan = self._stored_plan(read_sizes)
         return Packing(plan, lambda group: self._stored(plan, group), {})
 
-    def _refuse_check(self) -> None:
-        check = self.options.check
-        if check != "decode":
-            raise ConfigError(f"check={check!r} is for encoded images: leave it out")
+    def _plan(
+        self,
+        rows: Rows,
+        lengths: IntArray | None,
+        targets: Any,
+        columns: Mapping[str, Column] | None = None,
+        **about: Any,
+    ) -> Plan:
+        """The plan of exactly these samples.
+
+        Args:
+            rows: what they have in common.
+            lengths: [n] int64, the items of the first axis of each; None: they are rows.
+            targets: one a sample, or None.
+            columns: others beside the samples, by name.
+            about: what `PackedInfo` says of them besides.
+        """
+        packed = None
+        # of arrays of a pack: the pack's, if its targets are the dataset's
+        if self.is_stored and self.dataset._arguments.get("target_name") == TARGETS:
+            packed = self._packed
+        classes: Any = getattr(self.dataset, "classes", None)
+        is_list = isinstance(classes, (list, tuple))
+        if not is_list or not all(isinstance(name, str) for name in classes):
+            classes = None if packed is None else packed.classes
+        elif self.is_stored and not classes:
+            classes = None
+        info = PackedInfo(
+            self._kind,
+            rows.store,
+            len(self.dataset),
+            self.fingerprint,
+            classes,
+            part=self.part,
+            values=rows.values,
+            target_columns=target_columns_of(self.dataset, targets, packed),
+            **about,
+        )
+        columns = {**target_arrays(targets), **(columns or {})}
+        return make_plan(self.options, info, rows, lengths, self.names, columns)
 
     # -- samples as they are, and pixels
 
-    def _stored_plan(
-        self,
-        store: str | None,
-        read_sizes: IntArray,
-        image_sizes: IntArray | None = None,
-    ) -> Plan:
+    def _stored_plan(self, read_sizes: IntArray, image_sizes: IntArray | None = None) -> Plan:
         """The plan of samples of these sizes ([n] int64); of images that were encoded anew also
         without their masks.
         """
         dataset = self.dataset
-        source = dataset.sample_source
-        files = files_of(source)
-        packed = packed_info_of(files)
-        if packed is not None and "targets" in packed.image and not self._is_image:
-            raise ConfigError(
-                f"{files[0].path} holds images with {packed.image['targets']}: open it with "
-                "ImageDataset, and pack that"
-            )
-        encoded_now = _is_encoded(dataset)
-        if store is None:
-            store = "encoded" if encoded_now and self.rows is None else "decoded"
-        lengths = None
-        rows = Rows(store, np.dtype(np.uint8), ())
-        if store == "encoded":
-            lengths = read_sizes
-        elif self.rows is not None:
-            rows = self.rows
-        else:
-            rows = self._decoded_rows(files, encoded_now)
+        rows = self._stored_rows()
+        is_encoded = rows.store == "encoded"
+        targets = dataset.targets
         boxes = boxes_of(dataset)
-        targets = None
         columns: dict[str, Column] = {}
-        if boxes is None:
-            targets = dataset.targets
-        else:
-            columns = boxes.columns(self._box_sizes(store == "decoded" or image_sizes is not None))
-        if self._has_masks and store == "encoded":
-            whole = dataset.whole_indices(np.arange(len(dataset)))
-            starts = read_sizes  # where no sizes are wanted, none are asked for
-            if image_sizes is not None:
-                starts = image_sizes
-            elif isinstance(source, PairedSource) and read_sizes.any():
-                starts = source.files.sizes(whole)
-            elif read_sizes.any():
-                starts = np.concatenate([one.image_sizes() for one in files])[whole]
-            columns[MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + starts
         image: dict[str, Any] = {}
         if image_sizes is not None:
             image = {"jpeg": [self.options.max_size, self.options.quality]}
-        elif store == "decoded" and self._is_image:
+        elif not is_encoded and self._is_image:
             shape = rows.dtype[IMAGE].shape if self._has_masks else rows.shape
             image = {"color": self._color, "image_size": list(shape[:2])}
-        elif store == "decoded" and packed is not None:
-            image = packed.image
-        paired: dict[str, Any] = {}
+        elif not is_encoded and self._packed is not None:
+            image = self._packed.image
+        if boxes is not None:
+            targets = None
+            columns = boxes.columns(self._box_sizes(not is_encoded or image_sizes is not None))
+            class_ids = list(boxes.class_to_idx.values())
+            image = {**image, "targets": BOXES, "class_ids": class_ids}
         if self._has_masks:
-            paired = {"targets": MASKS}
-        elif boxes is not None:
-            paired = {"targets": BOXES, "class_ids": list(boxes.class_to_idx.values())}
-        # of arrays of a pack: the pack's, if its targets are the dataset's
-        its_pack = packed if dataset._arguments.get("target_name") == TARGETS else None
-        classes: Any = None
-        if isinstance(dataset, ImageDataset):
-            classes = dataset.classes or None
-        elif isinstance(dataset, ArrayDataset) and dataset.classes is not None:
-            classes = dataset.classes
-        elif its_pack is not None:
-            classes = its_pack.classes
-        info = PackedInfo(
-            "image" if self._is_image or (packed and packed.kind == "image") else "array",
-            store,
-            len(dataset),
-            dataset.fingerprint,
-            classes,
-            {**image, **paired},
-            target_columns=target_columns_of(dataset, targets, its_pack),
-            version=_PAIRS_LAYOUT if paired else 1,
-        )
-        return make_plan(info, rows, lengths, read_sizes, self.names, targets, columns)
+            image = {**image, "targets": MASKS}
+            if is_encoded:
+                if image_sizes is None:
+                    image_sizes = self._image_sizes(read_sizes)
+                columns[MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + image_sizes
+        plan = self._plan(rows, read_sizes if is_encoded else None, targets, columns, image=image)
+        return replace(plan, read_sizes=read_sizes)
 
-    def _decoded_rows(self, files: Sequence[HDF5Source], encoded: bool) -> Rows:
-        """Shape and dtype of a decoded sample."""
+    def _image_sizes(self, read_sizes: IntArray) -> IntArray:
+        """Bytes of each image without its mask; where no sizes are wanted, none are asked for."""
+        if not read_sizes.any():
+            return read_sizes
         dataset = self.dataset
+        whole = dataset.whole_indices(np.arange(len(dataset)))
+        if isinstance(dataset.sample_source, PairedSource):
+            return dataset.sample_source.files.sizes(whole)
+        return np.concatenate([one.image_sizes() for one in self._files])[whole]
+
+    def _stored_rows(self) -> Rows:
+        """What samples have in common that are stored as they are, or as pixels."""
+        if self.rows is not None:
+            return self.rows
+        dataset = self.dataset
+        store = self.options.store
+        if store in ("encoded", "jpeg") or (store is None and self._is_encoded):
+            return Rows("encoded", np.dtype(np.uint8), ())
         if not isinstance(dataset, ImageDataset):
-            if encoded:
+            if self._is_encoded:
                 raise ConfigError(
                     "store='decoded': open the file with ImageDataset, which decodes the images, "
                     "and pack that"
                 )
-            return Rows("decoded", files[0].dtype, files[0].shape[1:])
+            return Rows("decoded", self._files[0].dtype, self._files[0].shape[1:])
         size: Any = dataset.image_size
-        if size is None and encoded:
+        if size is None and self._is_encoded:
             raise ConfigError(
                 "store='decoded' needs images of one size, and image_size is None: open the "
                 "dataset with image_size=(height, width)"
             )
-        stored = files[0].dtype if files else None
+        stored: np.dtype[Any] = self._files[0].dtype if self._files else np.dtype(np.uint8)
         if size is None:
-            size = files[0].dtype[IMAGE].shape if files[0].dtype.names else files[0].shape[1:]
+            size = stored[IMAGE].shape if stored.names else self._files[0].shape[1:]
         height = int(size[0])
         width = int(size[1])
         pixels = (height, width, 3 if self._color == "RGB" else 1)
         if not self._has_masks:
             return Rows("decoded", np.dtype(np.uint8), pixels)
-        kind = stored[MASK].base if stored is not None and stored.names else self._mask_dtype()
+        kind = stored[MASK].base if stored.names else self._mask_dtype()
         fields = [(IMAGE, np.uint8, pixels), (MASK, kind, (height, width))]
         return Rows("decoded", np.dtype(fields), ())
 
@@ -545,7 +640,7 @@ class Contents:
 
         left_out = self.made(self._jpegs, groups_of(read_sizes), "re-encoding", use)
         sizes = np.array(image_sizes, np.int64)
-        plan = self.without(left_out)._stored_plan("encoded", spool.sizes, sizes)
+        plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
         return Packing(plan, spool.reader(), left_out)
 
     def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
@@ -665,7 +760,7 @@ class Contents:
 
         left_out = self.made(self._values, groups(), "reading samples", use)
         contents = self.without(left_out)
-        plan = laid_out(contents._values_plan(samples, targets, target_bytes), self.options)
+        plan = contents._values_plan(samples, targets, target_bytes)
         return Packing(plan, (lambda group: []) if spool is None else spool.reader(), left_out)
 
     def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
@@ -685,26 +780,10 @@ class Contents:
         is_ragged = samples.values is not None or len(set(samples.lengths)) > 1
         if self.rows is not None:
             is_ragged = self.rows.store == "ragged"
-        lengths = None
-        rows = Rows("decoded", samples.dtype, samples.shape)
-        version = 1
-        if is_ragged:
-            lengths = np.array(samples.lengths, np.int64)
-            rows = Rows("ragged", samples.dtype, samples.shape[1:], samples.values)
-            version = 2 if samples.values is None else 3
-        names: Any = getattr(dataset, "classes", None)
-        is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-        info = PackedInfo(
-            "array",
-            rows.store,
-            len(dataset),
-            dataset.fingerprint,
-            list(names) if is_named else None,
-            values=samples.values,
-            target_columns=target_columns_of(dataset, targets),
-            version=version,
-        )
-        return make_plan(info, rows, lengths, None, self.names, targets, {})
+        if not is_ragged:
+            return self._plan(Rows("decoded", samples.dtype, samples.shape), None, targets)
+        rows = Rows("ragged", samples.dtype, samples.shape[1:], samples.values)
+        return self._plan(rows, np.array(samples.lengths, np.int64), targets)
 
     def _values(self, group: range) -> list[tuple[Column, Column | None, str | None] | SampleError]:
         """Of each sample the array that is stored, its target, and "bytes" or "str" if it is

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import descr_to_dtype
 
-from headrace.core.dataset import BaseDataset
 from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
@@ -39,8 +38,7 @@ from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, destination_of, is_of_part
-from headrace.packing.options import PackOptions
-from headrace.packing.plan import Rows, annotations_check
+from headrace.packing.plan import Rows
 from headrace.sorting import distinct
 
 VERSION = 1
@@ -111,25 +109,6 @@ class PartsPlan:
     def sidecar_name(self, part: int) -> str:
         """What the sidecar of a part is called."""
         return f"part-{part:05d}-of-{self.parts:05d}.json"
-
-
-def options_of(dataset: BaseDataset, how: PackOptions) -> dict[str, Any]:
-    """What the options of a plan have of the arguments of `pack`, whatever the format;
-    `compression` and `chunks` each format adds.
-    """
-    options: dict[str, Any] = {
-        "shard_size": how.part_nbytes,
-        "on_error": "skip" if dataset.on_error == "skip" else "raise",
-    }
-    options |= annotations_check(dataset)
-    if how.check != "decode":
-        options["check"] = how.check
-    if how.is_jpeg:
-        options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
-        color = getattr(dataset, "color", "RGB")
-        if color != "RGB":
-            options["jpeg"]["color"] = color
-    return options
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:

@@ -49,9 +49,6 @@ from headrace.sorting import distinct
 
 Column = npt.NDArray[Any]
 T = TypeVar("T")
-DatasetT = TypeVar("DatasetT", bound=BaseDataset)
-COLUMNS_LAYOUT = 7
-"""The version of packs whose targets are dicts."""
 GROUP_SAMPLES, GROUP_BYTES = 64, 4 << 20
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small
 whatever the dataset's size.
@@ -132,29 +129,26 @@ class Packing(NamedTuple):
 
 
 def make_plan(
+    options: PackOptions,
     info: PackedInfo,
     rows: Rows,
     lengths: IntArray | None,
-    read_sizes: IntArray | None,
     names: PackedNames | None,
-    targets: Any,
-    columns: Mapping[str, Column],
+    columns: dict[str, Column],
 ) -> Plan:
     """The plan of a file.
 
     Args:
-        info: what it says of itself, but for checksums.
+        options: of chunks.
+        info: what it says of itself, but for checksums and version.
         rows: what its samples have in common.
         lengths: [n] int64, of samples that lie flat the items of the first axis; None: rows.
-        read_sizes: [n] int64, bytes of each sample where it comes from; None: as in the file.
         names: of the samples, or None.
-        targets: one a sample, or None.
-        columns: others, by name.
+        columns: beside the samples, by name; offsets and names are added.
 
     Raises:
-        ConfigError: see `target_arrays`.
+        ConfigError: see `chunks_for`; a chunk would be too large.
     """
-    columns = {**target_arrays(targets), **columns}
     if lengths is None:
         shape = (info.count, *rows.shape)
         sizes = np.full(info.count, rows.nbytes, np.int64)
@@ -164,50 +158,55 @@ def make_plan(
         columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     if names is not None:
         columns[NAMES], columns[NAME_OFFSETS] = names.arrays
-    version = info.version if info.target_columns is None else COLUMNS_LAYOUT
     checksums = {name: crc_of(column) for name, column in sorted(columns.items())}
-    info = replace(info, checksums=checksums, version=version)
-    return Plan(info, rows, shape, sizes, sizes if read_sizes is None else read_sizes, columns)
-
-
-def laid_out(plan: Plan, options: PackOptions) -> Plan:
-    """The plan with its samples in chunks.
-
-    Raises:
-        ConfigError: samples that lie flat have none; a chunk would be too large.
-    """
-    if not options.is_chunked:
-        return plan
-    if plan.info.store == "encoded":
-        raise ConfigError(
-            f"{options.layout}: encoded images are compressed already and lie one behind the "
-            "other: pass store='decoded' for their pixels"
-        )
-    if plan.info.store != "decoded":
-        raise ConfigError(
-            f"{options.layout}: only samples that are arrays of one shape are cut into chunks, and "
-            "arrays of several lengths lie flat: give all one shape"
-        )
-    chunks = chunks_for(options, plan.rows.nbytes)
-    if chunks is None:
-        return plan
-    nbytes = min(chunks, plan.shape[0]) * plan.rows.nbytes
+    info = replace(info, checksums=checksums, version=_version_of(info))
+    chunks = chunks_for(options, rows)
+    compression = None if chunks is None else options.compression
+    nbytes = min(chunks or 0, info.count) * rows.nbytes
     if nbytes > _MOST_CHUNK_BYTES:
         raise ConfigError(
             f"{options.layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
             f"than {format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole, use "
             "fewer, or leave out chunks and compression"
         )
-    return replace(plan, compression=options.compression, chunks=chunks)
+    return Plan(info, rows, shape, sizes, sizes, columns, compression, chunks)
 
 
-def chunks_for(options: PackOptions, row_bytes: int) -> int | None:
-    """Samples a chunk, where each has so many bytes: the largest power of two that stays below
-    `_CHUNK_BYTES`, unless `chunks` says how many. None: contiguous, as samples of nothing are.
+def _version_of(info: PackedInfo) -> int:
+    """The first layout that has all that a file says of itself."""
+    if info.target_columns is not None:
+        return 7
+    if info.text.get("unit") == "chat":
+        return 5
+    if "targets" in info.image:
+        return 4
+    if info.values is not None:
+        return 3
+    return 2 if info.store == "ragged" or info.part is not None else 1
+
+
+def chunks_for(options: PackOptions, rows: Rows) -> int | None:
+    """Samples a chunk: the largest power of two that stays below `_CHUNK_BYTES`, unless `chunks`
+    says how many. None: contiguous, as samples of nothing are.
+
+    Raises:
+        ConfigError: samples that lie flat have no chunks.
     """
-    if not options.is_chunked or not row_bytes:
+    if not options.is_chunked:
         return None
-    return options.chunks or 1 << max(0, (_CHUNK_BYTES // row_bytes).bit_length() - 1)
+    if rows.store == "encoded":
+        raise ConfigError(
+            f"{options.layout}: encoded images are compressed already and lie one behind the "
+            "other: pass store='decoded' for their pixels"
+        )
+    if rows.store != "decoded":
+        raise ConfigError(
+            f"{options.layout}: only samples that are arrays of one shape are cut into chunks, and "
+            "arrays of several lengths lie flat: give all one shape"
+        )
+    if not rows.nbytes:
+        return None
+    return options.chunks or 1 << max(0, (_CHUNK_BYTES // rows.nbytes).bit_length() - 1)
 
 
 # -- columns
@@ -365,27 +364,6 @@ def boxes_of(dataset: BaseDataset) -> CocoTargets | None:
 
 
 # -- samples in groups
-
-
-def without(dataset: DatasetT, unreadable: Mapping[int, object]) -> DatasetT:
-    """A view of the samples that can be read; the dataset itself, if these are all.
-
-    Args:
-        dataset: of all samples.
-        unreadable: what is wrong with each of the others, by number.
-
-    Raises:
-        SampleError: none can be read.
-    """
-    if not unreadable:
-        return dataset
-    readable = np.setdiff1d(np.arange(len(dataset)), list(unreadable))
-    if not len(readable):
-        raise SampleError(
-            f"none of {len(dataset):,} samples can be read; the first: "
-            f"{next(iter(unreadable.values()))}"
-        )
-    return dataset.subset(readable)
 
 
 def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> Iterator[range]:

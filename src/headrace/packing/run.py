@@ -37,9 +37,9 @@ from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import Lines, progress_bar
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, SampleError, WriteError, warn
 from headrace.formats.arrays.packed import TARGETS, PackedInfo, crc_of
-from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, DataPath
 from headrace.formats.source import PackPart
@@ -60,17 +60,15 @@ from headrace.packing.parts import (
     Sidecar,
     check_same,
     checks_of,
-    edges_of,
     finished_in,
     freeze,
     join_in,
-    options_of,
     read_manifest,
     read_plan,
     refuse_foreign,
     remove_other,
 )
-from headrace.packing.plan import GROUP_SAMPLES, Packing, chunks_for, files_of, groups_of, stream
+from headrace.packing.plan import GROUP_SAMPLES, Packing, files_of, groups_of, stream
 from headrace.packing.texts import TextContents
 from headrace.packing.verify import seal_of, verify_samples
 
@@ -268,7 +266,7 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 
 def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
     if isinstance(dataset, TextDataset):
-        return TextContents.of(dataset, options)
+        return TextContents(dataset, options)
     return Contents(dataset, options)
 
 
@@ -293,10 +291,7 @@ def _pack_file(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackO
 
 
 def _write(
-    part: PartFile,
-    contents: Contents,
-    whole: PackPart | None = None,
-    source_sizes: Any = None,
+    part: PartFile, contents: Contents, source_sizes: IntArray | None = None
 ) -> tuple[PackedInfo, list[str]]:
     """Writes all samples; or, where some can't be read and may be left out, those that can. Gives
     what the file says of itself, and what is wrong with the others.
@@ -304,17 +299,11 @@ def _write(
     Args:
         part: entered.
         contents: what is written.
-        whole: which part of a pack the file is.
         source_sizes: of the contents, where these are known.
     """
     left_out: list[str] = []
     while True:
         packing = contents.packing(part, source_sizes)
-        if whole is not None:
-            of_part = (whole.number, whole.of, whole.fingerprint, whole.samples)
-            info = packing.plan.info
-            info = replace(info, part=of_part, version=max(2, info.version))
-            packing = packing._replace(plan=replace(packing.plan, info=info))
         left_out += packing.left_out.values()
         failures = _write_samples(part, contents, packing)
         if not failures:
@@ -396,66 +385,14 @@ def _plan_parts(contents: Contents, folder: Destination | None) -> PartsPlan:
     how = contents.options
     frozen = None if folder is None else read_plan(folder)
     if frozen is not None and frozen.fingerprint == contents.fingerprint:
-        if _is_same(frozen, contents):
+        if contents.is_plan(frozen):
             return frozen  # all samples were looked at when it was made
         is_share = how.part is not None or how.parts is not None
         if is_share and contents.is_stored and are_files(contents.dataset.sample_source):
-            plan = _plan_of(contents, np.zeros(frozen.count, np.int64), frozen.edges)
+            plan = contents.plan_parts(np.zeros(frozen.count, np.int64), frozen.edges)
             if replace(plan, nbytes=frozen.nbytes, sources=frozen.sources) == frozen:
                 return frozen
-    return _plan_of(contents)
-
-
-def _plan_of(
-    contents: Contents, source_sizes: Any = None, edges: list[int] | None = None
-) -> PartsPlan:
-    """The plan for a dataset. `source_sizes`, where they are known; `edges` of another plan."""
-    survey = contents.survey(source_sizes)
-    if not len(survey.sizes):
-        raise ConfigError("a dataset without samples can't be packed into parts")
-    if edges is None:
-        edges = edges_of(survey.sizes, contents.options.part_nbytes)
-    info = survey.info
-    options = {**options_of(contents.dataset, contents.options), **survey.options}
-    if info.target_columns is not None:
-        options["target_columns"] = info.target_columns
-    sources = list[int]()
-    if survey.source_sizes is not None:
-        sources = checks_of(contents.names, survey.source_sizes, edges)
-    return PartsPlan(
-        info.kind,
-        info.store,
-        contents.fingerprint,
-        len(survey.sizes),
-        edges,
-        np.add.reduceat(survey.sizes, edges[:-1]).tolist(),
-        sources,
-        options,
-        info.classes,
-    )
-
-
-def _is_same(frozen: PartsPlan, contents: Contents) -> bool:
-    """True if a plan of samples that had to be looked at is what these options give of the same
-    dataset.
-    """
-    how = contents.options
-    rows = frozen.rows
-    if (
-        rows is None
-        or contents.is_stored
-        or how.store not in (None, "decoded")
-        or (how.check, how.end_token) != ("decode", None)
-        or (rows.store != "decoded" and how.is_chunked)
-    ):
-        return False
-    chunks = chunks_for(how, rows.nbytes)
-    wanted = {**options_of(contents.dataset, how), "compression": None, "chunks": chunks}
-    wanted["versions"] = None
-    if chunks is not None and how.compression is not None:
-        wanted["compression"] = how.compression
-        wanted["versions"] = filter_versions(how.compression)
-    return all(frozen.options.get(name) == value for name, value in wanted.items())
+    return contents.plan_parts()
 
 
 def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
@@ -526,8 +463,9 @@ class PackJob:
         plan = self.plan
         try:
             start, stop = plan.edges[part : part + 2]
-            contents = _contents_of(self.dataset, self.options)
-            contents = contents.within(range(start, stop), plan.rows)
+            contents = _contents_of(self.dataset, self.options).view(np.arange(start, stop))
+            contents.rows = plan.rows
+            contents.part = PackPart(part, plan.parts, plan.fingerprint, plan.count)
             sizes = contents.source_sizes()
             if sizes is not None and plan.sources[part : part + 1] != checks_of(
                 contents.names, sizes, [0, len(sizes)]
@@ -540,8 +478,7 @@ class PackJob:
             self.folder.remove(plan.sidecar_name(part))
             with self.folder.part(plan.name(part)) as file:
                 file.is_cancelled = is_cancelled
-                whole = PackPart(part, plan.parts, plan.fingerprint, plan.count)
-                info, left_out = _write(file, contents, whole, sizes)
+                info, left_out = _write(file, contents, sizes)
                 nbytes, crc = _read_back(file, self.options.threads, False)
             sidecar = Sidecar(plan.digest, part, info.count, nbytes, crc, left_out)
             self.folder.write(plan.sidecar_name(part), sidecar.text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile
 from headrace.packing.plan import (
     Packing,
+    Plan,
     Rows,
     Spool,
     as_column,
@@ -33,7 +34,6 @@ from headrace.packing.plan import (
     make_plan,
     names_of,
     some_of,
-    without,
 )
 from headrace.tokenizer import dtype_for
 
@@ -47,103 +47,90 @@ class TextContents(Contents):
     """The documents of a dataset, or of a view of one: of texts, of windows or blocks of them, or
     of packed tokens.
 
-    Args:
-        dataset: has one sample for each of them; of packed tokens it is the dataset that was given.
-        options: how.
-        chosen: [n] int64, the number of each in the source, or among the tokens.
-        tokens: of the source, if they are there already.
-        end_token: that is put behind each, or is there already.
-        fingerprint: of these documents.
+    Raises:
+        ConfigError: a view of windows or blocks, which are no documents; an option that is not for
+            texts, or an `end_token` that the tokens were not made with.
     """
 
     dataset: TextDataset
+    _tokens: Tokens | None = None
+    """Of the source, if they are there already."""
+    _pack: PackedTokens | None = None
+    """The same, if they are packed: the dataset then has no sample for each document."""
 
-    def __init__(
-        self,
-        dataset: TextDataset,
-        options: PackOptions,
-        chosen: IntArray,
-        tokens: Tokens | None,
-        end_token: int | None,
-        fingerprint: str,
-    ) -> None:
-        super().__init__(dataset, options)
-        self._chosen = chosen
-        self._tokens = tokens
-        self._packed = tokens if isinstance(tokens, PackedTokens) else None
-        self._end_token = end_token
-        self._fingerprint = fingerprint
-
-    @classmethod
-    def of(cls, dataset: TextDataset, options: PackOptions) -> TextContents:
-        """All documents of a dataset.
-
-        Raises:
-            ConfigError: a view of windows or blocks, which are no documents; an option that is not
-                for texts, or an `end_token` that the tokens were not made with.
-        """
-        _check_options(dataset, options)
-        end_token = options.end_token
+    def __init__(self, dataset: TextDataset, options: PackOptions) -> None:
+        self._end_token = options.end_token  # that is put behind each, or is there already
         source: Any = dataset.sample_source
         if not isinstance(source, TokensSource):
-            chosen = dataset.whole_indices(np.arange(len(dataset)))
-            return cls(dataset, options, chosen, None, end_token, dataset.fingerprint)
-        tokens = source.tokens
+            super().__init__(dataset, options)
+            self._chosen = dataset.whole_indices(np.arange(len(dataset)))
+            return
+        self._tokens = source.tokens
         documents = dataset._documents
         view = dataset._chosen
-        if view is not None and (documents is not None or len(source) != len(tokens.short[0]) - 1):
+        super().__init__(documents or dataset, options)
+        if view is not None and (
+            documents is not None or len(source) != len(source.tokens.short[0]) - 1
+        ):
             raise ConfigError(
                 "a view of windows or blocks can't be packed: pack the texts, or a view of their "
                 "documents"
             )
-        if isinstance(tokens, PackedTokens):
-            made_with = tokens.info.text.get("end_token")
-            chosen = np.arange(tokens.info.count)
-            fingerprint = tokens.info.fingerprint
-            if view is not None:
-                chosen = view
-                fingerprint = dataset.fingerprint
+        if isinstance(source.tokens, PackedTokens):
+            self._pack = source.tokens
+            self._end_token = self._pack.info.text.get("end_token")
+            self._chosen = np.arange(self._pack.info.count) if view is None else view
         else:
             assert documents is not None
-            made_with = dataset._arguments.get("end_token")
-            dataset = documents
-            chosen = np.arange(len(documents))
-            fingerprint = documents.fingerprint
-        if end_token not in (None, made_with):
+            self._end_token = dataset._arguments.get("end_token")
+            self._chosen = np.arange(len(documents))
+        if options.end_token not in (None, self._end_token):
             raise ConfigError(
-                f"end_token={end_token}: this dataset has tokens that were made with "
-                f"end_token={made_with}: leave it out, or pack the texts"
+                f"end_token={options.end_token}: this dataset has tokens that were made with "
+                f"end_token={self._end_token}: leave it out, or pack the texts"
             )
-        return cls(dataset, options, chosen, tokens, made_with, fingerprint)
+
+    def _check_options(self) -> None:
+        options = self.options
+        if options.is_jpeg:
+            raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
+        if options.store is not None:
+            raise ConfigError(
+                f"store={options.store!r} is for images and arrays: texts are packed as tokens"
+            )
+        if options.is_chunked:
+            raise ConfigError(
+                f"{options.layout}: tokens lie flat, and are read as they are: leave it out"
+            )
+        if options.check != "decode":
+            raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
+        if options.end_token is not None and self.dataset.is_of_chats:
+            raise ConfigError(
+                f"end_token={options.end_token} can't be given for chats, whose template ends each "
+                "turn: leave it out"
+            )
 
     @property
     def names(self) -> PackedNames | None:
-        if self._packed is None:
+        if self._pack is None:
             return names_of(self.dataset)
-        return None if self._packed.names is None else self._packed.names.take(self._chosen)
+        return None if self._pack.names is None else self._pack.names.take(self._chosen)
 
     @property
     def fingerprint(self) -> str:
-        return self._fingerprint
+        if self._pack is None:
+            return self.dataset.fingerprint
+        info = self._pack.info
+        if np.array_equal(self._chosen, np.arange(info.count)):
+            return info.fingerprint
+        return fingerprint_of_view(info.fingerprint, self._chosen)
 
-    def _some(self, dataset: TextDataset, chosen: IntArray, fingerprint: str) -> TextContents:
-        return TextContents(
-            dataset, self.options, chosen, self._tokens, self._end_token, fingerprint
-        )
-
-    def within(self, numbers: range, rows: Rows | None) -> TextContents:
-        chosen = self._chosen[numbers.start : numbers.stop]
-        if self._packed is not None:
-            fingerprint = fingerprint_of_view(self._packed.info.fingerprint, chosen)
-            return self._some(self.dataset, chosen, fingerprint)
-        view = self.dataset.subset(np.asarray(numbers))
-        return self._some(view, chosen, view.fingerprint)
-
-    def without(self, unreadable: Mapping[int, object]) -> TextContents:
-        if not unreadable:
-            return self
-        view = without(self.dataset, unreadable)
-        return self._some(view, np.delete(self._chosen, list(unreadable)), view.fingerprint)
+    def view(self, numbers: IntArray) -> TextContents:
+        some = copy.copy(self)
+        some._chosen = self._chosen[numbers]
+        if self._pack is None:
+            some.dataset = self.dataset.subset(numbers)
+        return some
 
     def source_sizes(self) -> IntArray | None:
         """Bytes of each text, if each is a file that is read when it is packed: another job may
@@ -162,8 +149,8 @@ class TextContents(Contents):
 
     def _targets(self) -> Any:
         """Class numbers of folders, or a field of each record; None: there are none."""
-        if self._packed is not None:
-            targets: Any = self._packed.targets
+        if self._pack is not None:
+            targets: Any = self._pack.targets
             if targets is not None:
                 targets = targets[self._chosen]
         else:
@@ -172,29 +159,24 @@ class TextContents(Contents):
                 targets = self.dataset.record_targets()
         return None if targets is None else as_column(targets)
 
-    def _info(self) -> PackedInfo:
-        """What a packed file says of them; it lacks the count."""
+    def _about(self) -> tuple[list[str] | None, dict[str, Any]]:
+        """The classes of the documents, and what a packed file says of their tokens."""
+        if self._pack is not None:
+            return self._pack.info.classes, self._pack.info.text
         dataset = self.dataset
-        # the first layout that knows marked ids, where there are such
-        version = 5 if dataset.is_of_chats else 1
-        if self._packed is not None:
-            info = self._packed.info
-            return replace(info, fingerprint=self._fingerprint, part=None, version=version)
-        text = {
+        return dataset.classes or None, {
             "tokenizer": dataset.tokenizer_identity,
             "class": type(dataset.tokenizer).__qualname__,
             "end_token": self._end_token,
             "unit": dataset.document_unit,
         }
-        classes = dataset.classes or None
-        return PackedInfo(KIND, STORE, 0, self._fingerprint, classes, text=text, version=version)
 
-    def survey(self, read_sizes: IntArray | None = None) -> Survey:
+    def _survey(self, read_sizes: IntArray | None) -> Survey:
         """Parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
-        info = self._info()
         read_sizes = self._sizes()
         sizes = read_sizes
-        options = dict[str, Any](info.text)
+        classes, text = self._about()
+        options = dict(text)
         targets = self._targets()
         if targets is not None and self.source_sizes() is None:
             # of all: each part alone might seem to have targets of one kind
@@ -221,6 +203,7 @@ class TextContents(Contents):
             if before:
                 nbytes = count * np.dtype(dtype_for(least, most)).itemsize
                 sizes = (sizes * (nbytes / before)).astype(np.int64)
+        info = PackedInfo(KIND, STORE, 0, self.fingerprint, classes)
         return Survey(info, sizes, read_sizes, options)
 
     def packing(self, part: PartFile | None, read_sizes: IntArray | None = None) -> Packing:
@@ -238,7 +221,7 @@ class TextContents(Contents):
         if tokens is None:
             tokens = self.dataset.tokens(self._end_token)[0]
         left_out = dict[int, str]()
-        if self._packed is None and self.dataset.on_error != "raise":
+        if self._pack is None and self.dataset.on_error != "raise":
             doubtful = np.flatnonzero(np.isin(self._chosen, tokens.short[1])).tolist()
             for number in doubtful:
                 [ids] = self._ids_of([number])
@@ -253,13 +236,16 @@ class TextContents(Contents):
             return tokens.parts(edges[some], edges[some + 1])
 
         lengths = edges[chosen + 1] - edges[chosen]
-        return Packing(readable._plan(lengths, tokens.dtype), prepare, left_out)
+        return Packing(readable._tokens_plan(lengths, tokens.dtype), prepare, left_out)
 
-    def _plan(self, lengths: IntArray, dtype: np.dtype[Any]) -> Any:
+    def _tokens_plan(self, lengths: IntArray, dtype: np.dtype[Any]) -> Plan:
         """Of so many tokens each ([n] int64)."""
-        info = replace(self._info(), count=len(lengths))
-        rows = Rows(STORE, dtype, ())
-        return make_plan(info, rows, lengths, None, self.names, self._targets(), {})
+        classes, text = self._about()
+        info = PackedInfo(
+            KIND, STORE, len(lengths), self.fingerprint, classes, text=text, part=self.part
+        )
+        columns = {} if (targets := self._targets()) is None else {TARGETS: targets}
+        return make_plan(self.options, info, Rows(STORE, dtype, ()), lengths, self.names, columns)
 
     def _ids_of(self, numbers: Sequence[int]) -> list[Any]:
         """The ids of some documents; a SampleError for each that may be left out.
@@ -298,26 +284,5 @@ class TextContents(Contents):
         def prepare(group: range) -> list[npt.NDArray[Any]]:
             return [data.view(np.int32).astype(dtype) for data in read(group)]
 
-        plan = self.without(left_out)._plan(spool.sizes // 4, dtype)
+        plan = self.without(left_out)._tokens_plan(spool.sizes // 4, dtype)
         return Packing(plan, prepare, left_out)
-
-
-def _check_options(dataset: TextDataset, options: PackOptions) -> None:
-    """Raises a ConfigError for an option that is not for texts."""
-    if options.is_jpeg:
-        raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
-    if options.store is not None:
-        raise ConfigError(
-            f"store={options.store!r} is for images and arrays: texts are packed as tokens"
-        )
-    if options.is_chunked:
-        raise ConfigError(
-            f"{options.layout}: tokens lie flat, and are read as they are: leave it out"
-        )
-    if options.check != "decode":
-        raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
-    if options.end_token is not None and dataset.is_of_chats:
-        raise ConfigError(
-            f"end_token={options.end_token} can't be given for chats, whose template ends each "
-            "turn: leave it out"
-        )
