@@ -13,6 +13,7 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.datasets.arrays import as_input
 from headrace.datasets.image.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import look_up, open_columns
@@ -237,7 +238,15 @@ class _RowDecoder(BytesDecoder):
     def _decoded(self, name: str, value: Any) -> Any:
         if isinstance(value, list) and self.decoder_of(name) is not None:
             return [self._decoded(name, one) for one in value]
-        value = super()._decoded(name, value)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return torch.from_numpy(value)
-        return value
+        return _tensors(super()._decoded(name, value))
+
+
+def _tensors(value: Any) -> Any:
+    """A value with tensors in place of arrays of numbers, those in lists and dicts too."""
+    if isinstance(value, dict):
+        return {name: _tensors(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_tensors(one) for one in value]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return as_input(value)
+    return value

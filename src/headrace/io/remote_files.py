@@ -425,6 +425,19 @@ def in_folder_of(url: str, name: str) -> str:
     return _with_path(url, lambda path: posixpath.join(posixpath.dirname(path), name))
 
 
+def above(url: str) -> str:
+    """The path or URL of the same name one folder above; itself in the root of a server."""
+
+    def change(path: str) -> str:
+        folder, name = posixpath.split(path)
+        upper = posixpath.dirname(folder)
+        if upper.endswith(":"):
+            return path
+        return posixpath.join(upper, name)
+
+    return _with_path(url, change)
+
+
 def _with_path(url: str, change: Callable[[str], str]) -> str:
     first, *others = chain_of(url)
     if others and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's

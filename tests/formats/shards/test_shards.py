@@ -40,8 +40,10 @@ DATA = Path(__file__).parents[2] / "data"
 """What mosaicml-streaming 0.13.0 and litdata wrote, and what went into it, or they read of it."""
 KINDS = (
     *("mds/plain", "mds/zstd"),
-    *("litdata/plain-0.2.40", "litdata/plain-0.2.76", "litdata/zstd-0.2.40"),
+    *("litdata/plain-0.2.40", "litdata/plain-0.2.76"),
+    *("litdata/zstd-0.2.40", "litdata/sample-0.2.76"),
 )
+MODES = ("lazy", "eager", "cached", "streaming")
 COLUMNS = {"id": ("int", 8), "text": ("str", None), "x": ("ndarray:float32:3", 12)}
 IN_ORDER: Any = {"batch_size": 7, "shuffle": False, "num_workers": 0, "collate_fn": "list"}
 SHARDS = (7, 0, 5, 12)
@@ -100,7 +102,7 @@ def is_equal(value: Any, said: Any) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_are_those_of_its_own_library(kind: str) -> None:
     expected = json.loads((DATA / kind).with_name("expected.json").read_text())
-    for mode in ("lazy", "eager", "cached", "streaming"):
+    for mode in MODES:
         with open_dataset(DATA / kind, loading_mode=mode, progress=False) as dataset:
             [samples] = create_dataloader(dataset, **IN_ORDER)
         for got, said in zip(samples, expected, strict=True):
@@ -109,12 +111,34 @@ def test_values_are_those_of_its_own_library(kind: str) -> None:
             assert not wrong, mode
 
 
+def row(number: int, kind: str) -> dict[str, Any]:
+    """A sample of LitData's frames or tables."""
+    head = {"id": torch.tensor(number), "text": sample(number)[1].decode()}
+    if kind == "batch":
+        return {**head, "x": torch.arange(number % 5, dtype=torch.float32)}
+    box = {"w": torch.tensor(number), "h": torch.tensor(-number / 2, dtype=torch.float64)}
+    ids = torch.arange(number % 3)
+    raw = bytes([number] * 3)
+    return {**head, "ok": torch.tensor(number % 2 == 0), "ids": ids, "raw": raw, "box": box}
+
+
+@pytest.mark.parametrize("kind", ["batch", "arrow", "arrow-zstd"])
+def test_frames_and_tables_of_litdata(kind: str) -> None:
+    for mode in MODES:
+        folder = DATA / f"litdata/{kind}-0.2.76"
+        with open_dataset(folder, loading_mode=mode, progress=False) as dataset:
+            batches = list(create_dataloader(dataset, **IN_ORDER))
+        samples = [one for batch in batches for one in batch]
+        assert same(samples, [row(number, kind) for number in range(len(dataset))])
+
+
 def test_chunks_on_a_server(memory: Any) -> None:
-    for path in (DATA / "litdata/plain-0.2.40").iterdir():
-        memory.pipe_file(f"/lit/{path.name}", path.read_bytes())
-    memory.pipe_file("/lit/README.md", b"What this is.")
-    with open_dataset(DATA / "litdata/plain-0.2.40") as local:
-        assert same(list(open_dataset("memory://lit")), list(local))
+    for kind in ("plain-0.2.40", "batch-0.2.76", "arrow-0.2.76"):
+        for path in (DATA / "litdata" / kind).iterdir():
+            memory.pipe_file(f"/{kind}/{path.name}", path.read_bytes())
+        memory.pipe_file(f"/{kind}/README.md", b"What this is.")
+        with open_dataset(DATA / "litdata" / kind) as local:
+            assert same(list(open_dataset(f"memory://{kind}")), list(local))
 
 
 def test_trees_and_tokens_of_litdata() -> None:
@@ -145,6 +169,16 @@ class TestContract(DatasetContract):
 
 class TestCompressed(TestContract):
     compression = "gz"
+
+
+class TestFrames(TestContract):
+    @pytest.fixture(autouse=True)
+    def _written(self, tmp_path: Path) -> None:
+        self.folder = copied("batch-0.2.76", tmp_path)
+
+    def make_bad(self, **options: Any) -> tuple[ColumnsDataset, list[int]]:
+        overwrite(self.folder / "chunk-0-0.bin", FRAME, bytes(4))
+        return self.make(**options), [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -189,6 +223,16 @@ def test_streams_are_one_dataset(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "data")
     assert [int(one["id"]) for one in dataset] == [*range(24)] * 2
     assert int(dataset.blocks().sum()) == len(dataset) == 48
+    merged = []
+    for part in "ab":  # as `merge_index` writes it
+        index = tmp_path / "data" / part / "index.json"
+        for entry in json.loads(index.read_text())["shards"]:
+            for data in filter(None, (entry["raw_data"], entry["zip_data"])):
+                data["basename"] = f"{part}/{data['basename']}"
+            merged.append(entry)
+        index.unlink()
+    (tmp_path / "data/index.json").write_text(json.dumps({"version": 2, "shards": merged}))
+    assert same(list(open_dataset(tmp_path / "data")), list(dataset))
 
 
 def test_a_pack_of_it_has_its_values(tmp_path: Path) -> None:
@@ -319,11 +363,68 @@ def test_splits_and_other_columns_are_named(tmp_path: Path) -> None:
         open_dataset(tmp_path / "data")
 
 
-@pytest.mark.parametrize("option", ["encryption", "compression_level", "types"])
+@pytest.mark.parametrize("option", ["encryption", "compression_level"])
 def test_chunks_that_are_not_read_are_named(option: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(DATA / "litdata/tuples-0.2.40", tmp_path / "data"))
+    folder = copied("tuples-0.2.40", tmp_path)
     index = json.loads((folder / "index.json").read_text())
     index["config"][option] = {"a": "int"}
     (folder / "index.json").write_text(json.dumps(index))
-    with pytest.raises(FormatError, match="Arrow" if option == "types" else option):
+    with pytest.raises(FormatError, match=option):
+        open_dataset(folder)
+
+
+TABLE = 24 + 4 * 11
+"""Where the table of the frames begins in the first chunk, and the first frame."""
+FRAME = TABLE + 3 * 24
+FIELDS = ((0, 7), (8, 2), (12, 9), (16, 5), (20, 2), (24, 1), (28, 1 << 31))
+FRAMES = ((0, 1), (4, 3), (8, 9), (8, 1 << 20), (12, 1 << 31), (16, 1 << 20), (20, 1 << 30))
+
+
+def copied(kind: str, to: Path) -> Path:
+    return Path(shutil.copytree(DATA / "litdata" / kind, to / "data", dirs_exist_ok=True))
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    old = path.read_bytes()
+    path.write_bytes(old[:at] + data + old[at + len(data) :])
+
+
+def test_frames_that_lie_are_errors_of_their_samples(tmp_path: Path) -> None:
+    for at, value in (*FIELDS, *((TABLE + at, value) for at, value in FRAMES)):
+        folder = copied("batch-0.2.76", tmp_path)
+        overwrite(folder / "chunk-0-0.bin", at, struct.pack("<I", value))
+        with open_dataset(folder) as dataset:
+            assert int(dataset[10]["id"]) == 10
+            with pytest.raises(SampleError, match="table of frames"):
+                dataset[3]
+    folder = copied("batch-0.2.76", tmp_path)
+    overwrite(folder / "chunk-0-0.bin", 40, struct.pack("<7I", *[1 << 31] * 7))
+    overwrite(folder / "chunk-0-0.bin", TABLE + 20, struct.pack("<I", 1 << 31))
+    for at in (44, 68):
+        overwrite(folder / "chunk-0-0.bin", TABLE + at, bytes(4))
+    with pytest.raises(BudgetError):
+        open_dataset(folder, max_memory_usage="1GB")
+    bomb = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 40)
+    for data, said in ((bomb, "1,099,511,627,776"), (bytes(13), "damaged")):
+        folder = copied("sample-0.2.76", tmp_path)
+        overwrite(folder / "chunk-0-0.bin", 16, data)
+        with open_dataset(folder) as dataset, pytest.raises(SampleError, match=said):
+            dataset[0]
+
+
+def test_tables_that_lie_are_errors(tmp_path: Path) -> None:
+    for chunk, at, data, said in (
+        ("1.bin", -12, struct.pack("<I", 1 << 31), "no table"),
+        ("1.bin", -6, b"!", "no table"),
+        ("0.bin", -12, struct.pack("<I", 99), "does not end|damaged"),
+        ("0.bin", 40, b"A" * 900, "damaged"),
+    ):
+        path = copied("arrow-0.2.76", tmp_path) / f"chunk-0-{chunk}"
+        overwrite(path, at % path.stat().st_size, data)
+        with pytest.raises(FormatError, match=rf"chunk-0-{chunk}.*{said}"):
+            open_dataset(tmp_path / "data")
+    folder = copied("arrow-0.2.76", tmp_path)
+    index = (folder / "index.json").read_text()
+    (folder / "index.json").write_text(index.replace('"chunk_size": 7', '"chunk_size": 6'))
+    with pytest.raises(FormatError, match=r"7 samples, and index\.json says 6"):
         open_dataset(folder)

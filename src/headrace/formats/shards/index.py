@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.columns import Columns
-from headrace.formats.shards.source import (
-    ALL,
-    CODECS,
-    COPY,
-    INDEX,
-    OFFSET,
-    Shard,
-    ShardColumn,
-    ShardSource,
-)
+from headrace.formats.shards.heads import COPY, INDEX, OFFSET, Heads, Shard
+from headrace.formats.shards.source import ALL, CODECS, ShardColumn, ShardSource
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles, in_folder_of
+from headrace.io.remote_files import RemoteFiles, above, in_folder_of
 
 
 def shard_path(index: str, name: str) -> str:
@@ -38,7 +30,8 @@ def shard_path(index: str, name: str) -> str:
 
 
 class ShardColumns(Columns):
-    """The columns of the shards in some folders, one folder after the other.
+    """The columns of the shards in some folders, one folder after the other. The index of a folder
+    that has none may be merged with others, and lie one folder above.
 
     Args:
         paths: of all shards of their folders, or their URLs.
@@ -54,28 +47,18 @@ class ShardColumns(Columns):
     def __init__(self, paths: Sequence[str], files: Files) -> None:
         self.paths: set[str] = set(paths)
         self._files = files
-        self._shards = list[Shard]()
+        self.shards = list[Shard]()
+        self._heads = Heads(files, self.shards)
         self._columns: dict[str, ShardColumn] = {}
-        indices = list(dict.fromkeys(in_folder_of(path, INDEX) for path in paths))
-        found = files.read(ByteRanges.of_wholes(indices, range(len(indices))))
-        for index, content in zip(indices, found, strict=True):
-            if content is None:
+        own = self._contents(in_folder_of(path, INDEX) for path in paths)
+        merged = self._contents(above(index) for index, content in own.items() if content is None)
+        for index, content in own.items():
+            if merged.get(above(index), content) is None:
                 raise DataNotFoundError(f"{redact(index)}, of the shards, is missing: {COPY}")
-            try:
-                self.add(index, json.loads(bytes(content)))
-            except FormatError:
-                raise
-            except (
-                ValueError,
-                LookupError,
-                TypeError,
-                AttributeError,
-                RecursionError,
-            ) as error:
-                raise FormatError(
-                    f"{redact(index)} is damaged, or no index of {self.written_by} "
-                    f"({type(error).__name__}: {error}): {COPY}"
-                ) from error
+            if above(index) not in merged:
+                self._add(index, content)
+        for index, content in merged.items():
+            self._add(index, content)
         self._check_named()
         self.names: list[str] = list(self._columns)
         columns = self._columns.items()
@@ -83,11 +66,28 @@ class ShardColumns(Columns):
             name: column.extension for name, column in columns if column.extension
         }
 
+    def _contents(self, indices: Iterable[str]) -> dict[str, memoryview | None]:
+        """The contents of index files, each once; None of one that is missing."""
+        distinct = list(dict.fromkeys(indices))
+        found = self._files.read(ByteRanges.of_wholes(distinct, range(len(distinct))))
+        return dict(zip(distinct, found, strict=True))
+
+    def _add(self, index: str, content: Any) -> None:
+        try:
+            self.add(index, json.loads(bytes(content)))
+        except FormatError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise FormatError(
+                f"{redact(index)} is damaged, or no index of {self.written_by} "
+                f"({type(error).__name__}: {error}): {COPY}"
+            ) from error
+
     def _check_named(self) -> None:
         """Raises a FormatError where a shard lies in a folder, and is not among those named: all
         that an index knows are read. One that is missing is an error of its samples.
         """
-        shards = [shard.path for shard in self._shards]
+        shards = [shard.path for shard in self.shards]
         if self._files.is_remote:
             versions = cast(RemoteFiles, self._files).find_versions(shards)
             existing = {path for path, version in zip(shards, versions, strict=True) if version}
@@ -143,13 +143,16 @@ class ShardColumns(Columns):
                 "open its folder by itself"
             )
         self._columns = named
-        self._shards.append(shard)
+        self.shards.append(shard)
 
     def __len__(self) -> int:
-        return sum(shard.samples for shard in self._shards)
+        return sum(shard.samples for shard in self.shards)
 
     def column(self, name: str) -> ShardSource:
-        return ShardSource(self._files, self._shards, self._columns, [name], True)
+        return self._source([name], True)
 
     def rows(self, names: Sequence[str]) -> ShardSource:
-        return ShardSource(self._files, self._shards, self._columns, names, False)
+        return self._source(names, False)
+
+    def _source(self, names: Sequence[str], is_one: bool) -> ShardSource:
+        return ShardSource(self._files, self.shards, self._heads, self._columns, names, is_one)

@@ -6,18 +6,30 @@ or "boxes/0".
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from headrace.errors import FormatError
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.formats.columns import Columns
 from headrace.formats.resolve.file_set import Format
+from headrace.formats.shards.heads import COPY, INDEX, Shard, size_of
 from headrace.formats.shards.index import ShardColumns, shard_path
-from headrace.formats.shards.source import ALL, INDEX, Shard, ShardColumn
+from headrace.formats.shards.source import ALL, ShardColumn
 from headrace.formats.shards.values import Decoder, array, many, pixels, text
+from headrace.formats.table.arrow import INDEX as ARROW, ArrowTable, scanned
+from headrace.formats.table.columns import pyarrow
+from headrace.formats.table.source import TableSource
+from headrace.io.array_file import Arrays
+from headrace.io.files import Files
+from headrace.io.index import IndexKind, learn_indexed
 from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
@@ -41,8 +53,10 @@ _EXTENSIONS = {
 }
 """The extension that a file of an encoded image would have, by encoding."""
 _MOST = 255  # axes
-_UNREAD = ("encryption", "compression_level", "ipc_compression", "temporal_schema")
-_PLAIN = {"str", "int", "float", "bool", "bytes", "null"}
+_UNREAD = ("encryption", "temporal_schema")
+_TAIL = struct.Struct("<I8s")
+_TABLE = b"LDARW01\0"
+"""What a chunk ends with: the bytes of an Arrow table before that, and a magic."""
 _ALONE = "value"
 """The column of samples that are no trees."""
 
@@ -101,13 +115,12 @@ class LitDataColumns(ShardColumns):
     """The columns of chunks that `litdata.optimize` wrote."""
 
     written_by: str = "LitData"
+    may_be_tables = False
+    """True if LitData noted the types of samples, as the versions do that write tables."""
 
     def add(self, index: str, said: Any) -> None:
         config = said["config"]
-        types = config.get("types")
         unread = [option for option in _UNREAD if config.get(option)]
-        if isinstance(types, dict) and not set(map(str, types.values())) - _PLAIN:
-            unread.append("Arrow tables in chunks, as LitData since 0.2.71 writes plain values")
         if unread:
             raise FormatError(
                 f"{redact(index)}: {' and '.join(unread)} can't be read yet: use LitData's "
@@ -125,16 +138,108 @@ class LitDataColumns(ShardColumns):
             extension = _EXTENSIONS.get(kind.partition(":")[0], "")
             columns.append((name, ShardColumn(kind, nbytes, _decoder_of(kind), extension)))
         codec, _, _ = (config["compression"] or "").partition(":")
+        level = config.get("compression_level") or "chunk"
+        rows = 0
+        if level == "batch":
+            rows = config["compression_batch_size"]
+        if type(rows) is not int or rows < (level == "batch"):
+            raise ValueError(f"compression_batch_size {rows!r}")
+        if level not in ("chunk", "batch", "sample") or (level != "chunk" and codec != "zstd"):
+            raise ValueError(f"compression {codec!r}, compression_level {level!r}")
+        each = ""
+        if level == "sample":
+            each = codec
+            codec = ""
+        self.may_be_tables |= bool(config.get("types")) and level == "chunk" and not codec
         for chunk in said["chunks"]:
             path = shard_path(index, chunk["filename"])
-            stored = 0 if codec else chunk["chunk_bytes"]
-            shard = Shard(path, chunk["chunk_size"], chunk["chunk_bytes"], stored, codec)
+            nbytes = chunk["chunk_bytes"]
+            stored = nbytes
+            if codec and not rows:
+                stored = 0
+            shard = Shard(path, chunk["chunk_size"], nbytes, stored, codec, rows, each)
             self.add_shard(shard, columns)
+
+
+def _table_in(files: Files, path: str) -> tuple[int, int]:
+    """Where the Arrow table at the end of a chunk begins, and its bytes; 0: it has none."""
+    size = files.version(path).size
+    tail = files.read_joined(ByteRanges.of([(path, max(0, size - _TAIL.size), size)]))
+    if len(tail) == _TAIL.size:
+        nbytes, magic = _TAIL.unpack(tail)
+        if magic == _TABLE and nbytes + _TAIL.size <= size:
+            return size - _TAIL.size - nbytes, nbytes
+    return size, 0
+
+
+def _scan(files: Files, path: str) -> Arrays:
+    base, nbytes = _table_in(files, path)
+    if not nbytes:
+        raise FormatError("no table is at its end, and others have one")
+    return scanned(files, path, base, nbytes)
+
+
+_IN_CHUNK = IndexKind("litdata", 1, ARROW.types, _scan)
+"""The index of the Arrow table of a chunk."""
+
+
+class _TableColumns(Columns):
+    """The columns of chunks that hold Arrow tables.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+        FormatError: a table is damaged, or has other rows than the index says.
+    """
+
+    def __init__(self, shards: Sequence[Shard], files: Files) -> None:
+        pyarrow()
+        paths = [shard.path for shard in shards]
+        if files.is_remote:
+            learn_indexed(cast(RemoteFiles, files), paths, _IN_CHUNK)
+        self._files = files
+        self._tables = [ArrowTable(path, redact(path), files, _IN_CHUNK) for path in paths]
+        for shard, table in zip(shards, self._tables, strict=True):
+            size_of(files, shard)
+            rows = int(table.rows.sum())
+            if rows != shard.samples:
+                raise FormatError(
+                    f"{table.shown} has {rows:,} samples, and {INDEX} says {shard.samples:,}: "
+                    f"{COPY}"
+                )
+        self.names: list[str] = self._tables[0].schema.names
+
+    def __len__(self) -> int:
+        return sum(int(table.rows.sum()) for table in self._tables)
+
+    def column(self, name: str) -> TableSource:
+        return self._source([name], True)
+
+    def rows(self, names: Sequence[str]) -> TableSource:
+        return self._source(names, False)
+
+    def _source(self, names: Sequence[str], is_one: bool) -> TableSource:
+        return TableSource(list(map(copy.copy, self._tables)), self._files, names, is_one)
+
+
+def _opened(paths: Sequence[str], files: Files) -> Columns:
+    """The columns of chunks. Since 0.2.71 LitData writes samples of plain values as tables."""
+    columns = LitDataColumns(paths, files)
+    if columns.may_be_tables and _begins_with_table(columns.shards, files):
+        return _TableColumns(columns.shards, files)
+    return columns
+
+
+def _begins_with_table(shards: Sequence[Shard], files: Files) -> bool:
+    """True if the first chunk that is there holds a table."""
+    for shard in shards:
+        with contextlib.suppress(DataNotFoundError):  # an error of its samples
+            return _table_in(files, shard.path)[1] > 0
+    return False
 
 
 LITDATA = Format(
     "LitData chunks",
     (*(f"{digit}.bin" for digit in range(10)), ".zstd.bin"),  # "chunk-0-12.bin"
     bookkeeping=(INDEX.encode(), b"readme.md"),
-    open=LitDataColumns,
+    open=_opened,
 )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from headrace.formats.resolve.file_set import Format
+from headrace.formats.shards.heads import Shard
 from headrace.formats.shards.index import ShardColumns, shard_path
-from headrace.formats.shards.source import CODECS, Shard, ShardColumn
+from headrace.formats.shards.source import CODECS, ShardColumn
 from headrace.formats.shards.values import Decoder, array, many, pixels, text
 
 _VERSION = 2

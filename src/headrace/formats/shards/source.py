@@ -3,7 +3,8 @@
 A shard begins with the number of its samples and the byte at which each begins, and where the last
 one ends (uint32). A sample is the sizes of its values whose size varies (uint32), and then all
 values, in the order of the columns. A compressed shard is such a file, compressed as a whole: it is
-decoded as a chunk. An `index.json` beside the shards says what they hold.
+decoded as a chunk; or its samples are compressed in frames, each of which is a chunk, or one by
+one. An `index.json` beside the shards says what they hold.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import zstandard
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.codecs import GZIP, Codec, Inflate, Pipeline, Zstd
 from headrace.formats.arrays.reader import ChunkCache, visit
+from headrace.formats.shards.heads import COPY, Edges, Heads, Shard, head_in, size_of
 from headrace.formats.shards.values import Decoder, array
 from headrace.formats.source import Column, Description, Locatable, RowSource
 from headrace.formats.table.columns import pyarrow
@@ -33,13 +35,10 @@ from headrace.io.paths import named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.sorting import distinct
 
-INDEX = "index.json"
-COPY = "copy or write it again"
 ALL = -1
 """The bytes of a value that is all of its sample."""
-Edges = npt.NDArray[np.uint32]
-OFFSET = 4
-"""Bytes of the number of samples, and of where one begins."""
+_LONGEST = 512 << 20
+"""Bytes of a sample that was compressed by itself: whoever wrote it says how many it takes."""
 
 
 class _Arrow(Codec):
@@ -62,18 +61,6 @@ CODECS: dict[str, Codec] = {
 }
 
 
-class Shard(NamedTuple):
-    """A shard: its file, samples, bytes, bytes of the file (0: the index does not say), and
-    compression ("" for none).
-    """
-
-    path: str
-    samples: int
-    nbytes: int
-    stored: int
-    codec: str
-
-
 class ShardColumn(NamedTuple):
     """A column: its encoding, bytes of a value (None: they vary) and decoder (None: there is
     none); the extension that a file of a value's bytes would have, where it is an encoded one.
@@ -94,41 +81,8 @@ class ShardColumn(NamedTuple):
         return None
 
 
-def _size_of(files: Files, shard: Shard) -> int:
-    """The bytes of the file of a shard.
-
-    Raises:
-        FormatError: its index says something else.
-    """
-    size = files.version(shard.path).size
-    if size != (shard.stored or size):
-        raise FormatError(
-            f"{redact(shard.path)} has {size:,} bytes, and {INDEX} says {shard.stored:,}: {COPY}"
-        )
-    return size
-
-
-def _edges_in(head: Any, shard: Shard) -> Edges:
-    """Where the samples of a shard begin, and the last one ends ([samples + 1]), by its first
-    bytes.
-
-    Raises:
-        FormatError: its index says something else, or it is damaged.
-    """
-    table = np.frombuffer(head, "<u4", shard.samples + 2).copy()
-    count = table[0]
-    edges = table[1:]
-    is_sorted = edges[0] >= table.nbytes and (edges[:-1] <= edges[1:]).all()
-    if (count, edges[-1]) != (shard.samples, shard.nbytes) or not is_sorted:
-        raise FormatError(
-            f"{redact(shard.path)} says that {count:,} samples end at byte {edges[-1]:,}, and "
-            f"{INDEX} that {shard.samples:,} do at {shard.nbytes:,}: {COPY}"
-        )
-    return edges
-
-
 class _Opened(NamedTuple):
-    """The bytes of a shard that was compressed, and where its samples begin and end."""
+    """The bytes of samples that were compressed together, and where these begin and end."""
 
     data: memoryview
     edges: Edges
@@ -143,32 +97,78 @@ class _Opened(NamedTuple):
 
 
 class _Packed(Chunks):
-    """Compressed shards as chunks."""
+    """Compressed shards, or their frames, as chunks, numbered through."""
 
-    def __init__(self, files: Files, shards: Sequence[Shard]) -> None:
+    def __init__(self, files: Files, shards: Sequence[Shard], heads: Heads) -> None:
         self._files = files
         self._shards = shards
-        self.nbytes = max((shard.nbytes for shard in shards if shard.codec), default=0)
+        self._heads = heads
+        self.firsts = np.cumsum([0, *(shard.chunks for shard in shards)])
+        sizes = [shard.nbytes for shard in shards if shard.codec and not shard.rows]
+        sizes += heads.frame_sizes()
+        self.nbytes = max(sizes, default=0)
+        self.all_nbytes = sum(sizes)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """The shard of a chunk, and its number there."""
+        shard = int(np.searchsorted(self.firsts, number, side="right")) - 1
+        return shard, number - int(self.firsts[shard])
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
+        places = list(map(self._place, numbers.tolist()))
+        framed = [number for number, _ in places if self._shards[number].rows]
+        heads = dict(zip(framed, self._heads.of(framed), strict=True))
         ranges = []
-        for shard in map(self._shards.__getitem__, numbers.tolist()):
-            ranges.append((shard.path, 0, _size_of(self._files, shard)))
+        for number, inner in places:
+            shard = self._shards[number]
+            if number in heads:
+                start, stop = heads[number].starts[inner], heads[number].stops[inner]
+                ranges.append((shard.path, int(start), int(stop)))
+            else:
+                ranges.append((shard.path, 0, size_of(self._files, shard)))
         return ByteRanges.of(ranges)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return self._files.read(self.byte_ranges(np.asarray(numbers, np.int64)))
 
     def decode(self, number: int, data: Any) -> Any:
-        shard = self._shards[number]
+        at, inner = self._place(number)
+        shard = self._shards[at]
+        nbytes = shard.nbytes
+        edges = None
+        if shard.rows:
+            first = inner * shard.rows
+            [head] = self._heads.of([at])
+            edges = head.edges[first : first + shard.rows + 1]
+            nbytes = int(edges[-1] - edges[0])
         try:
-            made = Pipeline([CODECS[shard.codec]]).decode(data, shard.nbytes)
+            made = Pipeline([CODECS[shard.codec]]).decode(data, nbytes)
         except FormatError as error:
             raise FormatError(f"{redact(shard.path)}: {error}: {COPY}") from error
-        return _Opened(made.data, _edges_in(made, shard))
+        if edges is None:
+            return _Opened(made.data, head_in(made.data, shard).edges)
+        return _Opened(made.data, edges - edges[0])
 
     def check_cached(self, number: int) -> None:
-        self._files.check(self._shards[number].path)
+        self._files.check(self._shards[self._place(number)[0]].path)
+
+
+def _decompressed(data: Any, codec: str) -> Any:
+    """A sample that was compressed by itself.
+
+    Raises:
+        FormatError: it is damaged, or too long.
+    """
+    try:
+        nbytes = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"a compressed sample is damaged: {error}") from error
+    if not 0 <= nbytes <= _LONGEST:
+        raise FormatError(
+            f"a compressed sample would take {nbytes:,} bytes, and {_LONGEST:,} are allowed: write "
+            "it with compression_level='batch'"
+        )
+    return Pipeline([CODECS[codec]]).decode(data, nbytes).data
 
 
 class ShardSource(RowSource, Locatable):
@@ -177,6 +177,7 @@ class ShardSource(RowSource, Locatable):
     Args:
         files: by which shards are read.
         shards: all.
+        heads: of the shards.
         columns: all, by name.
         names: of those that are read.
         is_one: True if a record is the value of the one column.
@@ -189,6 +190,7 @@ class ShardSource(RowSource, Locatable):
         self,
         files: Files,
         shards: Sequence[Shard],
+        heads: Heads,
         columns: dict[str, ShardColumn],
         names: Sequence[str],
         is_one: bool,
@@ -200,9 +202,10 @@ class ShardSource(RowSource, Locatable):
         self._is_one = is_one
         self._starts = np.cumsum([0, *(shard.samples for shard in shards)])
         self._is_packed = np.array([bool(shard.codec) for shard in shards], bool)
+        self._heights = np.array([shard.height for shard in shards], np.int64)
         self._paths = [shard.path for shard in shards]
-        self._edges: dict[int, Edges] = {}
-        self._chunks = _Packed(files, self._shards)
+        self._heads = heads
+        self._chunks = _Packed(files, self._shards, heads)
         self._decoded = ChunkCache(0)
         self._varying = sum(column.nbytes is None for column in columns.values())
         for name in names:
@@ -233,13 +236,14 @@ class ShardSource(RowSource, Locatable):
         return sum(shard.stored for shard in self._shards if not shard.codec)
 
     def blocks_of(self, nbytes: int) -> IntArray:
-        """Compressed shards, and the others in parts of about so many bytes."""
+        """What is decompressed together, and the other shards in parts of about so many bytes."""
         edges = [0]
         for shard in self._shards:
-            parts = 1
-            if not shard.codec:
-                parts = max(1, shard.nbytes // nbytes)
-            edges += (edges[-1] + np.arange(1, parts + 1) * shard.samples // parts).tolist()
+            parts = max(1, shard.nbytes // nbytes)
+            ends = np.arange(1, parts + 1) * shard.samples // parts
+            if shard.codec:
+                ends = np.minimum(np.arange(1, shard.chunks + 1) * shard.height, shard.samples)
+            edges += (edges[-1] + ends).tolist()
         return np.diff(distinct(np.array(edges, np.int64)))
 
     @property
@@ -248,7 +252,7 @@ class ShardSource(RowSource, Locatable):
 
     @property
     def decoded_nbytes(self) -> int:
-        return sum(shard.nbytes for shard in self._shards if shard.codec)
+        return self._chunks.all_nbytes
 
     def hold_chunks(self, nbytes: int) -> None:
         self._decoded.resize(nbytes)
@@ -271,7 +275,10 @@ class ShardSource(RowSource, Locatable):
         column.sample = ", ".join(f"{name} {self._columns[name].encoding}" for name in self._names)
         column.nbytes = column.read = self.stored_nbytes // max(1, len(self))
         if self._is_packed.any():
-            column.read_by = f"{self.files.explain()}, decompressed a shard at a time"
+            unit = "shard"
+            if any(shard.rows for shard in self._shards):
+                unit = "frame"
+            column.read_by = f"{self.files.explain()}, decompressed a {unit} at a time"
             column.chunks = 1
             column.decoded = column.read = self._chunks.nbytes
         return Description([column], files=len(self._shards), stored=self.stored_nbytes)
@@ -295,11 +302,17 @@ class ShardSource(RowSource, Locatable):
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         return shards, rows - self._starts[shards], self._is_packed[shards]
 
+    def _chunks_of(self, shards: IntArray, inner: IntArray) -> IntArray:
+        """The chunk of each sample of compressed shards."""
+        numbers: IntArray = self._chunks.firsts[shards] + inner // self._heights[shards]
+        return numbers
+
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
         """See `Locatable`. Samples of bad shards are left out: reading them says what is wrong."""
         shards, inner, is_packed = self._places(indices)
         try:
-            packed = self._chunks.byte_ranges(distinct(shards[is_packed]))
+            chunks = distinct(self._chunks_of(shards[is_packed], inner[is_packed]))
+            packed = self._chunks.byte_ranges(chunks)
             plain = self._ranges(shards[~is_packed], inner[~is_packed])
         except (DataNotFoundError, FormatError):
             good = [number for number in distinct(shards).tolist() if self._is_good(number)]
@@ -310,24 +323,19 @@ class ShardSource(RowSource, Locatable):
     def _is_good(self, number: int) -> bool:
         """True if the samples of a shard can be located."""
         try:
-            self._chunks.byte_ranges(np.array([number]))
-            if not self._is_packed[number]:
-                self._ranges(np.array([number]), np.array([0]))
+            if self._is_packed[number]:
+                self._chunks.byte_ranges(self._chunks.firsts[[number]])
+            else:
+                self._heads.of([number])
         except (DataNotFoundError, FormatError):
             return False
         return True
 
     def _ranges(self, shards: IntArray, inner: IntArray) -> ByteRanges:
         """Where samples lie in shards that are not compressed."""
-        unknown = [number for number in distinct(shards).tolist() if number not in self._edges]
-        heads = []
-        for shard in map(self._shards.__getitem__, unknown):
-            _size_of(self.files, shard)
-            heads.append((shard.path, 0, OFFSET * (shard.samples + 2)))
-        for number, head in zip(unknown, self.files.read_each(ByteRanges.of(heads)), strict=True):
-            self._edges[number] = _edges_in(head, self._shards[number])
-        places = zip(shards.tolist(), inner.tolist(), strict=True)
-        bounds = np.array([self._edges[shard][at : at + 2] for shard, at in places], np.int64)
+        heads = self._heads.of(shards.tolist())
+        places = zip(heads, inner.tolist(), strict=True)
+        bounds = np.array([head.edges[at : at + 2] for head, at in places], np.int64)
         return ByteRanges(self._paths, shards, *bounds.reshape(-1, 2).T)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
@@ -336,13 +344,16 @@ class ShardSource(RowSource, Locatable):
         plain = np.flatnonzero(~is_packed).tolist()
         views = self.files.read(self._ranges(shards[plain], inner[plain]))
         for at, view in zip(plain, views, strict=True):
-            records[at] = self._record(view)
-        numbers = distinct(shards[is_packed]).tolist()
-        places = [np.flatnonzero(shards == number).tolist() for number in numbers]
+            each = self._shards[int(shards[at])].each
+            records[at] = self._record(_decompressed(view, each) if each else view)
+        chunks = self._chunks_of(shards, inner)
+        numbers = distinct(chunks[is_packed]).tolist()
+        places = [np.flatnonzero(is_packed & (chunks == number)).tolist() for number in numbers]
 
         def use(number: int, opened: _Opened) -> None:
             for at in places[number]:
-                start, stop = opened.edges[inner[at] : inner[at] + 2].tolist()
+                place = int(inner[at]) % self._shards[int(shards[at])].height
+                start, stop = opened.edges[place : place + 2].tolist()
                 records[at] = self._record(opened.data[start:stop])
 
         used = list(map(len, places))

@@ -45,18 +45,24 @@ _BLOCK = np.dtype([("start", "<i8"), ("metadata", "<i4"), ("pad", "<i4"), ("body
 # -- messages
 
 
-def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
-    """First byte, that of the body, end and rows of each record batch ([n, 4]); and the bytes of
+def scanned(files: Files, path: str, base: int = 0, size: int | None = None) -> Arrays:
+    """First byte, that of the body, end and rows of each record batch ([4 n]); and the bytes of
     the schema and of all dictionaries, with which each record batch is a stream of its own.
+
+    Args:
+        files, path: of the file.
+        base, size: where the table begins in it, and its bytes; None: up to its end.
 
     Raises:
         FormatError: the file is no Arrow file, or a damaged one; the message does not name it.
     """
+    if size is None:
+        size = files.version(path).size
     heads = list[tuple[int, int]]()
     batches = []
     pa = pyarrow()
     try:
-        for start, begin, message in _messages(files, path):
+        for start, begin, message in _messages(files, path, base, size):
             stop = begin + message.body.size
             if message.type == ("dictionary" if heads else "schema"):
                 heads.append((start, stop))
@@ -64,26 +70,26 @@ def _scanned(files: Files, path: str) -> tuple[IntArray, bytes]:
                 rows = pa.ipc.read_record_batch(message, pa.schema([])).num_rows
                 if not 0 <= rows <= _MOST_ROWS:
                     raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
-                batches.append((start, begin, stop, rows))
+                batches.append((base + start, base + begin, base + stop, rows))
             else:
                 raise FormatError(f"there is no message that belongs there at byte {start:,}")
     except (struct.error, pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise FormatError(f"its messages can't be read ({error})") from error
     if not heads:
         raise FormatError("it is empty")
-    head = files.read_joined(ByteRanges.of([(path, start, stop) for start, stop in heads]))
-    return np.array(batches, np.int64).reshape(-1, 4), head
+    ranges = [(path, base + start, base + stop) for start, stop in heads]
+    head = files.read_joined(ByteRanges.of(ranges))
+    return [np.array(batches, np.int64).reshape(-1), np.frombuffer(head, np.uint8)]
 
 
-def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
+def _messages(files: Files, path: str, base: int, size: int) -> Iterator[tuple[int, int, Any]]:
     """First byte, that of the body, and each message, with a body that is all zeros: of a file
     those that its footer names; of a stream all, up to its end, or to a message of no bytes.
     """
     window = _REMOTE if files.is_remote else _LOCAL
-    size = files.version(path).size
 
     def read(start: int, stop: int) -> bytes:
-        return files.read_joined(ByteRanges.of([(path, start, min(size, stop))]))
+        return files.read_joined(ByteRanges.of([(path, base + start, base + min(size, stop))]))
 
     begin = start = 0
     data = read(0, window)
@@ -93,7 +99,7 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
         if not tail.endswith(MAGIC) or not 8 < end < size - 10:
             raise FormatError("it does not end as Arrow files do: it is cut short")
         footer = tail[end - size : -10] if size - end <= len(tail) else read(end, size - 10)
-        yield from _named_messages(files, path, footer, data, end)
+        yield from _named_messages(files, path, base, footer, data, end)
         return
     while start < size:
         if not begin <= start <= start + 8 <= begin + len(data):
@@ -117,12 +123,12 @@ def _messages(files: Files, path: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def _named_messages(
-    files: Files, path: str, footer: bytes, data: bytes, end: int
+    files: Files, path: str, base: int, footer: bytes, data: bytes, end: int
 ) -> Iterator[tuple[int, int, Any]]:
     """As `_messages`, of the first one and those that the footer of a file names, read at once.
 
     Args:
-        files, path: of the file.
+        files, path, base: see `scanned`.
         footer: see `_blocks`.
         data: the first bytes of the file.
         end: where the messages end.
@@ -133,8 +139,9 @@ def _named_messages(
     for start, head in places:
         if not 8 <= start <= start + head <= end or not 8 <= head <= _LONGEST:
             raise FormatError(f"its footer names a message of {head:,} bytes at byte {start:,}")
-    ranges = ByteRanges.of([(path, start, start + head) for start, head in places])
-    for (start, head), metadata in zip(places, files.read_each(ranges), strict=True):
+    ranges = [(path, base + start, base + start + head) for start, head in places]
+    found = files.read_each(ByteRanges.of(ranges))
+    for (start, head), metadata in zip(places, found, strict=True):
         rest = opened([memoryview(metadata)], end - start - head, zeros)
         message = pyarrow().ipc.read_message(rest)
         yield start, start + head, message
@@ -162,12 +169,7 @@ def _message_head(data: bytes) -> int:
     return length and at + length
 
 
-def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    batches, head = _scanned(files, url)
-    return [batches.reshape(-1), np.frombuffer(head, np.uint8)]
-
-
-INDEX = IndexKind("arrow", 3, ("<i8", "u1"), _make_index)
+INDEX = IndexKind("arrow", 3, ("<i8", "u1"), scanned)
 """Where the record batches lie, and their rows; and the bytes of schema and dictionaries."""
 
 
@@ -199,6 +201,7 @@ class ArrowTable(TableFile):
     Args:
         path, shown: see `TableFile`.
         files: by which it is read.
+        index: says where its record batches lie.
 
     Raises:
         FormatError: it is none, or cut short.
@@ -208,17 +211,17 @@ class ArrowTable(TableFile):
     block_is = "record batch"
     blocks_are = "record batches"
 
-    def __init__(self, path: str, shown: str, files: Files) -> None:
+    def __init__(self, path: str, shown: str, files: Files, index: IndexKind = INDEX) -> None:
         self._files = files
         try:
             if files.is_remote:
-                table, head = index_of(cast(RemoteFiles, files), path, INDEX)
-                self._head = head.tobytes()
-                places = table.reshape(-1, 4)
+                table, head = index_of(cast(RemoteFiles, files), path, index)
             else:
-                places, self._head = _scanned(files, path)
+                table, head = index.make(files, path)
         except FormatError as error:
             raise FormatError(f"{shown} is no Arrow file, or a damaged one: {error}") from error
+        self._head: bytes = head.tobytes()
+        places = table.reshape(-1, 4)
         self._known: tuple[list[Any], IntArray] | None = None
         self._places = SharedArray(places[:, :3])
         with asking("pyarrow", shown):

@@ -1,0 +1,195 @@
+"""Shards, and where their samples lie: what the first bytes of a shard say, compared with its
+index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dtypes import IntArray
+from headrace.errors import DataNotFoundError, FormatError
+from headrace.io.files import Files
+from headrace.io.paths import redact
+from headrace.io.ranges import ByteRanges
+
+INDEX = "index.json"
+COPY = "copy or write it again"
+Edges = npt.NDArray[np.uint32]
+OFFSET = 4
+"""Bytes of the number of samples, and of where one begins."""
+_FRAMED = struct.Struct("<8sHHIII")
+"""What a shard of frames begins with: magic, version, flags, samples, samples of a frame, frames.
+The edges of its samples follow, and then its frames.
+"""
+_MAGIC = b"LDFZ01\0\0"
+_FRAME = np.dtype(
+    [("first", "<u4"), ("count", "<u4"), ("start", "<u8"), ("stored", "<u4"), ("nbytes", "<u4")]
+)
+"""A frame: its first sample, samples, first byte in the file, bytes there, and decoded bytes."""
+
+
+class Shard(NamedTuple):
+    """A shard: its file, samples, bytes, bytes of the file (0: the index does not say), and
+    compression ("" for none).
+
+    Attributes:
+        rows: samples that are compressed together, in frames; 0: the file is, as a whole.
+        each: the compression of each sample by itself.
+    """
+
+    path: str
+    samples: int
+    nbytes: int
+    stored: int
+    codec: str
+    rows: int = 0
+    each: str = ""
+
+    @property
+    def height(self) -> int:
+        """Samples that are decompressed together."""
+        return self.rows or max(1, self.samples)
+
+    @property
+    def chunks(self) -> int:
+        """How often it is decompressed to read it all."""
+        if not self.codec:
+            return 0
+        return -(-self.samples // self.height)
+
+    @property
+    def head_nbytes(self) -> int:
+        """The bytes that say where samples lie."""
+        if self.rows:
+            return _FRAMED.size + OFFSET * (self.samples + 1) + _FRAME.itemsize * self.chunks
+        return OFFSET * (self.samples + 2)
+
+
+class Head(NamedTuple):
+    """Where samples lie.
+
+    Attributes:
+        edges: [samples + 1] where they begin, and the last one ends: in the shard, or in what its
+            frames become, one after the other.
+        starts, stops: [frames] where frames lie in the file; none: it has none.
+    """
+
+    edges: Edges
+    starts: IntArray
+    stops: IntArray
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def size_of(files: Files, shard: Shard) -> int:
+    """The bytes of the file of a shard.
+
+    Raises:
+        FormatError: its index says something else.
+    """
+    size = files.version(shard.path).size
+    if size != (shard.stored or size):
+        raise FormatError(
+            f"{redact(shard.path)} has {size:,} bytes, and {INDEX} says {shard.stored:,}: {COPY}"
+        )
+    return size
+
+
+def head_in(data: bytes | memoryview, shard: Shard) -> Head:
+    """What a shard says, by its first bytes.
+
+    Raises:
+        FormatError: its index says something else, or it is damaged.
+    """
+    if shard.rows:
+        return _frames_in(data, shard)
+    table = np.frombuffer(data, "<u4", shard.samples + 2).copy()
+    count = table[0]
+    edges = table[1:]
+    is_sorted = edges[0] >= table.nbytes and (edges[:-1] <= edges[1:]).all()
+    if (count, edges[-1]) != (shard.samples, shard.nbytes) or not is_sorted:
+        raise FormatError(
+            f"{redact(shard.path)} says that {count:,} samples end at byte {edges[-1]:,}, and "
+            f"{INDEX} that {shard.samples:,} do at {shard.nbytes:,}: {COPY}"
+        )
+    return Head(edges, _NONE, _NONE)
+
+
+def _frames_in(data: bytes | memoryview, shard: Shard) -> Head:
+    expected = (_MAGIC, 1, 0, shard.samples, shard.rows, shard.chunks)
+    found = _FRAMED.unpack_from(data)
+    edges = np.frombuffer(data, "<u4", shard.samples + 1, _FRAMED.size).copy()
+    frames = np.frombuffer(data, _FRAME, shard.chunks, _FRAMED.size + edges.nbytes)
+    starts = frames["start"].astype(np.int64)
+    stops = starts + frames["stored"]
+    firsts = np.arange(shard.chunks) * shard.rows
+    lasts = np.minimum(firsts + shard.rows, shard.samples)
+    is_sound = (
+        found == expected
+        and edges[0] == 0
+        and (edges[:-1] <= edges[1:]).all()
+        and (frames["first"] == firsts).all()
+        and (frames["count"] == lasts - firsts).all()
+        and (frames["nbytes"] == edges[lasts] - edges[firsts]).all()
+        and (starts >= shard.head_nbytes).all()
+        and (starts <= stops).all()
+        and (stops <= shard.stored).all()
+    )
+    if not is_sound:
+        raise FormatError(
+            f"{redact(shard.path)}: its table of frames is damaged, or {INDEX} says something "
+            f"else ({shard.samples:,} samples, {shard.rows:,} in a frame): {COPY}"
+        )
+    return Head(edges, starts, stops)
+
+
+class Heads:
+    """The heads of shards, each read when it is first asked for, and kept.
+
+    Args:
+        files: by which they are read.
+        shards: all.
+    """
+
+    def __init__(self, files: Files, shards: Sequence[Shard]) -> None:
+        self._files = files
+        self._shards = shards
+        self._known: dict[int, Head] = {}
+
+    def of(self, numbers: Sequence[int]) -> list[Head]:
+        """The heads of some shards, by their numbers.
+
+        Raises:
+            FormatError: one is damaged, or its index says something else.
+            Exception: as `Files.read`.
+        """
+        unknown = [number for number in dict.fromkeys(numbers) if number not in self._known]
+        places = []
+        for shard in map(self._shards.__getitem__, unknown):
+            size_of(self._files, shard)
+            places.append((shard.path, 0, shard.head_nbytes))
+        if unknown:
+            found = self._files.read_each(ByteRanges.of(places))
+            for number, data in zip(unknown, found, strict=True):
+                self._known[number] = head_in(data, self._shards[number])
+        return [self._known[number] for number in numbers]
+
+    def frame_sizes(self) -> list[int]:
+        """The decoded bytes of all frames, without those of bad shards."""
+        framed = [number for number, shard in enumerate(self._shards) if shard.rows]
+        with contextlib.suppress(DataNotFoundError, FormatError):
+            self.of(framed)
+        sizes = list[int]()
+        for number in framed:
+            with contextlib.suppress(DataNotFoundError, FormatError):
+                [head] = self.of([number])
+                edges = head.edges[:: self._shards[number].rows]
+                sizes += np.diff(edges, append=head.edges[-1]).tolist()
+        return sizes
