@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -381,41 +380,6 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
     for options, named in cases:
         with pytest.raises((FormatError, MissingNameError), match=named):
             EpisodeDataset(path, **options)
-
-
-# -- docs/episodes.md
-
-
-def test_the_code_on_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    draws = np.random.default_rng(0)
-    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
-        for number in range(12):
-            steps, demo = 20 + number, file.create_group(f"data/demo_{number}")
-            demo["obs/agentview_image"] = draws.integers(0, 256, (steps, 84, 84, 3), np.uint8)
-            demo["obs/robot0_eef_pos"] = np.zeros((steps, 3))
-            demo["actions"] = draws.normal(size=(steps, 7))
-            demo.attrs["num_samples"] = steps
-        file["mask/train"] = np.array([f"demo_{number}".encode() for number in range(10)])
-    with h5py.File(tmp_path / "session.nwb.h5", "w") as file:
-        file["acquisition/probe/data"] = np.zeros((900, 4))
-        file["acquisition/probe/timestamps"] = np.arange(900) / 30
-    root = zarr.open_group(tmp_path / "pusht.zarr", mode="w", zarr_format=2)
-    root.create_array("data/img", data=np.zeros((30, 96, 96, 3), "u1"))
-    root.create_array("data/action", data=np.zeros((30, 2), "f4"))
-    root.create_array("meta/episode_ends", data=np.array([18, 30]))
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "episodes"}
-    try:
-        for block in blocks:
-            exec(compile(block, "docs/episodes.md", "exec"), names)
-        actions = torch.stack([one["actions"] for one in names["train"]])
-        assert len(blocks) >= 5 and abs(float(actions.mean())) < 0.2
-    finally:
-        for one in names.values():
-            if hasattr(one, "close") and not isinstance(one, type):
-                one.close()
 
 
 # -- files that are not as they should be

@@ -167,18 +167,6 @@ def test_a_dtype_casts(tmp_path: Path, loader_of: Any) -> None:
 # -- blocks
 
 
-def test_a_block_shuffle_decodes_each_chunk_once(tmp_path: Path, make_loader: Any) -> None:
-    data = np.arange(2560 * 4, dtype=np.int32).reshape(2560, 4)
-    how = {"chunks": (16, 4), "compression": "gzip", "shuffle": True}
-    dataset = HDF5Dataset(write(tmp_path / "a.h5", data=(data, how)))
-    options = {"shuffle": "block", "interleave": 4, "turns": 4}
-    loader = make_loader(dataset, batch_size=64, num_workers=0, **options)
-    for epoch in (1, 2):
-        seen = torch.cat([batch[:, 0] for batch in loader])
-        assert sorted(seen.tolist()) == data[:, 0].tolist()
-        assert 160 * epoch <= loader.get_stats()["chunks_decoded"] < (160 + 4 * 4) * epoch
-
-
 def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     how = {"chunks": (100, 1000), "compression": "gzip"}
     path = write(tmp_path / "a.h5", data=(np.zeros((4000, 1000)), how))

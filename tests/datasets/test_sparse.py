@@ -37,7 +37,6 @@ from tests.data.sparse import KINDS, csr_of, random_matrix, write_anndata, write
 from tests.datasets.demonstrations import spoil
 from tests.datasets.remote_contract import RemoteDatasetContract
 
-ROOT = Path(__file__).parent.parent.parent
 ROWS, COLUMNS = 40, 30
 DENSE = random_matrix(ROWS, COLUMNS)
 FORMS: tuple[Any, ...] = ("dense", "csr", "pairs")
@@ -567,24 +566,6 @@ def test_pack_writes_dense_rows(gzipped: Path, tmp_path: Path) -> None:
     for layout in ("csr", "pairs"):
         with pytest.raises(ConfigError):
             pack(SparseDataset(gzipped, layout=layout), tmp_path / "b.h5", progress=False)  # type: ignore[arg-type]
-
-
-def test_the_code_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    genes = ["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))]
-    for name in ("cells.h5ad", "plate1.h5ad", "plate2.h5ad", "cells.zarr"):
-        write_anndata(tmp_path / name, random_matrix(200, 40), names=genes)
-    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
-        file["obsm/X_pca"] = np.zeros((200, 5), "f4")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "docs"}
-    page = (ROOT / "docs" / "sparse.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    for block in blocks:
-        exec(compile(block, "docs/sparse.md", "exec"), names)
-        for value in list(names.values()):
-            if hasattr(value, "load_state_dict") and not isinstance(value, type):
-                value.close()
 
 
 # -- the laws

@@ -25,6 +25,7 @@ from PIL import Image
 from headrace import ImageDataset, TextDataset, create_dataloader, pack
 from tests.data.labelled import make_street, make_street_labels
 from tests.data.make import image_bytes, make_mds, make_photos, make_tar, make_tfrecord
+from tests.data.sparse import random_matrix, write_anndata
 from tests.datasets.text.chat_tokenizer import chat_tokenizer
 from tests.servers.ranges import RangeServer
 
@@ -33,12 +34,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
     *("index", "start", "which_mode", "images", "text", "hdf5", "zarr", "streaming", "packing"),
     *("own_format", "loader", "collating", "order", "memory", "configuration"),
-    *("moving", "multinode"),
+    *("moving", "multinode", "labels", "sparse", "tables", "episodes"),
 )
-ELSEWHERE = {
-    *("architecture", "episodes", "labels", "misuses", "profiling", "sparse"),
-    *("tables", "trainers"),
-}
+ELSEWHERE = {"architecture", "misuses", "profiling", "trainers"}
 """Pages whose code is run by a test of their room."""
 NEEDS = {
     "from distributed import Client": "Dask",
@@ -122,7 +120,52 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features = {"image/encoded": photo, "label": np.array([1])}
     make_tfrecord(folder / "records" / "a.tfrecord", [features] * 9)
     example("make_volume").make_volume(folder / "image.zarr", (32, 128, 128))
+    write_tables(folder)
+    write_episodes(folder)
+    genes = ["CD3E", "CD8A", "NKG7", *(f"gene {n}" for n in range(37))]
+    for name in ("cells.h5ad", "plate1.h5ad", "plate2.h5ad", "cells.zarr"):
+        write_anndata(folder / name, random_matrix(200, 40), names=genes)
+    with h5py.File(folder / "cells.h5ad", "r+") as file:
+        file["obsm/X_pca"] = np.zeros((200, 5), "f4")
     return folder
+
+
+def write_tables(folder: Path) -> None:
+    """What docs/tables.md reads."""
+    spectra = np.random.default_rng(0).random((80, 16), np.float32)
+    captions = [f"no. {row}" for row in range(80)]
+    photo = image_bytes(Image.new("RGB", (16, 12)), "PNG")
+    kinds = pa.array(["oak", "ash", "elm"] * 2).dictionary_encode()
+    (folder / "measurements").mkdir()
+    for name, columns in (
+        ("measurements/a", {"pressure": np.arange(80.0), "spectrum": list(spectra)}),
+        ("photos", {"image": [{"bytes": photo, "path": None}] * 80, "caption": captions}),
+    ):
+        table = pa.table({**columns, "note": captions, "label": [0, 1] * 40})
+        pq.write_table(table, folder / f"{name}.parquet")
+    pq.write_table(pa.table({"size": range(6), "kind": kinds}), folder / "kinds.parquet")
+    np.save(folder / "embeddings.npy", spectra)
+    np.savez(folder / "arrays.npz", x=spectra, y=np.arange(80))
+
+
+def write_episodes(folder: Path) -> None:
+    """What docs/episodes.md reads."""
+    draws = np.random.default_rng(0)
+    with h5py.File(folder / "demos.hdf5", "w") as file:
+        for number in range(12):
+            steps, demo = 20 + number, file.create_group(f"data/demo_{number}")
+            demo["obs/agentview_image"] = draws.integers(0, 256, (steps, 84, 84, 3), np.uint8)
+            demo["obs/robot0_eef_pos"] = np.zeros((steps, 3))
+            demo["actions"] = draws.normal(size=(steps, 7))
+            demo.attrs["num_samples"] = steps
+        file["mask/train"] = np.array([f"demo_{number}".encode() for number in range(10)])
+    with h5py.File(folder / "session.nwb.h5", "w") as file:
+        file["acquisition/probe/data"] = np.zeros((900, 4))
+        file["acquisition/probe/timestamps"] = np.arange(900) / 30
+    root = zarr.open_group(folder / "pusht.zarr", mode="w", zarr_format=2)
+    root.create_array("data/img", data=np.zeros((30, 96, 96, 3), "u1"))
+    root.create_array("data/action", data=np.zeros((30, 2), "f4"))
+    root.create_array("meta/episode_ends", data=np.array([18, 30]))
 
 
 @pytest.fixture
@@ -251,6 +294,17 @@ def test_the_code_of_a_guide_runs(
         assert names["rest"] == 0 and names["loader"].state_dict()["batches"] == 1
     elif page == "order":
         assert names["step"] == 1 and names["other"].state_dict()["epoch"] == 3
+    elif page == "labels":
+        assert names["masks"].shape == (8, 64, 64) and names["masks"].dtype is torch.int64
+        assert names["images"].shape == (8, 3, 48, 64) and len(names["targets"]) == 8
+        assert names["names"] == {3: "mill", 7: "wheel"}
+        assert len(names["test"]) == 2 and len(names["val"]) in (4, 8)
+    elif page == "tables":
+        assert len(names["saved"]) == 100 and "pressure" in names["saved"][0]
+        assert names["embeddings"][3].shape == (16,) and names["both"][3][1] == 3
+    elif page == "episodes":
+        actions = torch.stack([one["actions"] for one in names["train"]])
+        assert abs(float(actions.mean())) < 0.2
 
 
 @pytest.mark.slow

@@ -184,36 +184,20 @@ def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
 
 
 def test_lines(tmp_path: Path) -> None:
-    objects = [{"number": number, "text": f"line {number}"} for number in range(37)]
-    texts = [one["text"] for one in objects]
-    compressed: dict[str, Callable[[bytes], bytes]] = {
-        "": bytes,
-        ".gz": gzip.compress,
-        ".zst": zstandard.compress,
-    }
-    for packed, compress in compressed.items():
-        for ending, expected, key in (
-            ("jsonl", objects, number_of),
-            ("txt", texts, lambda line: int(line[5:])),
-        ):
-            folder = make_shards(tmp_path / (ending + packed), UNEVEN, ending)
-            for path in sorted(folder.iterdir()):
-                data = path.read_bytes()
-                path.unlink()
-                path.with_name(path.name + packed).write_bytes(compress(data))
-            dataset = StreamingDataset(folder, cache_dir=tmp_path / "kept")
-            blocks = dataset.blocks()
-            assert blocks is not None
-            assert len(blocks) > 5
-            assert blocks.sum() == 37
-            assert sorted(dataset, key=key) == expected != list(dataset)
+    for ending, compress in (("jsonl", gzip.compress), ("txt", zstandard.compress)):
+        folder = make_shards(tmp_path / ending, UNEVEN, ending)
+        for path in list(folder.iterdir()):
+            packed = {"jsonl": ".gz", "txt": ".zst"}[ending]
+            path.with_name(path.name + packed).write_bytes(compress(path.read_bytes()))
+            path.unlink()
+        dataset = StreamingDataset(folder, cache_dir=tmp_path / "kept")
+        samples = list(dataset)
+        found = [one["number"] if ending == "jsonl" else int(one[5:]) for one in samples]
+        assert sorted(found) == list(range(37)) != found
+        assert len(dataset.blocks()) > 5 and dataset.blocks().sum() == 37
 
 
-def test_blank_lines_are_no_objects_and_are_lines(tmp_path: Path) -> None:
-    for ending, count in (("jsonl", 3), ("txt", 6)):
-        (tmp_path / f"a.{ending}").write_text("1\n\n2\n\n\n3")
-        dataset = StreamingDataset(tmp_path / f"a.{ending}")
-        assert len(dataset) == dataset.blocks().sum() == count
+def test_blank_lines_belong_to_no_block(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f"{n}\n" + "\n" * (n % 3) for n in range(200)))
     (tmp_path / "b.jsonl").write_text("\n\n\n")
     (tmp_path / "c.jsonl").write_text("200\n")

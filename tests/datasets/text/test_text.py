@@ -17,7 +17,6 @@ from headrace import (
     CharTokenizer,
     ConfigError,
     DataNotFoundError,
-    FileChangedError,
     FormatError,
     HeadraceWarning,
     SampleError,
@@ -262,16 +261,6 @@ class TestBadInput:
             assert text(dataset[1]) == "sound"
             with pytest.raises(SampleError, match=r"sample 0 .*a.txt.*400.0 kB"):
                 dataset[0]
-
-    def test_a_file_that_is_changed_or_gone(self, folder: Path) -> None:
-        files, lines = TextDataset(folder), TextDataset(folder, unit="line")
-        (folder / "prose/b.md").unlink()
-        for dataset, index in ((files, 1), (lines, 2)):
-            with pytest.raises(SampleError, match=r"b.md"):
-                dataset[index]
-        (folder / "prose/a.txt").write_text("o")
-        with pytest.raises(FileChangedError, match=r"a.txt"):
-            lines[1]
 
     def test_arguments_that_make_no_sense(self, folder: Path) -> None:
         bad: list[tuple[dict[str, Any], str]] = [
