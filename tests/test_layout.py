@@ -68,7 +68,7 @@ INSIDE = {
     """,
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
-    "formats/shards": "values source index litdata mds",
+    "formats/shards": "values heads source index litdata mds",
     "formats": """
         resolve source concat files arrays tree
         hdf5 zarr
