@@ -48,7 +48,7 @@ INSIDE = {
     """,
     "datasets": """
         cells arrays image columns episodes sparse table text
-        streaming indexing unnormalized open memory_efficient
+        dialects streaming indexing unnormalized open memory_efficient
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """

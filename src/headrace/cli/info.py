@@ -96,16 +96,16 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
 def _unit_of(path: str) -> dict[str, str]:
     """Of large texts on a server whole files, since all bytes are read to count their lines."""
     from headrace.formats.files import FilesSource
-    from headrace.formats.registry import look_up
+    from headrace.formats.registry import detect
     from headrace.formats.resolve.file_set import TEXT_EXTENSIONS, TEXTS
     from headrace.io.remote.options import RemoteOptions
     from headrace.memory.budget import format_size
 
     reach = RemoteOptions()
-    format_, files = look_up(path, reach)
+    format_, where = detect(path, reach)
     if format_ is not TEXTS:
         return {}
-    source = FilesSource(files or path, TEXT_EXTENSIONS, reach)
+    source = FilesSource(where, TEXT_EXTENSIONS, reach)
     nbytes = int(source.sizes().sum())
     source.close()
     if nbytes <= _FETCHED:

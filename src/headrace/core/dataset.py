@@ -59,6 +59,7 @@ from headrace.errors import (
     SampleError,
     warn,
 )
+from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.source import Description, Source
 from headrace.io.paths import cache_folder, listed_names
 from headrace.memory.anonymous import SHARED_FROM, SharedArray, SharedInt, is_spawning
@@ -113,6 +114,8 @@ class _Constructed(ABCMeta):
                     "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
                     "a dataset that does all by itself is a torch.utils.data.Dataset"
                 )
+            if isinstance(dataset.data_path, FileSet):
+                dataset.data_path = dataset.data_path.given
             dataset._arguments = arguments
             dataset._settle()
             return dataset

@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from headrace.errors import ConfigError
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import entries_of
 from headrace.io.paths import is_url, redact
-from headrace.io.remote.options import RemoteKeywords, RemoteOptions
+from headrace.io.remote.options import RemoteKeywords
 from headrace.memory.budget import check_usage
 from headrace.synonyms import LOADER_OPTIONS
 from headrace.tokenizer import shown_tokenizer
@@ -97,16 +97,6 @@ COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys
 """The names of these keywords."""
 
 
-def split_options(options: PathOptions) -> tuple[RemoteOptions, CommonOptions]:
-    """Splits keywords into the options for URLs and the keywords of `BaseDataset`.
-
-    Raises:
-        ConfigError: a remote option is invalid, whether URLs are read or not.
-    """
-    keywords = dict(options)
-    return RemoteOptions.taken_from(keywords), cast(CommonOptions, keywords)
-
-
 def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, keywords that go through ``**options`` included.
 
@@ -119,8 +109,9 @@ def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             passed.update(passed.pop(parameter.name, {}))
-    if isinstance(passed.get("data_path"), FileSet):
-        passed["data_path"] = passed["data_path"].given
+    for name, value in passed.items():
+        if isinstance(value, FileSet):
+            passed[name] = value.given
     return passed
 
 
@@ -256,8 +247,7 @@ def check_arguments(
     """
     cls: Any = type(dataset)
     check_names(cls.__name__, options, keywords_of(cls), OF_LOADERS)
-    if not isinstance(data_path, FileSet):
-        entries_of(data_path, name)
+    entries_of(data_path, name)
     check_common({**options, **given})
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
@@ -35,6 +35,7 @@ from headrace.formats.zarr.ome import (
     patch_source,
 )
 from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
+from headrace.io.remote.options import RemoteOptions
 
 
 def as_input(value: Any) -> Any:
@@ -292,7 +293,7 @@ class HDF5Dataset(ArrayDataset):
         self.data_path = data_path
         names: Any = checked_names(dataset_name, target_name)
         codec = None if encoding is None else check_encoding(encoding, "strict")
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         paths, opened = open_files(data_path, reach, direct)
 
         def opened_at(path: str) -> tuple[HDF5Source, Any]:
@@ -462,7 +463,7 @@ class ZarrDataset(ArrayDataset):
                 "patches, and the levels of an image (scale=), come from one array of each store: "
                 "give one dataset_name"
             )
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         opened, paths = open_stores(data_path, reach, direct=direct, missing=missing)
         self.fork_safe: bool = not opened.has_objects
         if boxes is not None and len(paths) > 1:

@@ -12,17 +12,18 @@ import torch
 
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.datasets.arrays import as_input
 from headrace.datasets.image.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.registry import look_up, open_columns
+from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tar import RESERVED
 from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
 
@@ -206,8 +207,8 @@ class ColumnsDataset(BaseDataset):
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
-        reach, common = split_options(options)
-        format_, files = look_up(data_path, reach)
+        reach, common = RemoteOptions.split(options)
+        format_, where = detect(data_path, reach)
         if format_.open is None:
             shown = redact(entries_of(data_path)[0])
             raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
@@ -217,7 +218,7 @@ class ColumnsDataset(BaseDataset):
             columns = [columns]
         elif columns is not None and not isinstance(columns, Sequence):
             raise ConfigError(f"columns must be a name or a list of names, not {columns!r}")
-        opened = open_columns(files or data_path, format_, reach, columns or ())
+        opened = open_columns(where, format_, reach, columns or ())
         source = opened.rows(list(columns or opened.names))
         if one is not None:
             source = opened.column(one)

@@ -21,7 +21,7 @@ from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.held import Held
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input, checked_list
 from headrace.dtypes import ArraySpec
@@ -31,6 +31,7 @@ from headrace.formats.episodes.find import EpisodeOptions, by_key, open_episodes
 from headrace.formats.episodes.source import MASK, EpisodeSource, WindowOptions, Windows
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.trees import tree_kind
+from headrace.io.remote.options import RemoteOptions
 from headrace.memory.store import MISSING
 
 LENGTHS = "lengths"
@@ -232,7 +233,7 @@ class EpisodeDataset(BaseDataset):
         wanted: Any = episodes
         if episodes is not None and not isinstance(episodes, str):
             wanted = checked_list("episodes", episodes)
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         how = EpisodeOptions(
             groups=groups,
             keys=None if keys is None else checked_list("keys", keys),

@@ -54,7 +54,7 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
         WriteError: the index can't be written there.
     """
     check_names("write_index", options, ServerKeywords.__optional_keys__)
-    remote = RemoteOptions.taken_from(options)
+    remote, _ = RemoteOptions.split(options)
     files = resolve(data_path, _INDEXED, remote)
     paths = files.urls()
     written = list[str]()

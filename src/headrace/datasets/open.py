@@ -9,6 +9,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.options import OF_LOADERS, keywords_of
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import ColumnsDataset
+from headrace.datasets.dialects import class_by_dialect
 from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.sparse import SparseDataset
@@ -18,18 +19,13 @@ from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
 from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.registry import look_up
-from headrace.formats.resolve.file_set import IMAGES, FileSet
+from headrace.formats.registry import detect
+from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
-_OF_KIND: dict[str, type[BaseDataset]] = {
-    "image": ImageDataset,
-    "text": TextDataset,
-}
-"""What `headrace.pack` made of images and texts, by the kind that the pack says."""
 _KINDS: dict[type[BaseDataset], str] = {
     ImageDataset: "images",
     TextDataset: "texts",
@@ -92,56 +88,53 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         FormatError: a file has another format.
     """
     check_names("open_dataset", options, KNOWN_KEYWORDS, OF_LOADERS)
-    cls, files = _class_of(data_path, options)
-    for name in options:
-        if name not in _KEYWORDS[cls]:
-            takers = [_KINDS[other] for other in _KINDS if name in _KEYWORDS[other]]
-            instead = synonyms(name, _KEYWORDS[cls])
-            remedy = "leave it out"
-            if instead:
-                remedy = f"use {instead}"
-            raise ConfigError(
-                f"{redact(entries_of(data_path)[0])}: {name} is an option for "
-                f"{' and '.join(takers)}, and here are {_KINDS[cls]}: {remedy}"
-            )
+    where: DataPath | FileSet = data_path
+    cls: type[BaseDataset] = TextDataset
+    if options.get("column") is None:
+        remote, _ = RemoteOptions.split(options)
+        kind, where = detect(data_path, remote)
+        cls = _BY_NAME.get(kind.dataset, ColumnsDataset)
+        if kind in (HDF5, ZARR):
+            cls = _class_of_arrays(where, kind, remote, options)
+    elif options.keys() & _OF_IMAGES:
+        cls = ImageDataset
+    if not _KEYWORDS[cls].issuperset(options):
+        _refuse_options(data_path, cls, options)
     opens: Any = cls
-    dataset: BaseDataset = opens(files or data_path, **options)
+    dataset: BaseDataset = opens(where, **options)
     return dataset
 
 
-def _class_of(
-    data_path: DataPath, options: dict[str, Any]
-) -> tuple[type[BaseDataset], FileSet | None]:
-    """The class that opens a path, and the files there, where these are images; of a sparse matrix
-    that lies elsewhere than usual `options` get the group.
+def _class_of_arrays(
+    where: DataPath | FileSet, kind: Format, remote: RemoteOptions, options: dict[str, Any]
+) -> type[BaseDataset]:
+    """The class that opens HDF5 files or Zarr stores; of a sparse matrix that lies elsewhere than
+    usual `options` get the group.
     """
-    if options.get("column") is not None:
-        if options.keys() & _OF_IMAGES:
-            return ImageDataset, None
-        return TextDataset, None
-    remote = RemoteOptions.taken_from(dict(options))
-    kind, files = look_up(data_path, remote)
-    if kind is IMAGES:
-        return ImageDataset, files
-    if kind.open is not None:
-        return ColumnsDataset, None
-    cls = _BY_NAME[kind.dataset]
-    if kind is not HDF5 and kind is not ZARR:
-        return cls, None
     if _OF_EPISODES & options.keys():
-        return EpisodeDataset, None
+        return EpisodeDataset
     dialects = [PACK]
     if options.get("dataset_name") is None:
         dialects.append(EPISODES)
     if not options.keys() & _OF_ARRAYS:
         dialects.append(SPARSE)
-    found = dialect_of(data_path, remote, kind, dialects)
-    if found is None:
-        return cls, None
-    dialect, what = found
-    if dialect == EPISODES:
-        return EpisodeDataset, None
-    if dialect == SPARSE:
+    cls, what = class_by_dialect(where, kind, remote, dialects)
+    if cls is SparseDataset:
         options.setdefault("group", what)
-        return SparseDataset, None
-    return _OF_KIND.get(what, cls), None
+    return cls
+
+
+def _refuse_options(data_path: DataPath, cls: type[BaseDataset], options: dict[str, Any]) -> None:
+    """Raises a ConfigError for the first option that the class does not have."""
+    for name in options:
+        if name in _KEYWORDS[cls]:
+            continue
+        takers = [_KINDS[other] for other in _KINDS if name in _KEYWORDS[other]]
+        remedy = "leave it out"
+        instead = synonyms(name, _KEYWORDS[cls])
+        if instead:
+            remedy = f"use {instead}"
+        raise ConfigError(
+            f"{redact(entries_of(data_path)[0])}: {name} is an option for {' and '.join(takers)}, "
+            f"and here are {_KINDS[cls]}: {remedy}"
+        )

@@ -17,13 +17,14 @@ from headrace.collate.stack import USUAL, FieldPath, at_path, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.opening import open_rows
 from headrace.formats.sparse.rows import CSRRows, JoinedRows, Record, SparseSource
+from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import format_size
 from headrace.memory.ring import empty
 from headrace.memory.tree import rebuild_sparse
@@ -334,7 +335,7 @@ class SparseDataset(BaseDataset):
             names = list(targets)
         if len(set(names)) < len(names):
             raise ConfigError(f"targets={names!r} names a column more than once")
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         source, self.columns, of_rows, self.label_columns = open_rows(
             data_path,
             reach,

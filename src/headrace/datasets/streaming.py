@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any, Unpack, cast
 
 from headrace.arguments import check_integer
 from headrace.core.dataset import BaseDataset
-from headrace.core.options import LoadingMode, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, PathOptions, check_arguments
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import Decoders, LineDecoder, MemberDecoder
-from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.text.text import TextDataset
+from headrace.datasets.dialects import class_by_dialect
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.dialects import PACK, dialect_of
+from headrace.formats.dialects import PACK
 from headrace.formats.files import warn_of_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import FileSet, Format
@@ -118,7 +118,7 @@ class StreamingDataset(BaseDataset):
             self, urls, options, "urls", transform=transform, loading_mode=self._in_mode
         )
         self.data_path = urls
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         rest: dict[str, Any] = {"transform": transform, **common}
         passed = {name: rest[name] for name in (*_TRANSFORMS, *_OF_READING) if name in rest}
         inner = _open(urls, decode, dataset_name, target_name, passed, reach)
@@ -180,17 +180,16 @@ def _open(
         lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
         return BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
-    shards: Any = files
+    if is_named:
+        options |= {"dataset_name": dataset_name, "target_name": target_name}
     if kind == "zarr":
-        shards = resolve(urls, ZARR, reach, name="urls", server=files.server)
-        return ZarrDataset(shards, dataset_name, target_name=target_name, **options)
-    # what was packed of images or texts comes as it was packed
-    packed = None if is_named else dialect_of(files, reach, HDF5, [PACK])
-    if packed == (PACK, "image"):
-        return ImageDataset(shards, **options)
-    if packed == (PACK, "text"):
-        return TextDataset(shards, **options)
-    return HDF5Dataset(shards, dataset_name, target_name=target_name, **options)
+        stores: Any = resolve(urls, ZARR, reach, name="urls", server=files.server)
+        return ZarrDataset(stores, **options)
+    shards = replace(files, kind=HDF5)
+    opens: Any = HDF5Dataset
+    if not is_named:  # what was packed of images or texts comes as it was packed
+        opens, _ = class_by_dialect(shards, HDF5, reach, [PACK])
+    return cast(BaseDataset, opens(shards, **options))
 
 
 def _kind_of(files: FileSet) -> str:

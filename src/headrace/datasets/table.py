@@ -14,7 +14,7 @@ from headrace.casting import DTypeArgument, cast, cast_into, dtype_named
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.datasets.arrays import as_input, checked_list, joined_rows, joined_targets
 from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
 from headrace.datasets.image.pixels import Left
@@ -27,6 +27,7 @@ from headrace.formats.table.columns import holds_images, what_is
 from headrace.formats.table.files import TABLES, hold_arrays
 from headrace.formats.table.source import TableSource, open_tables
 from headrace.io.paths import redact
+from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
 
@@ -196,7 +197,7 @@ class TableDataset(BaseDataset):
         self.data_path = data_path
         if not isinstance(target_name, (str, type(None))):
             raise ConfigError(f"target_name must be the name of a column, not {target_name!r}")
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         self.classes: list[str] = []
         cast_to = dtype_named(dtype)
         names = _names_of(columns)

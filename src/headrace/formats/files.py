@@ -224,6 +224,7 @@ def folder_targets(
     targets = np.empty(len(names), np.int64)
     number = dict[bytes, int]()
     first = dict[bytes, bytes]()
+    filled = set[str]()
     for folder, start, stop in _runs(names):
         if folder is None:
             data, _ = names.arrays
@@ -233,14 +234,17 @@ def folder_targets(
                 f"{redact(files.path(start))} lies beside the class folders: move such files into "
                 "a class folder, or pass targets= (targets=None: no targets)"
             )
-        name = os.fsencode(composed(os.fsdecode(folder)))
+        filled.add(os.fsdecode(folder))
+        name = folder
+        if not name.isascii():
+            name = os.fsencode(composed(os.fsdecode(folder)))
         first.setdefault(name, folder)
         targets[start:stop] = number.setdefault(name, len(number))
     classes = sorted(number)
     shown = list(map(os.fsdecode, map(first.__getitem__, classes)))
     if only_classes:
         _refuse_other_folders(files, shown)
-    for one in files.folders:
+    for one in sorted(set(files.folders) - filled):
         name = os.fsencode(composed(one))
         if name not in number and not is_hidden_part(name):
             raise DataNotFoundError(

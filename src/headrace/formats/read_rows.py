@@ -92,7 +92,7 @@ def read_rows(
     check_names(
         "read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__}
     )
-    remote = RemoteOptions.taken_from({**options, "cache_dir": cache_dir})
+    remote, _ = RemoteOptions.split({**options, "cache_dir": cache_dir})
     with _opened(path, name, direct, remote) as source:
         return _gathered(source, indices, number, None)
 
@@ -120,11 +120,11 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
     kind: Format | None = ZARR
-    found = None
+    where: Any = path
     if not objects_in(path):
-        kind, found = look_for(path, (HDF5, ZARR), remote)
+        kind, where = look_for(path, (HDF5, ZARR), remote)
     if kind is ZARR:
-        opened, paths = open_stores(found or path, remote, direct=direct)
+        opened, paths = open_stores(where, remote, direct=direct)
         with contextlib.closing(opened):
             yield _joined([ZarrSource(one, name, opened=opened) for one in paths])
         return
@@ -133,7 +133,7 @@ def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) ->
             f"{redact(entries_of(path)[0])} is no HDF5 file and no Zarr store: read_rows reads "
             "arrays of these"
         )
-    paths, hdf5 = open_files(found or path, remote, direct)
+    paths, hdf5 = open_files(where, remote, direct)
     wanted = name
 
     def one(path: str) -> HDF5Source:

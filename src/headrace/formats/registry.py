@@ -55,9 +55,11 @@ def installed_formats() -> tuple[Format, ...]:
     return tuple(found)
 
 
-def look_up(data_path: DataPath, options: RemoteOptions) -> tuple[Format, FileSet | None]:
-    """The format of the files that a path means, headrace's own first, and these files; None for
-    those of a server, which are not listed yet.
+def detect(
+    data_path: DataPath | FileSet, options: RemoteOptions
+) -> tuple[Format, DataPath | FileSet]:
+    """The format of the files that a path means, headrace's own first; and these files, of a server
+    the path, since they are not listed yet.
 
     Args:
         data_path: a path, glob, URL or list; see `headrace.formats.resolve.resolver.resolve`.
@@ -67,11 +69,11 @@ def look_up(data_path: DataPath, options: RemoteOptions) -> tuple[Format, FileSe
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    kind, files = look_for(data_path, FORMATS, options)
+    kind, where = look_for(data_path, FORMATS, options)
     if kind is None and installed_formats():
-        kind, files = look_for(data_path, installed_formats(), options)
+        kind, where = look_for(data_path, installed_formats(), options)
     if kind is not None:
-        return kind, files
+        return kind, where
     resolve(data_path, IMAGES, options, asks=True)  # says what is there, of folders
     names = ", ".join(format_.name for format_ in (*FORMATS, *installed_formats()))
     raise FormatError(
@@ -100,7 +102,7 @@ def open_columns(
     for name in names:
         if name not in columns.names:
             raise MissingNameError(
-                f"{redact(entries_of(files.given)[0])} has no column {name!r}; it has "
+                f"{redact(entries_of(files)[0])} has no column {name!r}; it has "
                 f"{', '.join(map(repr, columns.names)) or 'none'}"
             )
     return columns

@@ -56,7 +56,7 @@ def look_into(
         ConfigError, DataNotFoundError, AccessError, RemoteError, FormatError: a file is missing, or
             can't be read; and what `look` raises.
     """
-    stays_open = isinstance(data_path, FileSet)
+    stays_open = isinstance(data_path, FileSet) and data_path.is_remote
     opened: OpenArrays[Any]
     if kind == ZARR:
         files = resolve(data_path, ZARR, reach)

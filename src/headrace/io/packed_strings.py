@@ -63,7 +63,8 @@ class PackedNames(Sequence[bytes]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        data, offsets = self.arrays
+        data = self._bytes.array
+        offsets = self._offsets.array
         count = len(offsets) - 1
         if not -count <= index < count:
             raise IndexError(index)
@@ -81,7 +82,8 @@ class PackedNames(Sequence[bytes]):
 
     def end_in(self, *endings: str) -> npt.NDArray[np.bool_]:
         """Which names end in one of these, in ASCII letters and dots, in any case ([n] bool)."""
-        data, offsets = self.arrays
+        data = self._bytes.array
+        offsets = self._offsets.array
         found = np.zeros(len(self), bool)
         for ending in endings:
             fits = np.diff(offsets) >= len(ending)

@@ -13,8 +13,8 @@ from headrace.datasets.image.labels import FOLDERS, Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.registry import look_up, open_columns
-from headrace.formats.resolve.file_set import EXTENSIONS
+from headrace.formats.registry import detect, open_columns
+from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
 from headrace.formats.source import Source
 from headrace.formats.table.columns import holds_images
@@ -63,7 +63,11 @@ class TarImages(TarSource):
     """
 
     def __init__(
-        self, data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
+        self,
+        data_path: DataPath | FileSet,
+        column: str | None,
+        wanted: Wanted,
+        reach: RemoteOptions,
     ) -> None:
         super().__init__(data_path, reach=reach)
         self._column = column
@@ -119,15 +123,15 @@ def open_column(
             f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "
             "names to find other targets by"
         )
-    format_, files = look_up(data_path, reach)
+    format_, where = detect(data_path, reach)
     if format_ is TARS:
-        return TarImages(data_path, column, wanted, reach), Labels(None, [])
+        return TarImages(where, column, wanted, reach), Labels(None, [])
     assert column is not None
     targets: Any = None
     classes: list[str] = []
     source: Source
     if format_ is TABLES:
-        tables, reader = open_tables(resolve(files or data_path, TABLES, reach), shown)
+        tables, reader = open_tables(resolve(where, TABLES, reach), shown)
         source = images = TableImages(tables, reader, [column], True)
         kind = images.first.schema.field(column).type
         if not holds_images(kind):
@@ -157,12 +161,12 @@ def open_column(
     elif format_.open is None:
         raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
     elif name is not None:
-        columns = open_columns(files or data_path, format_, reach, [column, str(name)])
+        columns = open_columns(where, format_, reach, [column, str(name)])
         pairs: Any = columns.rows([column, str(name)])
         pairs.target = str(name)
         source = pairs
     else:
-        source = open_columns(files or data_path, format_, reach, [column]).column(column)
+        source = open_columns(where, format_, reach, [column]).column(column)
     if isinstance(targets, list) and not classes:
         targets, classes = encoded(targets)
     return source, Labels(targets, classes)

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import check_flag
 from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
 from headrace.collate import DetectionCollator
-from headrace.collate.vision import check_normalize
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import plain_target
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments, split_options
+from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
-from headrace.datasets.image.augment import image_sides, split_augment
+from headrace.datasets.image.augment import Augment, image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools, read_coco
 from headrace.datasets.image.decoder import (
     DEFAULT_SIZE,
@@ -78,11 +76,7 @@ def open_images(
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
     kind: Format | None = TARS
-    if isinstance(data_path, FileSet):
-        kind = HDF5
-        if IMAGES.fits(os.fsdecode(data_path.names[0])):
-            kind = IMAGES
-    elif column is None:
+    if column is None:
         kind, _ = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
     if kind is TARS:
         from headrace.datasets.image.columns import open_column  # which imports tables and tars
@@ -351,17 +345,17 @@ class ImageDataset(BaseDataset):
         **options: Unpack[PathOptions],
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
-        check_flag("masks", masks)
         if column is not None and not isinstance(column, str):
             raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
-        check_normalize(normalize)
         for name, value, choices in (
+            ("masks", masks, (True, False)),
+            ("normalize", normalize, (True, False, "host")),
             ("color", color, ("RGB", "L")),
             ("transform_input", transform_input, ("pil", "tensor", "numpy")),
             ("decode", decode, ("fast", "exact")),
             ("unused_targets", unused_targets, ("raise", "skip")),
         ):
-            if value not in choices:
+            if not isinstance(value, (str, bool)) or value not in choices:
                 raise ConfigError(f"{name} must be one of {choices}, not {value!r}")
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
@@ -378,7 +372,7 @@ class ImageDataset(BaseDataset):
             unused_targets,
             is_outright,
         )
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         source, labels = open_images(data_path, wanted, reach, column)
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
@@ -388,9 +382,10 @@ class ImageDataset(BaseDataset):
             self.class_to_idx = labels.targets.class_to_idx
         self.color = color
         is_joint = options.get("transforms") is not None
+        augment = Augment()
         if is_joint:
             augment, common["transforms"] = split_augment(options["transforms"], "transforms")
-        else:
+        elif transform is not None:
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
         if dtype is not None and (transformed or not normalize):

@@ -19,7 +19,6 @@ from headrace.core.options import (
     check_arguments,
     describe_argument,
     describe_held,
-    split_options,
 )
 from headrace.core.reader import SampleReader, WorkerThreads
 from headrace.core.values import Access, Decoded, Records
@@ -48,7 +47,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import folder_targets, warn_of_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.tree import open_files
-from headrace.formats.registry import look_up, open_columns
+from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
 from headrace.formats.table.files import TABLES
@@ -217,7 +216,7 @@ class TextDataset(BaseDataset):
         self.tokenizer: Any = CharTokenizer() if tokenizer is None else tokenizer
         self.max_length = max_length
         self.classes = []
-        reach, common = split_options(options)
+        reach, common = RemoteOptions.split(options)
         texts = TextOptions(
             tokenizer=self.tokenizer,
             max_length=max_length,
@@ -523,7 +522,7 @@ def _open_column(
     """
     column = options.column
     assert column is not None
-    format_, _ = look_up(data_path, reach)
+    format_, where = detect(data_path, reach)
     source: Any
     value_of: Callable[[Any], Any] | None = None
     targets: Any = None
@@ -540,9 +539,9 @@ def _open_column(
     elif options.target_field is not None:
         raise ConfigError(f"target_field can't be given for a column of {format_.name} yet")
     elif format_ is TARS:
-        source = TarSource(data_path, reach, options.progress)
+        source = TarSource(where, reach, options.progress)
     elif format_.open is not None:
-        source = open_columns(data_path, format_, reach, [column]).column(column)
+        source = open_columns(where, format_, reach, [column]).column(column)
     else:
         raise ConfigError(
             f"{redact(entries_of(data_path)[0])} holds {format_.name}, which have no columns: "
@@ -612,10 +611,9 @@ def _packed_tokens(
             files were packed in different ways.
         DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
     """
-    if not isinstance(data_path, FileSet):
-        kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
-        if kind is not HDF5:
-            return None
+    kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
+    if kind is not HDF5:
+        return None
     paths, opened = open_files(data_path, reach)
     try:
         tokens = PackedTokens(paths, opened)

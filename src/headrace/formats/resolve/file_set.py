@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,7 @@ class FileSet(Sequence[str]):
         searched: the roots that were searched through.
         server: where the files are; None: on this machine.
         given: the expression, as the user passed it.
+        kind: what they are.
     """
 
     roots: tuple[str, ...]
@@ -157,6 +158,7 @@ class FileSet(Sequence[str]):
     searched: frozenset[str]
     server: RemoteFiles | None = None
     given: Any = None
+    kind: Format | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -220,11 +222,6 @@ class Found:
     others: list[bytes] = field(default_factory=list)
 
 
-def encoded(endings: Iterable[str]) -> tuple[bytes, ...]:
-    """Endings as those of names have them."""
-    return tuple(map(os.fsencode, endings))
-
-
 def is_hidden_part(part: bytes) -> bool:
     """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
     which macOS adds to archives.
@@ -247,13 +244,14 @@ def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKK
 
 def are_tables(names: Sequence[bytes]) -> bool:
     """True if some files are Arrow or Parquet tables, and all others are written beside these."""
-    others = [name for name in names if not name.lower().endswith(encoded(_TABLES))]
+    endings = tuple(map(os.fsencode, _TABLES))
+    others = [name for name in names if not name.lower().endswith(endings)]
     return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
 def are_shards(names: Sequence[bytes]) -> bool:
     """True if some files are shards of another library."""
-    endings = encoded(READERS["open_dataset"])
+    endings = tuple(map(os.fsencode, READERS["open_dataset"]))
     return any(plain_bytes(name).endswith(endings) for name in names)
 
 

@@ -17,7 +17,6 @@ from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
-    encoded,
     is_hidden_part,
     plain_bytes,
     plain_name,
@@ -197,7 +196,9 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
     for kind in kinds:
         endings += kind.endings
         stores += kind.stores
-    wanted = _Wanted(os.fsencode(root), encoded(endings), encoded(stores))
+    wanted = _Wanted(
+        os.fsencode(root), tuple(map(os.fsencode, endings)), tuple(map(os.fsencode, stores))
+    )
     found = Found(root, [], searched=True)
     level = [_Folder(b"", frozenset())]
     dead_links = list[str]()

@@ -21,7 +21,6 @@ from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
-    encoded,
     is_hidden,
     is_hidden_part,
     plain_bytes,
@@ -168,7 +167,7 @@ def _first_level(url: str, server: RemoteFiles) -> list[str]:
 def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
     if not kind.stores:
         return []
-    stores = encoded(kind.stores)
+    stores = tuple(map(os.fsencode, kind.stores))
     first = {_name_below(root, path).partition(b"/")[0] for path in paths}
     return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
 
@@ -226,7 +225,7 @@ def _name_below(root: str, path: str) -> bytes:
 def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
     """The files of some paths that end as they should."""
     found = Found(root, [])
-    ends = encoded(endings)
+    ends = tuple(map(os.fsencode, endings))
     for path in paths:
         name = _name_below(root, path)
         if not shows_hidden and is_hidden(name):

@@ -44,7 +44,6 @@ from headrace.formats.resolve.file_set import (
     are_bookkeeping,
     are_shards,
     are_tables,
-    encoded,
     plain_names,
     summary_of,
 )
@@ -100,21 +99,20 @@ def resolve(
     if isinstance(data_path, FileSet):
         return data_path
     options = options or RemoteOptions()
-    entries = parts_among(entries_of(data_path, name), options, kind)
-    urls = urls_among(entries, name)
-    if not urls:
-        _, files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
+    entries, are_urls = _paths_of(data_path, options, kind, name)
+    if not are_urls:
+        files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
         assert files is not None
         return files
-    opened = server or RemoteFiles(urls[0], options)
+    opened = server or RemoteFiles(entries[0], options)
     try:
-        check_one_filesystem(urls, opened.filesystem)
+        check_one_filesystem(entries, opened.filesystem)
         if asks:
-            named = [url for url in urls if names_file(url, kind)]
+            named = [url for url in entries if names_file(url, kind)]
             learn(named, opened)
             opened.forget(named)  # files are read as they are then
         find = partial(find_remote, kind=kind, server=opened)
-        _, files = _gathered(data_path, urls, find, [kind], opened)
+        files = _gathered(data_path, entries, find, [kind], opened)
         # else it holds what the listing said of each file, and each worker with it
         opened.filesystem.invalidate_cache()
     except BaseException:
@@ -126,32 +124,36 @@ def resolve(
 
 
 def look_for(
-    data_path: DataPath,
+    data_path: DataPath | FileSet,
     kinds: Sequence[Format],
     options: RemoteOptions | None = None,
     *,
     lists: bool = True,
-) -> tuple[Format | None, FileSet | None]:
-    """The first of some kinds of which there is something, and its files where these were listed;
-    (None, None): there is nothing of them.
+) -> tuple[Format | None, DataPath | FileSet]:
+    """The first of some kinds of which there is something, None if there is nothing of them; and
+    its files where these were listed, else the path.
 
     Args:
         data_path: see `resolve`.
         kinds: in the order in which they count.
         options: how URLs are read.
-        lists: list folders; of a server only the first ones, and the files are None. False: names
-            of files, globs and URLs decide, and of local files whose names say nothing the content.
+        lists: list folders; of a server only the first ones. False: names of files, globs and URLs
+            decide, and of local files whose names say nothing the content.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
     """
+    if isinstance(data_path, FileSet):
+        return data_path.kind, data_path
     options = options or RemoteOptions()
-    entries = parts_among(entries_of(data_path), options)
-    urls = urls_among(entries)
-    if lists and not urls:
+    entries, are_urls = _paths_of(data_path, options)
+    if lists and not are_urls:
         find = partial(find_local, kinds=kinds)
-        return _gathered(data_path, entries, find, kinds, chooses=True)
+        files = _gathered(data_path, entries, find, kinds, chooses=True)
+        if files is None:
+            return None, data_path
+        return files.kind, files
     paths = list[str]()
     for entry in entries:
         path = os.path.expanduser(os.fsdecode(entry))
@@ -168,9 +170,9 @@ def look_for(
             server.close()
     names = [os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths]
     path_of = None
-    if not urls:
+    if not are_urls:
         path_of = paths.__getitem__
-    return _chosen(names, kinds, path_of, entries)[0], None
+    return _chosen(names, kinds, path_of, entries)[0], data_path
 
 
 def _gathered(
@@ -180,7 +182,7 @@ def _gathered(
     kinds: Sequence[Format],
     server: RemoteFiles | None = None,
     chooses: bool = False,
-) -> tuple[Format, FileSet] | tuple[None, None]:
+) -> FileSet | None:
     """The files of all entries that are of the first of some kinds, in their order. Of equal names
     that of an earlier entry comes first. None: `chooses`, and nothing is of any kind.
     """
@@ -212,7 +214,7 @@ def _gathered(
         kind, fits = _chosen(names, kinds, path_of, entries)
         numbers = np.flatnonzero(fits)
     if kind is None:
-        return None, None
+        return None
     edges = np.searchsorted(numbers, ends).tolist()
     if ".json" in kind.endings:
         _refuse_bookkeeping(names, others, entries)
@@ -238,10 +240,11 @@ def _gathered(
         frozenset(searched),
         server,
         data_path,
+        kind,
     )
     if ".json" in kind.endings:
         _refuse_sidecars(files)
-    return kind, files
+    return files
 
 
 def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequence[Any]) -> None:
@@ -297,7 +300,7 @@ def _chosen(
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
-        endings = itertools.repeat(encoded(kind.all_endings))
+        endings = itertools.repeat(tuple(map(os.fsencode, kind.all_endings)))
         fits.append(np.fromiter(map(bytes.endswith, lower, endings), bool, len(lower)))
         unknown &= ~fits[-1]
         if len(names) and fits[-1].all() and not kind.bookkeeping:
@@ -334,7 +337,7 @@ def _chosen(
 # -- what a user passes
 
 
-def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
+def entries_of(data_path: DataPath | FileSet, name: str = "data_path") -> list[Any]:
     """The paths that `data_path` names, patterns in braces expanded; globs stay as they are.
 
     Args:
@@ -346,6 +349,8 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
         DataNotFoundError: it is an empty one.
     """
     wanted = f"{name} must be a path, a glob, a URL or a list of these"
+    if isinstance(data_path, FileSet):
+        data_path = data_path.given
     entries: list[Any] = [data_path]
     if not isinstance(data_path, (str, bytes, os.PathLike)):
         refused = f"{wanted}, not {described(data_path)}"
@@ -372,18 +377,6 @@ def entries_of(data_path: DataPath, name: str = "data_path") -> list[Any]:
     if set(map(type, entries)) == {str} and "{" not in "".join(entries):
         return entries
     return [path for entry in entries for path in expand_braces(entry)]
-
-
-def urls_among(entries: Sequence[Any], name: str = "data_path") -> list[str]:
-    """The entries, if they are URLs; none, if they are paths of this machine.
-
-    Raises:
-        ConfigError: some are, and some are not.
-    """
-    urls = list(filter(is_url, entries))
-    if urls and len(urls) < len(entries):
-        raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
-    return urls
 
 
 def expand_braces(entry: Any) -> list[Any]:
@@ -515,28 +508,33 @@ def _is_part(part: Any) -> bool:
     )
 
 
-def parts_among(
-    entries: Sequence[Any], options: RemoteOptions | None, kind: Format | None = None
-) -> list[Any]:
-    """The entries, with the files of its parts in place of each pack: a folder of this machine, or
-    the path or URL of a manifest.
+def _paths_of(
+    data_path: DataPath,
+    options: RemoteOptions,
+    kind: Format | None = None,
+    name: str = "data_path",
+) -> tuple[list[Any], bool]:
+    """The paths, globs or URLs that `data_path` names, with the files of its parts in place of each
+    pack: a folder of this machine, or the path or URL of a manifest. And whether these are URLs.
 
     Args:
-        entries: paths, globs and URLs.
+        data_path: as the user gave it.
         options: how URLs are read.
         kind: what files are looked for: what ends as these do is not looked at. None: any.
+        name: the argument's, for messages.
 
     Raises:
+        ConfigError: it is no path; some are URLs, and some are not.
         DataNotFoundError: a pack is not complete; a manifest is missing.
         FormatError: a manifest is damaged; a pack has files of another kind.
         AccessError, RemoteError: a server does not give it.
     """
     found = list[Any]()
-    for entry in entries:
+    for entry in entries_of(data_path, name):
         path = os.path.expanduser(os.fsdecode(entry))
         manifest = None
         if kind is None or not path.endswith(kind.endings):
-            manifest = _manifest_of(path, options or RemoteOptions())
+            manifest = _manifest_of(path, options)
         if manifest is None:
             found.append(entry)
             continue
@@ -549,8 +547,11 @@ def parts_among(
         start, end = os.path.join(path, ""), ""
         if posixpath.basename(named_part(path)) == MANIFEST:
             start, _, end = path.rpartition(MANIFEST)
-        found += [start + name + end for name in names]
-    return found
+        found += [start + part + end for part in names]
+    urls = list(filter(is_url, found))
+    if urls and len(urls) < len(found):
+        raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
+    return found, bool(urls)
 
 
 def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:

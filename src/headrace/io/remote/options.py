@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 from headrace.arguments import check_integer, check_seconds, described
 from headrace.errors import ConfigError
@@ -78,19 +78,25 @@ class RemoteOptions:
         if self.disk_cache_size is not None:
             parse_size(self.disk_cache_size, "disk_cache_size")
 
-    @classmethod
-    def taken_from(cls, keywords: Any) -> Self:
-        """Removes the remote options from the keywords of a dataset and returns them.
-        `cache_dir` stays, since local data use it too.
+    @staticmethod
+    def split(keywords: Any) -> tuple[RemoteOptions, dict[str, Any]]:
+        """Splits the keywords of a dataset into these options and all others. `cache_dir` is in
+        both, since local data use it too.
         """
-        given = {"cache_dir": keywords.get("cache_dir")}
+        others = dict(keywords)
+        given: dict[str, Any] = {"cache_dir": others.get("cache_dir")}
         for name in RemoteKeywords.__optional_keys__:
-            given[name] = keywords.pop(name, None)
+            given[name] = others.pop(name, None)
         for name, value in list(given.items()):
             if value is None:
                 del given[name]
-        return cls(**given)
+        if not given:
+            return _DEFAULTS, others
+        return RemoteOptions(**given), others
 
     def keywords(self) -> dict[str, Any]:
         """Returns the options as keywords of a dataset, without `cache_dir`."""
         return {name: getattr(self, name) for name in RemoteKeywords.__optional_keys__}
+
+
+_DEFAULTS = RemoteOptions()
