@@ -17,7 +17,7 @@ from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
-from headrace.formats.dialects import EPISODES, PACK, SPARSE, dialect_of
+from headrace.formats.dialects import EPISODES, PACK, SPARSE
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.registry import detect
 from headrace.formats.resolve.file_set import FileSet, Format
