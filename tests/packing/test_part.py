@@ -269,7 +269,7 @@ def test_a_full_disk_is_told_before_samples_are_read(
     free = shutil.disk_usage(tmp_path)._replace(free=5000)
     with monkeypatch.context() as patched:
         patched.setattr(parts.shutil, "disk_usage", lambda path: free)
-        patched.setattr(contained, "each_sample", lambda *_: pytest.fail("read"))
+        patched.setattr(contained.Contents, "each", lambda *_: pytest.fail("read"))
         with pytest.raises(WriteError, match=r"out.* disk is full.* 5\.0 kB are free"):
             pack(photos, tmp_path / "out", shard_size=shard_size)
     out = Path(pack(photos, tmp_path / "out", shard_size=shard_size))

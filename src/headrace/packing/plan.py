@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import dtype_to_descr
 
-from headrace.core.dataset import BaseDataset
-from headrace.core.views import ColumnTargets
-from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.labels import FOLDERS
 from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import (
-    NAME_OFFSETS,
-    NAMES,
-    OFFSETS,
-    TARGETS,
     PackedInfo,
-    bytes_of,
-    crc_of,
-    target_named,
 )
 from headrace.formats.concat import ConcatSource
-from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.io.ordered import in_order
-from headrace.io.packed_strings import PackedNames
 from headrace.memory.budget import format_size
 from headrace.memory.processes import read_full, write_full
 from headrace.packing.options import PackOptions
@@ -128,69 +114,12 @@ class Packing(NamedTuple):
     left_out: dict[int, str]
 
 
-def make_plan(
-    options: PackOptions,
-    info: PackedInfo,
-    rows: Rows,
-    lengths: IntArray | None,
-    names: PackedNames | None,
-    columns: dict[str, Column],
-) -> Plan:
-    """The plan of a file.
-
-    Args:
-        options: of chunks.
-        info: what it says of itself, but for checksums and version.
-        rows: what its samples have in common.
-        lengths: [n] int64, of samples that lie flat the items of the first axis; None: rows.
-        names: of the samples, or None.
-        columns: beside the samples, by name; offsets and names are added.
+def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
+    """Samples a chunk, of so many: the largest power of two that stays below `_CHUNK_BYTES`, unless
+    `chunks` says how many. None: contiguous, as samples of nothing are.
 
     Raises:
-        ConfigError: see `chunks_for`; a chunk would be too large.
-    """
-    if lengths is None:
-        shape = (info.count, *rows.shape)
-        sizes = np.full(info.count, rows.nbytes, np.int64)
-    else:
-        shape = (int(lengths.sum()), *rows.shape)
-        sizes = lengths * rows.nbytes
-        columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    if names is not None:
-        columns[NAMES], columns[NAME_OFFSETS] = names.arrays
-    checksums = {name: crc_of(column) for name, column in sorted(columns.items())}
-    info = replace(info, checksums=checksums, version=_version_of(info))
-    chunks = chunks_for(options, rows)
-    compression = None if chunks is None else options.compression
-    nbytes = min(chunks or 0, info.count) * rows.nbytes
-    if nbytes > _MOST_CHUNK_BYTES:
-        raise ConfigError(
-            f"{options.layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
-            f"than {format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole, use "
-            "fewer, or leave out chunks and compression"
-        )
-    return Plan(info, rows, shape, sizes, sizes, columns, compression, chunks)
-
-
-def _version_of(info: PackedInfo) -> int:
-    """The first layout that has all that a file says of itself."""
-    if info.target_columns is not None:
-        return 7
-    if info.text.get("unit") == "chat":
-        return 5
-    if "targets" in info.image:
-        return 4
-    if info.values is not None:
-        return 3
-    return 2 if info.store == "ragged" or info.part is not None else 1
-
-
-def chunks_for(options: PackOptions, rows: Rows) -> int | None:
-    """Samples a chunk: the largest power of two that stays below `_CHUNK_BYTES`, unless `chunks`
-    says how many. None: contiguous, as samples of nothing are.
-
-    Raises:
-        ConfigError: samples that lie flat have no chunks.
+        ConfigError: samples that lie flat have no chunks; one would be too large.
     """
     if not options.is_chunked:
         return None
@@ -206,7 +135,15 @@ def chunks_for(options: PackOptions, rows: Rows) -> int | None:
         )
     if not rows.nbytes:
         return None
-    return options.chunks or 1 << max(0, (_CHUNK_BYTES // rows.nbytes).bit_length() - 1)
+    chunks = options.chunks or 1 << max(0, (_CHUNK_BYTES // rows.nbytes).bit_length() - 1)
+    nbytes = min(chunks, count) * rows.nbytes
+    if nbytes > _MOST_CHUNK_BYTES:
+        raise ConfigError(
+            f"{options.layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
+            f"than {format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole, use "
+            "fewer, or leave out chunks and compression"
+        )
+    return chunks
 
 
 # -- columns
@@ -218,149 +155,6 @@ def files_of(source: Any) -> list[HDF5Source]:
     """
     each = source.sources if isinstance(source, ConcatSource) else [source]
     return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
-
-
-def names_of(dataset: BaseDataset) -> PackedNames | None:
-    """The names of a dataset's samples, where they are files or have been."""
-    source = dataset.sample_source
-    if isinstance(source, PairedSource):
-        source = source.files
-    names = None
-    if isinstance(source, FilesSource):
-        names = source.listing.names
-    elif files := files_of(source):
-        names = PackedNames.joined([one.names for one in files])
-    return None if names is None else names.take(dataset.whole_indices(np.arange(len(dataset))))
-
-
-def target_arrays(targets: Any) -> dict[str, Column]:
-    """The arrays that a pack has of the targets, by name; {}: there are none.
-
-    Raises:
-        ConfigError: see `as_column`, `check_names`.
-    """
-    if targets is None:
-        return {}
-    columns = _columns_in(targets)
-    if columns is None:
-        return {TARGETS: as_column(targets)}
-    check_names(columns)
-    return {
-        target_named(number): as_column(column, name)
-        for number, (name, column) in enumerate(columns.items())
-    }
-
-
-def crc_of_columns(columns: Mapping[str, Column]) -> int:
-    """One CRC of all columns."""
-    crc = 0
-    for _, column in sorted(columns.items()):
-        crc = zlib.crc32(bytes_of(column).data, crc)
-    return crc
-
-
-def target_columns_of(
-    dataset: BaseDataset, targets: Any, packed: PackedInfo | None = None
-) -> list[Any] | None:
-    """What `PackedInfo.target_columns` says of targets that are dicts; None: they are none.
-
-    Args:
-        dataset: what is packed.
-        targets: its targets.
-        packed: what the pack says that they are from; None: they are from none.
-    """
-    columns = _columns_in(targets)
-    if columns is None:
-        return None
-    classes: Any = getattr(dataset, "column_classes", None)
-    if not isinstance(classes, Mapping):
-        classes = {} if packed is None else dict(packed.target_columns or ())
-    return [[name, list(classes[name]) if classes.get(name) else None] for name in columns]
-
-
-def _columns_in(targets: Any) -> Mapping[str, Any] | None:
-    """The columns of targets that are dicts with the same names; None: they are something else."""
-    if isinstance(targets, ColumnTargets):
-        return targets.columns
-    if isinstance(targets, np.ndarray):
-        names = targets.dtype.names
-        return None if names is None else {name: targets[name] for name in names}
-    is_of_dicts = (
-        isinstance(targets, Sequence)
-        and len(targets) > 0
-        and all(isinstance(one, dict) for one in targets)
-    )
-    if not is_of_dicts or not targets[0]:
-        return None
-    if any(one.keys() != targets[0].keys() for one in targets):
-        return None
-    return {name: [one[name] for one in targets] for name in targets[0]}
-
-
-def check_names(names: Iterable[Any], what: str = "these targets") -> None:
-    """Raises a ConfigError where one of the names in dicts is no text, as which it would come
-    back, or is empty.
-    """
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"{what} can't be packed: names in dicts must be texts of one character at least, "
-                f"and {name!r} is none: rename it"
-            )
-
-
-def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
-    """Targets as an array whose rows give back the same targets.
-
-    Args:
-        targets: one a sample.
-        name: of the column that they are; None: they are no columns.
-
-    Raises:
-        ConfigError: they are not all numbers, or all arrays of one shape.
-    """
-    try:
-        column = np.asarray(targets)
-    except ValueError:  # rows of different lengths
-        column = np.empty(0, object)
-    types = set[type]()
-    if not isinstance(targets, np.ndarray):
-        types = {type(target) for target in targets}
-    # NumPy rounds integers that neither int64 nor uint64 holds together
-    is_rounded = int in types and column.dtype.kind == "f"
-    is_sound = column.ndim == 1 or types <= {np.ndarray}
-    if column.dtype.kind not in "biufc" or len(types) > 1 or not is_sound or is_rounded:
-        what = "these targets" if name is None else f"the column {name!r} of these targets"
-        raise ConfigError(
-            f"{what} can't be packed: they must be numbers of one dtype, or NumPy arrays of one "
-            "shape, or dicts of these with the same names; choose such columns of a table of "
-            "labels by target_name=, or pack without any (images: targets=None; texts: no "
-            "target_field=) and look them up by the numbers of the samples, which return_index "
-            "gives"
-        )
-    return np.ascontiguousarray(column)
-
-
-def annotations_check(dataset: BaseDataset) -> dict[str, int]:
-    """What a plan has of targets that lie beside the samples, by which other ones are noticed; {}:
-    there are none, or they follow from the names of the files.
-    """
-    boxes = boxes_of(dataset)
-    if boxes is not None:
-        return {"annotations": crc_of_columns(boxes.columns(boxes.sizes))}
-    given = dataset._arguments.get("targets", FOLDERS)
-    by_folders = isinstance(dataset.sample_source, FilesSource) and (
-        isinstance(given, str) and given == FOLDERS
-    )
-    if dataset.targets is None or by_folders or dataset.sample_decoder.splits_targets:
-        return {}
-    return {"annotations": crc_of_columns(target_arrays(dataset.targets))}
-
-
-def boxes_of(dataset: BaseDataset) -> CocoTargets | None:
-    """The annotations of objects, if these are the targets."""
-    targets = dataset.targets
-    return targets if isinstance(targets, CocoTargets) else None
 
 
 # -- samples in groups
@@ -423,26 +217,6 @@ def stream(
                 bar.update(len(group))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def each_sample(
-    dataset: BaseDataset, group: range, make: Callable[[int, int, Any], T | SampleError]
-) -> list[T | SampleError]:
-    """What is made of each sample of a group: of its number in the dataset, that in its source,
-    and its record. A SampleError is of a sample that may be left out.
-    """
-    whole = dataset.whole_indices(group).tolist()
-    records = dataset.sample_reader.records(whole, dataset.sample_source.read)
-    samples = []
-    for position, index, record in zip(group, whole, records, strict=True):
-        made = record
-        if not isinstance(record, SampleError):
-            made = make(position, index, record)
-        # a callable makes up a sample: that is no matter for a file
-        if isinstance(made, SampleError) and dataset.on_error != "skip":
-            raise made
-        samples.append(made)
-    return samples
 
 
 class Spool:

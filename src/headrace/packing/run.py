@@ -50,7 +50,7 @@ from headrace.loader.fetch import RemoteTraceback, pickled
 from headrace.loader.start import choose_context, forkserver_context
 from headrace.memory.budget import format_size
 from headrace.memory.processes import end_with_parent, write_full
-from headrace.packing.contents import Contents, are_files, packed_info_of
+from headrace.packing.contents import Contents
 from headrace.packing.destination import Destination, destination_of, refuse_own_source
 from headrace.packing.hdf5 import PackedWriter
 from headrace.packing.options import PackKeywords, PackOptions
@@ -69,7 +69,9 @@ from headrace.packing.parts import (
     remove_other,
 )
 from headrace.packing.plan import GROUP_SAMPLES, Packing, files_of, groups_of, stream
+from headrace.packing.stored import StoredContents, are_stored, packed_info_of
 from headrace.packing.texts import TextContents
+from headrace.packing.values import ValueContents
 from headrace.packing.verify import seal_of, verify_samples
 
 GROUP_TEXTS = 4096  # which are tokens already
@@ -265,9 +267,15 @@ def open_source(path: DataPath, **options: Any) -> BaseDataset:
 
 
 def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
+    contents: Contents
     if isinstance(dataset, TextDataset):
-        return TextContents(dataset, options)
-    return Contents(dataset, options)
+        contents = TextContents(dataset, options)
+    elif are_stored(dataset):
+        contents = StoredContents(dataset, options)
+    else:
+        contents = ValueContents(dataset, options)
+    contents.check_options()
+    return contents
 
 
 # -- one file
@@ -388,7 +396,7 @@ def _plan_parts(contents: Contents, folder: Destination | None) -> PartsPlan:
         if contents.is_plan(frozen):
             return frozen  # all samples were looked at when it was made
         is_share = how.part is not None or how.parts is not None
-        if is_share and contents.is_stored and are_files(contents.dataset.sample_source):
+        if is_share and isinstance(contents, StoredContents):
             plan = contents.plan_parts(np.zeros(frozen.count, np.int64), frozen.edges)
             if replace(plan, nbytes=frozen.nbytes, sources=frozen.sources) == frozen:
                 return frozen

@@ -20,6 +20,7 @@ from headrace.formats.files import FilesSource
 from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.processes import PerProcess
+from headrace.packing.columns import as_column, crc_of_columns
 from headrace.packing.contents import Contents, Survey
 from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile
@@ -28,11 +29,7 @@ from headrace.packing.plan import (
     Plan,
     Rows,
     Spool,
-    as_column,
-    crc_of_columns,
     groups_of,
-    make_plan,
-    names_of,
     some_of,
 )
 from headrace.tokenizer import dtype_for
@@ -90,7 +87,7 @@ class TextContents(Contents):
                 f"end_token={self._end_token}: leave it out, or pack the texts"
             )
 
-    def _check_options(self) -> None:
+    def check_options(self) -> None:
         options = self.options
         if options.is_jpeg:
             raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
@@ -113,7 +110,7 @@ class TextContents(Contents):
     @property
     def names(self) -> PackedNames | None:
         if self._pack is None:
-            return names_of(self.dataset)
+            return super().names
         return None if self._pack.names is None else self._pack.names.take(self._chosen)
 
     @property
@@ -159,24 +156,25 @@ class TextContents(Contents):
                 targets = self.dataset.record_targets()
         return None if targets is None else as_column(targets)
 
-    def _about(self) -> tuple[list[str] | None, dict[str, Any]]:
-        """The classes of the documents, and what a packed file says of their tokens."""
+    def _about(self, targets: Any) -> dict[str, Any]:
         if self._pack is not None:
-            return self._pack.info.classes, self._pack.info.text
+            info = self._pack.info
+            return {"kind": KIND, "classes": info.classes, "text": info.text}
         dataset = self.dataset
-        return dataset.classes or None, {
+        text = {
             "tokenizer": dataset.tokenizer_identity,
             "class": type(dataset.tokenizer).__qualname__,
             "end_token": self._end_token,
             "unit": dataset.document_unit,
         }
+        return {"kind": KIND, "classes": dataset.classes or None, "text": text}
 
-    def _survey(self, read_sizes: IntArray | None) -> Survey:
+    def _survey(self, source_sizes: IntArray | None) -> Survey:
         """Parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
         read_sizes = self._sizes()
         sizes = read_sizes
-        classes, text = self._about()
-        options = dict(text)
+        about = self._about(None)
+        options = dict(about["text"])
         targets = self._targets()
         if targets is not None and self.source_sizes() is None:
             # of all: each part alone might seem to have targets of one kind
@@ -203,10 +201,10 @@ class TextContents(Contents):
             if before:
                 nbytes = count * np.dtype(dtype_for(least, most)).itemsize
                 sizes = (sizes * (nbytes / before)).astype(np.int64)
-        info = PackedInfo(KIND, STORE, 0, self.fingerprint, classes)
+        info = PackedInfo(store=STORE, count=0, fingerprint=self.fingerprint, **about)
         return Survey(info, sizes, read_sizes, options)
 
-    def packing(self, part: PartFile | None, read_sizes: IntArray | None = None) -> Packing:
+    def packing(self, part: PartFile | None, source_sizes: IntArray | None = None) -> Packing:
         """Documents as tokens. Where `on_error` is "skip", those that can't be read are left out.
         Into one file the dataset makes tokens that are not there yet, and keeps them.
 
@@ -240,12 +238,8 @@ class TextContents(Contents):
 
     def _tokens_plan(self, lengths: IntArray, dtype: np.dtype[Any]) -> Plan:
         """Of so many tokens each ([n] int64)."""
-        classes, text = self._about()
-        info = PackedInfo(
-            KIND, STORE, len(lengths), self.fingerprint, classes, text=text, part=self.part
-        )
-        columns = {} if (targets := self._targets()) is None else {TARGETS: targets}
-        return make_plan(self.options, info, Rows(STORE, dtype, ()), lengths, self.names, columns)
+        targets = self._targets()
+        return self._plan(Rows(STORE, dtype, ()), lengths, targets, **self._about(targets))
 
     def _ids_of(self, numbers: Sequence[int]) -> list[Any]:
         """The ids of some documents; a SampleError for each that may be left out.

@@ -1,0 +1,437 @@
+"""Samples that are packed as they are stored, or as their pixels.
+
+The bytes of an image and of its mask lie one behind the other, and are one sample, with one
+checksum. Pixels and their mask are the fields of a row. The plan follows from the dataset alone;
+images that are encoded anew go through a spool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+import simplejpeg
+import torch
+
+from headrace.core.dataset import BaseDataset
+from headrace.datasets.arrays import HDF5Dataset
+from headrace.datasets.image.coco import CocoTargets
+from headrace.datasets.image.decoder import (
+    MaskDecoder,
+    decode_mask,
+    encode_mask,
+    mask_of,
+    resize_nearest,
+)
+from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.image.pixels import decode_image, image_shape
+from headrace.dtypes import IntArray
+from headrace.errors import ConfigError, FormatError, SampleError
+from headrace.formats.arrays.packed import (
+    BOXES,
+    IMAGE,
+    MASK,
+    MASK_STARTS,
+    MASKS,
+    OFFSETS,
+    TARGETS,
+    PackedInfo,
+)
+from headrace.formats.files import FilesSource, PairedSource
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.packing.columns import Column
+from headrace.packing.contents import Contents, Survey
+from headrace.packing.options import LARGEST_SIDE, PackOptions
+from headrace.packing.part import PartFile
+from headrace.packing.plan import Packing, Plan, Rows, Spool, files_of, groups_of, some_of
+
+
+def are_stored(dataset: BaseDataset) -> bool:
+    """True if samples are image files, or rows of HDF5 files as they are."""
+    source = dataset.sample_source
+    files = files_of(source)
+    if isinstance(dataset, ImageDataset):
+        return bool(files) or isinstance(source, FilesSource | PairedSource)
+    decoder = dataset.sample_decoder
+    is_plain = decoder.stores_values and not decoder.splits_targets
+    if not files or not isinstance(dataset, HDF5Dataset) or not is_plain:
+        return False
+    packed = packed_info_of(files)
+    if packed is not None and packed.store == "encoded":
+        return True
+    spec = files[0].array_spec
+    return spec is not None and all(one.array_spec == spec for one in files)
+
+
+def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
+    """What packed files say of themselves, as the first of them does; None: some are none, or
+    were packed in another way.
+    """
+    infos = [one.of_samples for one in files]
+    ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
+    return infos[0] if len(ways) == 1 else None
+
+
+class StoredContents(Contents):
+    """See `are_stored`."""
+
+    def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
+        super().__init__(dataset, options)
+        self._packed = packed_info_of(self._files)
+        self._is_image = isinstance(dataset, ImageDataset)
+        self._is_encoded = not self._files or (
+            self._packed is not None and self._packed.store == "encoded"
+        )
+        self._has_masks = isinstance(dataset.sample_decoder, MaskDecoder)
+        self._color = getattr(dataset, "color", "RGB")
+
+    def check_options(self) -> None:
+        super().check_options()
+        if self._packed is not None and "targets" in self._packed.image and not self._is_image:
+            raise ConfigError(
+                f"{self._files[0].path} holds images with {self._packed.image['targets']}: open it "
+                "with ImageDataset, and pack that"
+            )
+
+    def source_sizes(self) -> IntArray | None:
+        source = self.dataset.sample_source
+        if isinstance(source, FilesSource | PairedSource):
+            return source.sizes(self._whole_indices())
+        sizes = [one.image_sizes() if one.gives_images else one.sizes() for one in self._files]
+        return np.concatenate(sizes)[self._whole_indices()]
+
+    # -- plans
+
+    def _given_options(self) -> dict[str, Any]:
+        options = super()._given_options()
+        how = self.options
+        if how.is_jpeg:
+            options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
+            if self._color != "RGB":
+                options["jpeg"]["color"] = self._color
+        return options
+
+    def _versions(self, rows: Rows) -> dict[str, str]:
+        versions: dict[str, str] = {}
+        is_resized = self._is_image and rows.store == "decoded" and self._is_encoded
+        if self.options.is_jpeg or is_resized:
+            versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
+        if is_resized or self.options.max_size is not None:
+            versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
+        return versions
+
+    def _survey(self, source_sizes: IntArray | None) -> Survey:
+        plan = self.packing(None, source_sizes).plan
+        sizes = plan.sizes
+        if self.options.is_jpeg and source_sizes is None:
+            # about: they are known when all are encoded
+            sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
+        options = {**plan.info.image, **self.layout_options(plan.rows)}
+        if plan.rows.dtype.names and self._has_masks:
+            options["rows"] = plan.rows.as_json()
+        return Survey(plan.info, sizes, plan.read_sizes, options)
+
+    def packing(self, part: PartFile | None, source_sizes: IntArray | None = None) -> Packing:
+        if source_sizes is None:
+            source_sizes = self.source_sizes()
+            assert source_sizes is not None
+        if self.options.is_jpeg and part is not None:
+            return self._reencoded(part, source_sizes)
+        plan = self._stored_plan(source_sizes)
+        return Packing(plan, lambda group: self._stored(plan, group), {})
+
+    def _about(self, targets: Any) -> dict[str, Any]:
+        about = super()._about(targets)
+        if self._is_image or (self._packed is not None and self._packed.kind == "image"):
+            about["kind"] = "image"
+        if about["classes"] is None and self._its_pack is not None:
+            about["classes"] = self._its_pack.classes
+        return {**about, "classes": about["classes"] or None}
+
+    def _column_classes(self) -> Mapping[str, Any]:
+        if self._its_pack is None or hasattr(self.dataset, "column_classes"):
+            return super()._column_classes()
+        return dict(self._its_pack.target_columns or ())
+
+    @property
+    def _its_pack(self) -> PackedInfo | None:
+        """What the pack says that arrays are from, if its targets are the dataset's."""
+        return self._packed if self.dataset._arguments.get("target_name") == TARGETS else None
+
+    def _stored_plan(self, read_sizes: IntArray, image_sizes: IntArray | None = None) -> Plan:
+        """The plan of samples of these sizes ([n] int64); of images that were encoded anew also
+        without their masks.
+        """
+        rows = self._stored_rows()
+        is_encoded = rows.store == "encoded"
+        targets = self.dataset.targets
+        columns: dict[str, Column] = {}
+        image: dict[str, Any] = {}
+        if image_sizes is not None:
+            image = {"jpeg": [self.options.max_size, self.options.quality]}
+        elif not is_encoded and self._is_image:
+            shape = rows.dtype[IMAGE].shape if self._has_masks else rows.shape
+            image = {"color": self._color, "image_size": list(shape[:2])}
+        elif not is_encoded and self._packed is not None:
+            image = self._packed.image
+        if self._boxes is not None:
+            targets = None
+            columns = self._boxes.columns(
+                self._box_sizes(self._boxes, not is_encoded or image_sizes is not None)
+            )
+            class_ids = list(self._boxes.class_to_idx.values())
+            image = {**image, "targets": BOXES, "class_ids": class_ids}
+        if self._has_masks:
+            image = {**image, "targets": MASKS}
+            if is_encoded:
+                if image_sizes is None:
+                    image_sizes = self._image_sizes(read_sizes)
+                columns[MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + image_sizes
+        lengths = read_sizes if is_encoded else None
+        plan = self._plan(rows, lengths, targets, columns, image=image, **self._about(targets))
+        return replace(plan, read_sizes=read_sizes)
+
+    def _image_sizes(self, read_sizes: IntArray) -> IntArray:
+        """Bytes of each image without its mask; where no sizes are wanted, none are asked for."""
+        if not read_sizes.any():
+            return read_sizes
+        source = self.dataset.sample_source
+        if isinstance(source, PairedSource):
+            return source.files.sizes(self._whole_indices())
+        return np.concatenate([one.image_sizes() for one in self._files])[self._whole_indices()]
+
+    def _stored_rows(self) -> Rows:
+        """What samples have in common that are stored as they are, or as pixels."""
+        if self.rows is not None:
+            return self.rows
+        dataset = self.dataset
+        store = self.options.store
+        if store in ("encoded", "jpeg") or (store is None and self._is_encoded):
+            return Rows("encoded", np.dtype(np.uint8), ())
+        if not isinstance(dataset, ImageDataset):
+            if self._is_encoded:
+                raise ConfigError(
+                    "store='decoded': open the file with ImageDataset, which decodes the images, "
+                    "and pack that"
+                )
+            return Rows("decoded", self._files[0].dtype, self._files[0].shape[1:])
+        size: Any = dataset.image_size
+        if size is None and self._is_encoded:
+            raise ConfigError(
+                "store='decoded' needs images of one size, and image_size is None: open the "
+                "dataset with image_size=(height, width)"
+            )
+        stored: np.dtype[Any] = self._files[0].dtype if self._files else np.dtype(np.uint8)
+        if size is None:
+            size = stored[IMAGE].shape if stored.names else self._files[0].shape[1:]
+        height = int(size[0])
+        width = int(size[1])
+        pixels = (height, width, 3 if self._color == "RGB" else 1)
+        if not self._has_masks:
+            return Rows("decoded", np.dtype(np.uint8), pixels)
+        kind = stored[MASK].base if stored.names else self._mask_dtype()
+        fields = [(IMAGE, np.uint8, pixels), (MASK, kind, (height, width))]
+        return Rows("decoded", np.dtype(fields), ())
+
+    def _mask_dtype(self) -> np.dtype[Any]:
+        """The dtype of the first mask that can be read.
+
+        Raises:
+            SampleError: there is none.
+        """
+        dataset = self.dataset
+
+        def dtype(position: int, index: int, record: Any) -> np.dtype[Any] | SampleError:
+            try:
+                return decode_mask(record[1], dataset.budget.left).dtype
+            except FormatError as error:
+                return dataset.sample_reader.failed(index, "can't be decoded", error)
+
+        failure = SampleError("there are no samples")
+        for position in range(len(dataset)):
+            found = self.each([position], dtype)[0]
+            if not isinstance(found, SampleError):
+                return found
+            failure = found
+        raise failure
+
+    def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> npt.NDArray[Any]:
+        """Height and width that boxes are in pixels of; where images are stored in other sizes,
+        all must be known.
+
+        Raises:
+            SampleError: an image whose size is not known can't be read.
+        """
+        left = self.dataset.budget.left
+        sizes: npt.NDArray[Any] = boxes.sizes.copy()
+        if are_resized:
+            for position in np.flatnonzero((sizes == 0).any(axis=1)).tolist():
+                [size] = self.each([position], lambda _, __, image: image_shape(image, left))
+                if not isinstance(size, SampleError):  # it is left out when it is packed
+                    sizes[position] = size
+        return sizes
+
+    # -- samples
+
+    def _stored(self, plan: Plan, group: range) -> list[Column | SampleError]:
+        """The samples of a group as they will be stored."""
+        starts = plan.columns.get(MASK_STARTS)
+
+        def one(position: int, index: int, record: Any) -> Column | SampleError:
+            is_same = True
+            if plan.info.store == "encoded":
+                parts = self._encoded(position, index, record)
+                if isinstance(parts, SampleError):
+                    return parts
+                sample = np.concatenate([np.frombuffer(data, np.uint8) for data in parts])
+                if starts is not None:
+                    begin = plan.columns[OFFSETS][position]
+                    is_same = begin + len(parts[0]) == starts[position]
+            else:
+                row = self._row(plan, position, index, record)
+                if isinstance(row, SampleError):
+                    return row
+                sample = row
+            is_same = is_same and sample.nbytes == plan.sizes[position]
+            if not is_same or sample.dtype != plan.rows.dtype:
+                raise SampleError(
+                    f"{self.dataset.source_of(position)} changed while it was packed: "
+                    f"{plan.sizes[position]:,} bytes ({plan.rows.dtype}) at the start, "
+                    f"{sample.nbytes:,} ({sample.dtype}) now: pack again when nobody writes there"
+                )
+            return sample
+
+        return self.each(group, one)
+
+    def _encoded(self, position: int, index: int, record: Any) -> tuple[Any, ...] | SampleError:
+        """The bytes of an encoded image, and of its mask: encoded anew; or as they are, after they
+        were looked at. An error if they are damaged, don't fit each other, or the image is not as
+        large as its annotations say.
+        """
+        left = self.dataset.budget.left
+        image, *masks = record if self._has_masks else (record,)
+        made: tuple[Any, ...] = (image, *masks)
+        try:
+            if self.options.is_jpeg:
+                made = self._jpeg(image, *masks)
+            else:
+                if self.options.check == "decode":
+                    decode_image(image, self._color, left=left)
+                else:
+                    image_shape(image, left)
+                for mask in masks:
+                    mask_of(image, mask, left)
+            if self._boxes is not None:
+                height, width = image_shape(image, left)
+                self._boxes.size_of(position, (height, width))
+        except Exception as error:  # as the dataset itself would meet it
+            return self.dataset.sample_reader.failed(index, "can't be decoded", error)
+        return made
+
+    def _row(self, plan: Plan, position: int, index: int, record: Any) -> Column | SampleError:
+        """A row as it is; or the pixels of an image, with their mask.
+
+        Raises:
+            ConfigError: the mask has another dtype than the first one.
+        """
+        dataset = self.dataset
+        if not isinstance(dataset, ImageDataset):
+            made = self._value(position, index, record)
+            return made if isinstance(made, SampleError) else made.row
+        value: Any = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
+        if isinstance(value, SampleError):
+            return value
+        if self._has_masks:
+            pixels, mask = value
+            dtype = plan.rows.dtype
+            if mask.dtype != dtype[MASK].base:
+                raise ConfigError(
+                    f"store='decoded': the mask of {dataset.source_of(position)} is "
+                    f"{mask.dtype}, and the first one {dtype[MASK].base}, and rows have one dtype: "
+                    "pack with store='encoded', or save all masks with the same number of bits"
+                )
+            value = np.zeros((), dtype)
+            value[IMAGE] = pixels
+            value[MASK] = mask
+        elif self._boxes is not None:
+            value, (height, width) = value
+            try:
+                self._boxes.size_of(position, (int(height), int(width)))
+            except FormatError as error:
+                return dataset.sample_reader.failed(index, "can't be packed", error)
+        return np.ascontiguousarray(value).reshape(value.shape)
+
+    # -- images that are encoded anew
+
+    def _reencoded(self, part: PartFile, read_sizes: IntArray) -> Packing:
+        """Images as JPEG, each with its mask where they have masks."""
+        image_sizes = array("q")
+        spool = Spool(part)
+
+        def use(_: int, parts: tuple[bytes, ...]) -> None:
+            spool.append(*parts)
+            image_sizes.append(len(parts[0]))
+
+        left_out = self.made(self._jpegs, groups_of(read_sizes), "re-encoding", use)
+        sizes = np.array(image_sizes, np.int64)
+        plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
+        return Packing(plan, spool.reader(), left_out)
+
+    def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
+        return self.each(group, self._encoded)
+
+    def _jpeg(self, image: Any, mask: Any = None) -> tuple[bytes, ...]:
+        """An encoded image as JPEG, its longer side at most `max_size`, and its mask: as it is or,
+        where the image has fewer pixels now, of its size, without loss. All as they were, where
+        they would not become smaller.
+
+        Raises:
+            FormatError: one can't be decoded; they don't fit each other.
+        """
+        left = self.dataset.budget.left
+        height, width = image_shape(image, left)
+        scale = 1.0
+        if self.options.max_size is not None:
+            scale = self.options.max_size / max(height, width)
+        size = None
+        if scale < 1:
+            size = max(1, round(height * scale)), max(1, round(width * scale))
+        pixels = np.ascontiguousarray(decode_image(image, self._color, size, left=left))
+        before: tuple[bytes, ...] = (bytes(image),)
+        fitted: tuple[bytes, ...] = ()
+        if mask is not None:
+            before += (bytes(mask),)
+            fitted = before[1:]
+            numbers = mask_of(image, mask, left)
+            if numbers.shape != pixels.shape[:2]:
+                fitted = (encode_mask(resize_nearest(numbers, pixels.shape[:2])),)
+        if max(pixels.shape) > LARGEST_SIDE:
+            return before
+        space = {"colorspace": "RGB", "colorsubsampling": "420"}
+        if self._color == "L":
+            space = {"colorspace": "GRAY", "colorsubsampling": "Gray"}
+        made: bytes = simplejpeg.encode_jpeg(pixels, quality=self.options.quality, **space)
+        is_smaller = len(made) < len(image) and sum(map(len, fitted)) + len(made) < sum(
+            map(len, before)
+        )
+        return (made, *fitted) if is_smaller else before
+
+    def _jpeg_ratio(self, sizes: IntArray) -> float:
+        """About how large re-encoded images are beside what they were, by some of them, evenly
+        spread.
+        """
+        before = 0
+        after = 0
+        for number in some_of(len(self.dataset)):
+            with contextlib.suppress(SampleError):  # said when it is packed
+                image = self._jpegs(range(number, number + 1))[0]
+                if not isinstance(image, SampleError):
+                    before += int(sizes[number])
+                    after += sum(map(len, image))
+        return after / before if before else 1.0
