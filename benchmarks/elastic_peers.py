@@ -121,7 +121,22 @@ class Headrace(Peer):
     name, modules = "headrace", ("headrace",)
 
     def open(self, folder: Path, life: Life, rank: int, state: Any) -> Opened:
-        from headrace import BaseDataset, Source, create_dataloader
+        from headrace import create_dataloader
+
+        world = {"rank": rank, "world_size": life.ranks}
+        loader = create_dataloader(
+            self.dataset(folder, life),
+            batch_size=life.batch_size,
+            num_workers=life.workers,
+            seed=SEED,
+            **world,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        return Opened((batch.tolist() for batch in loader), loader.state_dict)
+
+    def dataset(self, folder: Path, life: Life) -> Any:
+        from headrace import BaseDataset, Source
 
         class Numbers(Source):
             def __len__(self) -> int:
@@ -137,14 +152,7 @@ class Headrace(Peer):
             def decode(self, record: Any) -> Any:
                 return decoded(record, life.skips)
 
-        dataset = Decoded(Numbers(), on_error="skip" if life.skips else "raise")
-        world = {"rank": rank, "world_size": life.ranks}
-        loader = create_dataloader(
-            dataset, batch_size=life.batch_size, num_workers=life.workers, seed=SEED, **world
-        )
-        if state is not None:
-            loader.load_state_dict(state)
-        return Opened((batch.tolist() for batch in loader), loader.state_dict)
+        return Decoded(Numbers(), on_error="skip" if life.skips else "raise")
 
 
 class Mosaic(Peer):
@@ -252,6 +260,38 @@ class LitData(Peer):
         if state is not None:
             loader.load_state_dict(state)
         return Opened((batch.tolist() for batch in loader), loader.state_dict)
+
+
+class TheirShards(Headrace):
+    """headrace, on the files of another library."""
+
+    has_files = True
+    library: Peer
+    data: str
+    column: str
+
+    def write(self, folder: Path, samples: int) -> None:
+        self.library.write(folder, samples)
+
+    def dataset(self, folder: Path, life: Life) -> Any:
+        from headrace import ColumnsDataset
+
+        class Decoded(ColumnsDataset):
+            def decode(self, record: Any) -> Any:
+                return decoded(int(super().decode(record)), life.skips)
+
+        on_error = "skip" if life.skips else "raise"
+        return Decoded(folder / self.data, columns=self.column, on_error=on_error)
+
+
+class MosaicByHeadrace(TheirShards):
+    name, package, library = "headrace, MDS shards", "mosaicml-streaming", Mosaic()
+    data, column, scale = "mds", "id", Mosaic.scale
+
+
+class LitDataByHeadrace(TheirShards):
+    name, package, library = "headrace, LitData's chunks", "litdata", LitData()
+    data, column, scale = "chunks", "value", LitData.scale
 
 
 class Grain(Peer):
@@ -422,4 +462,14 @@ class _Decoding:
         return decoded(index, True)
 
 
-PEERS: tuple[Peer, ...] = (Headrace(), Mosaic(), LitData(), Grain(), Lance(), Tables(), Stateful())
+PEERS: tuple[Peer, ...] = (
+    Headrace(),
+    MosaicByHeadrace(),
+    LitDataByHeadrace(),
+    Mosaic(),
+    LitData(),
+    Grain(),
+    Lance(),
+    Tables(),
+    Stateful(),
+)

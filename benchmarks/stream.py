@@ -24,13 +24,26 @@ import numpy as np
 from arrays import images
 from common import Contestant, Ratio, Section, add_options, run_sections
 from folders import work_folder
-from stream_peers import BATCH, Job, connections, litdata, mosaicml_streaming, ours, webdataset
+from stream_peers import (
+    BATCH,
+    Job,
+    connections,
+    litdata,
+    mosaicml_streaming,
+    ours,
+    their_shards,
+    webdataset,
+)
 from stream_server import StreamServer
 
 OURS = {
     "headrace, HDF5": ("h5",),
     "headrace, HDF5, without an index": ("h5", False),
     "headrace, tar": ("tar",),
+}
+THEIRS = {
+    "headrace, MDS": ("mds", "MosaicML Streaming", "mosaicml-streaming"),
+    "headrace, LitData's chunks": ("litdata", "LitData", "litdata"),
 }
 LIMIT = "limit: 8 connections"
 PEERS = [
@@ -45,12 +58,20 @@ def section(job: Job) -> Section:
     title = f"{order}, {1000 * job.latency:g} ms"
     contestants = [Contestant(name, ours, (job, *how)) for name, how in OURS.items()]
     contestants += [
+        Contestant(name, their_shards, (job, format), (package,))
+        for name, (format, _, package) in THEIRS.items()
+    ]
+    contestants += [
         Contestant(one.name, one.runs, (job,), one.packages)
         for one in [*PEERS, Contestant(LIMIT, connections)]
     ]
     ratios = [
         Ratio(f"{title}: {one} / best peer", one, tuple(peer.name for peer in PEERS))
         for one in OURS
+    ]
+    ratios += [
+        Ratio(f"{title}: {one} / {library}", one, (library,))
+        for one, (_, library, _) in THEIRS.items()
     ]
     ratios += [
         Ratio(f"{title}: {one} / limit", one, (LIMIT,))

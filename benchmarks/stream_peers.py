@@ -206,6 +206,25 @@ def ours(job: Job, format: str, has_index: bool = True) -> Runs:
         shutil.rmtree(kept)
 
 
+def their_shards(job: Job, format: str) -> Runs:
+    """The same MDS shards or chunks of LitData as their own library reads, by plain HTTP."""
+    write = {"mds": write_mds, "litdata": write_litdata}[format]
+    prefix = job.written(format, functools.partial(write, job))
+    url = f"{job.server}/{BUCKET}/{prefix}"
+
+    @contextlib.contextmanager
+    def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
+        with headrace.ColumnsDataset(url, loading_mode="streaming", cache_dir=local) as dataset:
+            shuffle = "block" if job.shuffle else False
+            loader = headrace.create_dataloader(
+                dataset, batch_size=BATCH, shuffle=shuffle, **job.loader
+            )
+            yield ((batch["image"], batch["index"]) for batch in loader)
+            loader.close()
+
+    yield from epochs(job, begin)
+
+
 class _Image:
     """Bytes -> an image."""
 
@@ -219,6 +238,16 @@ class _Image:
 # -- peers
 
 
+def write_mds(job: Job, folder: Path) -> None:
+    from peers import _import_streaming
+
+    columns = {"image": f"ndarray:uint8:{job.side},{job.side},3", "index": "int"}
+    writer = _import_streaming().MDSWriter
+    with writer(out=str(folder), columns=columns, size_limit=job.shard) as shards:
+        for number, image in enumerate(job.rows()):
+            shards.write({"image": image, "index": number})
+
+
 def mosaicml_streaming(job: Job) -> Runs:
     """MDS shards out of S3, by boto3."""
     os.environ |= {
@@ -230,14 +259,7 @@ def mosaicml_streaming(job: Job) -> Runs:
     from peers import _import_streaming
 
     streaming = _import_streaming()
-
-    def write(folder: Path) -> None:
-        columns = {"image": f"ndarray:uint8:{job.side},{job.side},3", "index": "int"}
-        with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=job.shard) as shards:
-            for number, image in enumerate(job.rows()):
-                shards.write({"image": image, "index": number})
-
-    remote = f"s3://{BUCKET}/{job.written('mds', write)}"
+    remote = f"s3://{BUCKET}/{job.written('mds', functools.partial(write_mds, job))}"
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:
@@ -261,28 +283,31 @@ def _litdata_sample(number: int, job: Job) -> dict[str, Any]:
     return {"image": torch.from_numpy(job.rows()[number].copy()), "index": number}
 
 
+def write_litdata(job: Job, folder: Path) -> None:
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # or it asks PyPI for a newer one
+    import litdata as ld
+
+    ld.optimize(
+        fn=functools.partial(_litdata_sample, job=job),
+        inputs=list(range(job.samples)),
+        output_dir=str(folder),
+        chunk_bytes=job.shard,
+        num_workers=1,
+    )
+    # `optimize` sets "spawn" for the whole process
+    multiprocessing.set_start_method(None, force=True)
+
+
 def litdata(job: Job) -> Runs:
     """Its chunks out of S3, by obstore, which is what it takes where that is installed."""
-    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # or it asks PyPI for a newer one
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     import litdata as ld
     from litdata.streaming import downloader
 
     # its obstore refuses a server without TLS, and storage_options don't reach it
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
-    def write(folder: Path) -> None:
-        sample = functools.partial(_litdata_sample, job=job)
-        ld.optimize(
-            fn=sample,
-            inputs=list(range(job.samples)),
-            output_dir=str(folder),
-            chunk_bytes=job.shard,
-            num_workers=1,
-        )
-
-    remote = f"s3://{BUCKET}/{job.written('litdata', write)}"
-    # `optimize` sets "spawn" for the whole process
-    multiprocessing.set_start_method(None, force=True)
+    remote = f"s3://{BUCKET}/{job.written('litdata', functools.partial(write_litdata, job))}"
     options = {
         "endpoint_url": job.server,
         "aws_access_key_id": KEY,
