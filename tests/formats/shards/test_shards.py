@@ -31,6 +31,7 @@ from headrace import (
     verify,
 )
 from headrace.datasets.columns import ColumnsDataset
+from headrace.formats.shards import heads
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import make_mds
 from tests.datasets.remote_contract import RemoteDatasetContract
@@ -100,9 +101,10 @@ def is_equal(value: Any, said: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_are_those_of_its_own_library(kind: str) -> None:
+def test_values_are_those_of_its_own_library(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = json.loads((DATA / kind).with_name("expected.json").read_text())
     for mode in MODES:
+        monkeypatch.setattr(heads, "_LARGE", 0 if mode in ("lazy", "streaming") else 1 << 16)
         with open_dataset(DATA / kind, loading_mode=mode, progress=False) as dataset:
             [samples] = create_dataloader(dataset, **IN_ORDER)
         for got, said in zip(samples, expected, strict=True):
@@ -295,13 +297,17 @@ def test_an_index_that_is_none_is_an_error(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("compression", ["", "gz"])
-def test_a_bad_shard_is_an_error_of_its_samples(compression: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compression", "large"), [("", 1 << 16), ("", 0), ("gz", 0)])
+def test_a_bad_shard_is_an_error_of_its_samples(
+    compression: str, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "_LARGE", large)
     whole = write(tmp_path / "data", compression)
     ending = ".mds.gz" if compression else ".mds"
     shard = whole / f"shard.00000{ending}"
     data = shard.read_bytes()
     contents = [data[:-9], data[: len(data) // 2] + b"\xff" * 9 + data[len(data) // 2 + 9 :], b""]
+    contents.append(data[:8] + b"\xff" * 4 + data[12:])  # where sample 1 begins
     for content in [*contents, None]:
         shard.unlink(missing_ok=True)
         if content is not None:

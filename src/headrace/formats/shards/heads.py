@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,17 @@ from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
+from headrace.memory.lru import LRUCache
 
 INDEX = "index.json"
 COPY = "copy or write it again"
 Edges = npt.NDArray[np.uint32]
 OFFSET = 4
 """Bytes of the number of samples, and of where one begins."""
+_LARGE = 1 << 16
+"""Bytes of a head that is not read as a whole to find one sample."""
+_KEPT = 64 << 20
+"""Bytes of heads that a process keeps."""
 _FRAMED = struct.Struct("<8sHHIII")
 """What a shard of frames begins with: magic, version, flags, samples, samples of a frame, frames.
 The edges of its samples follow, and then its frames.
@@ -151,7 +156,7 @@ def _frames_in(data: bytes | memoryview, shard: Shard) -> Head:
 
 
 class Heads:
-    """The heads of shards, each read when it is first asked for, and kept.
+    """Where samples lie: the heads of shards, of which those that were used last are kept.
 
     Args:
         files: by which they are read.
@@ -161,7 +166,7 @@ class Heads:
     def __init__(self, files: Files, shards: Sequence[Shard]) -> None:
         self._files = files
         self._shards = shards
-        self._known: dict[int, Head] = {}
+        self._kept = LRUCache[int, Head](_KEPT)
 
     def of(self, numbers: Sequence[int]) -> list[Head]:
         """The heads of some shards, by their numbers.
@@ -170,7 +175,9 @@ class Heads:
             FormatError: one is damaged, or its index says something else.
             Exception: as `Files.read`.
         """
-        unknown = [number for number in dict.fromkeys(numbers) if number not in self._known]
+        distinct = list(dict.fromkeys(numbers))
+        known = dict(zip(distinct, self._kept.get_many(distinct), strict=True))
+        unknown = [number for number, head in known.items() if head is None]
         places = []
         for shard in map(self._shards.__getitem__, unknown):
             size_of(self._files, shard)
@@ -178,8 +185,54 @@ class Heads:
         if unknown:
             found = self._files.read_each(ByteRanges.of(places))
             for number, data in zip(unknown, found, strict=True):
-                self._known[number] = head_in(data, self._shards[number])
-        return [self._known[number] for number in numbers]
+                head = head_in(data, self._shards[number])
+                self._kept.put(number, head)
+                known[number] = head
+        return [cast(Head, known[number]) for number in numbers]
+
+    def bounds(self, numbers: Sequence[int], inner: Sequence[int]) -> IntArray:
+        """Where samples of shards that are not compressed begin and end ([samples, 2]).
+
+        Args:
+            numbers: of the shards.
+            inner: numbers of the samples there.
+
+        Raises:
+            FormatError: a shard is damaged, or its index says something else.
+            Exception: as `Files.read`.
+        """
+        found = np.zeros((len(numbers), 2), np.int64)
+        large = list[int]()
+        small = list[int]()
+        for place, number in enumerate(numbers):
+            is_large = self._shards[number].head_nbytes > _LARGE
+            (large if is_large else small).append(place)
+        heads = self.of([numbers[place] for place in small])
+        for place, head in zip(small, heads, strict=True):
+            at = inner[place]
+            found[place] = head.edges[at : at + 2]
+        if large:
+            found[large] = self._pairs([(numbers[place], inner[place]) for place in large])
+        return found
+
+    def _pairs(self, samples: Sequence[tuple[int, int]]) -> IntArray:
+        """`bounds` of samples of large shards, read without the rest of their heads."""
+        ranges = []
+        for number, inner in samples:
+            shard = self._shards[number]
+            size_of(self._files, shard)
+            at = OFFSET * (1 + inner)
+            ranges.append((shard.path, at, at + 2 * OFFSET))
+        data = self._files.read_each(ByteRanges.of(ranges))
+        found = np.array([np.frombuffer(one, "<u4") for one in data], np.int64)
+        for (number, inner), (start, stop) in zip(samples, found.tolist(), strict=True):
+            shard = self._shards[number]
+            if not shard.head_nbytes <= start <= stop <= shard.nbytes:
+                raise FormatError(
+                    f"{redact(shard.path)} says that sample {inner:,} has bytes {start:,} to "
+                    f"{stop:,} of {shard.nbytes:,}: {COPY}"
+                )
+        return found
 
     def frame_sizes(self) -> list[int]:
         """The decoded bytes of all frames, without those of bad shards."""

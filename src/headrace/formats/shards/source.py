@@ -333,10 +333,8 @@ class ShardSource(RowSource, Locatable):
 
     def _ranges(self, shards: IntArray, inner: IntArray) -> ByteRanges:
         """Where samples lie in shards that are not compressed."""
-        heads = self._heads.of(shards.tolist())
-        places = zip(heads, inner.tolist(), strict=True)
-        bounds = np.array([head.edges[at : at + 2] for head, at in places], np.int64)
-        return ByteRanges(self._paths, shards, *bounds.reshape(-1, 2).T)
+        bounds = self._heads.bounds(shards.tolist(), inner.tolist())
+        return ByteRanges(self._paths, shards, *bounds.T)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         shards, inner, is_packed = self._places(indices)
