@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from headrace.errors import AccessError, DataNotFoundError, warn
@@ -25,6 +26,8 @@ from headrace.io.paths import check_regular, redact
 
 _THREADS = 8
 """How many folders are listed at once."""
+_GROUP = 32
+"""Folders that a thread lists one after the other, at most."""
 
 
 def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
@@ -204,9 +207,12 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
     dead_links = list[str]()
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
-            listings = pool.map(_listed, [wanted] * len(level), level)
+            size = max(1, min(_GROUP, len(level) // (4 * _THREADS)))
+            groups = list[list[_Folder]]()
+            for start in range(0, len(level), size):
+                groups.append(level[start : start + size])
             level = []
-            for names, others, below, dead in listings:
+            for names, others, below, dead in pool.map(_listed, repeat(wanted), groups):
                 found.names += names
                 found.others += others[: MOST - len(found.others)]
                 level += below
@@ -221,20 +227,32 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
     return found
 
 
-def _listed(
-    wanted: _Wanted, folder: _Folder
-) -> tuple[list[bytes], list[bytes], list[_Folder], list[str]]:
-    """The files that are wanted, other files, folders and dead links in one folder."""
-    names = list[bytes]()
-    others = list[bytes]()
-    below = list[_Folder]()
-    dead_links = list[str]()
+class _Listing(NamedTuple):
+    """What is in some folders."""
+
+    names: list[bytes]
+    """Files that are wanted."""
+    others: list[bytes]
+    below: list[_Folder]
+    dead_links: list[str]
+
+
+def _listed(wanted: _Wanted, folders: Sequence[_Folder]) -> _Listing:
+    """Lists some folders."""
+    listing = _Listing([], [], [], [])
+    for folder in folders:
+        _list_into(listing, wanted, folder)
+    return listing
+
+
+def _list_into(listing: _Listing, wanted: _Wanted, folder: _Folder) -> None:
+    names, others, below, dead_links = listing
     path = os.path.join(wanted.root, folder.name).rstrip(b"/") or b"/"
     try:
         status = os.stat(path)
         identity = (status.st_dev, status.st_ino)
         if identity in folder.above:
-            return names, others, below, dead_links
+            return
         above = folder.above | {identity}
         with os.scandir(path) as entries:
             for entry in entries:
@@ -268,4 +286,3 @@ def _listed(
         raise DataNotFoundError(
             f"{redact(path)} went away while its files were listed: start again"
         ) from error
-    return names, others, below, dead_links
