@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import FormatError, ImageDataset, SampleError, open_dataset
+from headrace import ConfigError, FormatError, ImageDataset, SampleError, open_dataset
 from headrace.datasets.columns import ColumnsDataset
 from headrace.formats.tfrecord import INDEX
 from headrace.io.index import index_bytes
@@ -139,6 +139,9 @@ def test_numbered_files_of_tfds(tmp_path: Path, memory: Any) -> None:
     for where in (tmp_path, tmp_path / "*tfrecord*"):
         with pytest.raises(FormatError, match=names[1]):
             open_dataset(where)
+    (tmp_path / names[1].replace("train", "test")).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"\(test, train\).*photos-test\.tfrecord\*'"):
+        open_dataset(tmp_path)
 
 
 def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:

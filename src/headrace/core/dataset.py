@@ -86,7 +86,8 @@ Key = tuple[int, int, int, int]
 """What the random numbers of a sample follow from: seed, epoch, index in the whole dataset, and
 how often the order drew it before.
 """
-LEFT_BEHIND = ("_travelling", "_seeder", "_seeded", "_is_untried", "_has_warned")
+_OF_GENERATORS = ("_seeder", "_seeded", "_is_untried", "_has_warned")
+LEFT_BEHIND = ("_travelling", *_OF_GENERATORS)
 """Attributes that don't travel: a copy of the dataset holds copies of the generators."""
 _WITHOUT_GENERATORS = ("sample_source", "sample_reader", "budget", "block_memory")
 
@@ -201,6 +202,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     """The path or paths, as passed. None for a dataset that was made from a `Source`."""
     _owns_source = True
     """True if `close` closes the source."""
+    _seeder: SampleSeeder | None = None
+    _seeded: tuple[Any, ...] = ()
+    """The transforms that the seeder knows."""
+    _is_untried = True
+    """True if the transforms have not been called since the seeder looked for generators."""
+    _has_warned = False
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The steps of `STEPS` that the class overrides."""
     _parts: ClassVar[tuple[type, ...]] = ()
@@ -283,7 +290,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self.block_memory = BlockMemory(source, streams, self.budget)
         self.sample_reader = SampleReader(source, on_error, WorkerThreads())
         source.use_threads(self.sample_reader.threads.map)
-        self._forget_generators()
 
     def _become(self, inner: BaseDataset, **options: Any) -> None:
         """Becomes a copy of another dataset, of its class too, with options of its own.
@@ -522,7 +528,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         view._fingerprint = None
         view.targets = targets_of_view(self.targets, chosen)
         view.sample_reader = self.sample_reader.another(is_view=True)
-        view._forget_generators()
+        for name in _OF_GENERATORS:  # they are looked for again
+            vars(view).pop(name, None)
         return view
 
     def with_transform(self, transform: Transform) -> Self:
@@ -905,14 +912,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
                 yield value
         yield self.on_error
 
-    def _forget_generators(self) -> None:
-        """Has generators looked for again."""
-        self._seeder: SampleSeeder | None = None
-        self._seeded: tuple[Any, ...] = ()  # the transforms that the seeder knows
-        # the transforms have not been called since the seeder looked for generators
-        self._is_untried = True
-        self._has_warned = False
-
     def finish(
         self, request: BatchRequest, values: list[Any], decoder: Decoder | None = None
     ) -> tuple[list[Any], list[int]]:
@@ -1087,7 +1086,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             self.__dict__[name] = value.array if isinstance(value, SharedArray) else value
-        self._forget_generators()
         if self.loading_mode is LoadingMode.STREAMING:
             self._become_iterable()
 

@@ -15,7 +15,7 @@ from headrace.datasets.columns import Decoders, LineDecoder, MemberDecoder
 from headrace.datasets.dialects import class_by_dialect
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.dialects import PACK
-from headrace.formats.files import warn_of_splits
+from headrace.formats.files import check_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
@@ -159,7 +159,7 @@ def _open(
         DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
     """
     files = resolve(urls, _SHARDS, reach, name="urls")
-    warn_of_splits(files)
+    check_splits(files)
     kind = _kind_of(files)
     is_named = dataset_name is not None or target_name is not None
     if decode is not True and kind != "tar":

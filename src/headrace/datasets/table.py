@@ -20,7 +20,7 @@ from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
 from headrace.datasets.image.pixels import Left
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.files import warn_of_splits
+from headrace.formats.files import check_splits
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrays import open_arrays
 from headrace.formats.table.columns import holds_images, what_is
@@ -204,7 +204,7 @@ class TableDataset(BaseDataset):
         one = columns if isinstance(columns, str) else None
         decoders = checked_decoders(decode or {})
         files = resolve(data_path, TABLES, reach)
-        warn_of_splits(files)
+        check_splits(files)
         shown = redact(
             data_path if isinstance(data_path, (str, bytes, os.PathLike)) else files.url(0)
         )

@@ -202,6 +202,13 @@ _SPLIT = re.compile(
 )
 
 
+_RECORDS_OF_SPLIT = re.compile(
+    rb"([^/\0]+-%s)\.tfrecords?-\d{5,}-of-\d{5,}(?=\0|\Z)" % _SPLIT.pattern.encode(),
+    re.IGNORECASE,
+)
+"""Names of shards as TensorFlow Datasets writes them: mnist-train.tfrecord-00000-of-00001."""
+
+
 def folder_targets(
     files: FileSet, only_classes: bool = False
 ) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
@@ -292,12 +299,25 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
         )
 
 
-def warn_of_splits(files: FileSet) -> None:
+def check_splits(files: FileSet) -> None:
     """Warns where all files of a folder belong to parts of a data set, by their first-level folder
     or the first word of their name, and to several of them.
+
+    Raises:
+        ConfigError: a folder of TensorFlow Datasets holds several splits.
     """
     if len(files.roots) != 1 or files.roots[0] not in files.searched:
         return
+    shards = dict[bytes, bytes]()
+    for stem, split in _RECORDS_OF_SPLIT.findall(b"\0".join(files.names)):
+        shards.setdefault(split, stem)
+    if len(shards) > 1:
+        root = redact(files.roots[0])
+        globs = [f"{root}/**/{redact(stem)}.tfrecord*" for stem in shards.values()]
+        raise ConfigError(
+            f"{root} holds several splits of a data set ({', '.join(map(redact, shards))}): pass "
+            f"one by a glob, such as {globs[0]!r}, or several by a list of globs"
+        )
     found = dict[str, str]()
     for folder, start, _ in _runs(files.names):
         if folder is None and start >= _PIECE:  # a million flat files are no parts

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.columns import Columns
-from headrace.formats.files import warn_of_splits
+from headrace.formats.files import check_splits
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
@@ -94,7 +94,7 @@ def open_columns(
     """
     assert format_.open is not None
     files = resolve(data_path, format_, options)
-    warn_of_splits(files)
+    check_splits(files)
     paths = files.urls()
     if files.server is None:
         paths = [os.path.abspath(path) for path in paths]

@@ -219,6 +219,19 @@ def test_other_classes_name_what_reads_shards(tmp_path: Path) -> None:
         open_dataset(folder, columns=5)
 
 
+def test_an_index_means_its_shards_and_no_others(tmp_path: Path, memory: Any) -> None:
+    folder = write(tmp_path / "data")
+    memory.put(f"{folder}/", "/mds/", recursive=True)
+    for index in (folder / "index.json", DATA / KINDS[2] / "index.json", "memory://mds/index.json"):
+        with open_dataset(index) as dataset:
+            assert type(dataset) is ColumnsDataset and len(dataset) in (7, 24)
+    assert len(TextDataset(folder / "index.json")) == 1
+    for name in ("train0.bin", "index.json"):  # tokens, and something else
+        (tmp_path / name).write_text('{"a": 1}')
+    shutil.rmtree(folder)
+    assert type(open_dataset(tmp_path)) is TextDataset
+
+
 def test_streams_are_one_dataset(tmp_path: Path) -> None:
     write(tmp_path / "data/a")
     write(tmp_path / "data/b", "gz")

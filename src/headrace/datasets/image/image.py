@@ -48,8 +48,8 @@ from headrace.formats.concat import ConcatSource
 from headrace.formats.files import (
     FilesSource,
     PairedSource,
+    check_splits,
     folder_targets,
-    warn_of_splits,
 )
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
@@ -101,7 +101,7 @@ def open_images(
         if wanted.targets == FOLDERS or not names_masks(wanted.targets):
             return files, labels_of(wanted, files.listing, reach)
         wanted.refuse_options("unused_targets")
-        warn_of_splits(files.listing)
+        check_splits(files.listing)
         try:
             masks = FilesSource(wanted.targets, EXTENSIONS, reach)
         except DataNotFoundError as error:

@@ -44,7 +44,7 @@ from headrace.datasets.text.passes import (
 )
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.files import folder_targets, warn_of_splits
+from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5.kind import HDF5
 from headrace.formats.hdf5.tree import open_files
 from headrace.formats.registry import detect, open_columns
@@ -282,7 +282,7 @@ class TextDataset(BaseDataset):
                 if isinstance(decoder.source, LinesSource):
                     targets = targets[decoder.source.file_numbers()]
             else:
-                warn_of_splits(decoder.source.listing)
+                check_splits(decoder.source.listing)
             if target_field is not None:
                 on_error = options.get("on_error", "raise")
                 reader = SampleReader(decoder.source, on_error, WorkerThreads())

@@ -57,8 +57,8 @@ MOST = 10_000
 """Names that are looked at for a message."""
 
 
-_NUMBERED = re.compile(r"(\.tfrecords?)-\d{5,}-of-\d{5,}$")
-_NUMBERED_NAMES = re.compile(rb"(\.tfrecords?)-\d{5,}-of-\d{5,}(?=\0|\Z)")
+NUMBERED = re.compile(rb"(\.tfrecords?)-\d{5,}-of-\d{5,}(?=\0|\Z)")
+"""The number that TensorFlow appends to a name, also among names with zero bytes between them."""
 
 
 def plain_name(name: str) -> str:
@@ -67,21 +67,14 @@ def plain_name(name: str) -> str:
     """
     name = name.lower()
     if name[-1:].isdecimal():
-        return _NUMBERED.sub(r"\1", name)
+        return os.fsdecode(NUMBERED.sub(rb"\1", os.fsencode(name)))
     return name
-
-
-def plain_names(names: Sequence[bytes]) -> list[bytes]:
-    """See `plain_name`."""
-    if not names:
-        return []
-    return _NUMBERED_NAMES.sub(rb"\1", b"\0".join(names).lower()).split(b"\0")
 
 
 def plain_bytes(name: bytes) -> bytes:
     """See `plain_name`."""
     if name[-1:].isdigit():
-        return os.fsencode(plain_name(os.fsdecode(name)))
+        return NUMBERED.sub(rb"\1", name.lower())
     return name.lower()
 
 
@@ -98,6 +91,8 @@ class Format:
             sorted as text; else all are sorted by the parts of their names.
         recognizes: tells from a local file's or folder's content that it is of this kind, whatever
             its name.
+        confirms: tells of a local file that ends as those of this kind whether it is one, where the
+            ending alone does not say.
         is_store: tells that a store lies at a URL, whatever its name.
         bookkeeping: names of files that are written beside those of this kind, and are no data, in
             lower case.
@@ -119,6 +114,7 @@ class Format:
     holds_arrays: bool = False
     dataset: str = ""
     open: Callable[[Sequence[str], Files], Any] | None = None
+    confirms: Callable[[str], bool] | None = None
     all_endings: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

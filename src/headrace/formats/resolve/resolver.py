@@ -6,7 +6,7 @@
 * A glob: the matches that end so; where none does, those whose content is of the kind. Matching
   nothing is an error.
 * A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the
-  parts.
+  parts. The `index.json` of another library's shards: their folder, unless texts are looked for.
 * ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of
   that very name.
 * A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
@@ -38,13 +38,13 @@ from headrace.arguments import described
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import (
     MOST,
+    NUMBERED,
     FileSet,
     Format,
     Found,
     are_bookkeeping,
     are_shards,
     are_tables,
-    plain_names,
     summary_of,
 )
 from headrace.formats.resolve.local import find_local, recognized
@@ -249,7 +249,7 @@ def _gathered(
 
 def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequence[Any]) -> None:
     """Raises a FormatError where all texts are written beside data of another format."""
-    if are_bookkeeping(names, (b"index.json",)) and are_shards(others):
+    if are_bookkeeping(names, (INDEX.encode(),)) and are_shards(others):
         raise FormatError(
             f"{redact(entries[0])} holds shards of another library: use headrace.open_dataset, or "
             "ImageDataset or TextDataset with column="
@@ -296,7 +296,9 @@ def _chosen(
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
     """
-    lower = plain_names(names)
+    lower = list[bytes]()
+    if names:
+        lower = NUMBERED.sub(rb"\1", b"\0".join(names).lower()).split(b"\0")
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
@@ -314,6 +316,9 @@ def _chosen(
             if found is None:
                 break
             fits[kinds.index(found)][number] = True
+        for kind, which in zip(kinds, fits, strict=True):
+            if kind.confirms is not None and which.any():
+                which &= kind.confirms(path_of(int(which.argmax())))
     met = [(kind, which) for kind, which in zip(kinds, fits, strict=True) if which.any()]
     for kind, which in met:
         others = [names[number] for number in np.flatnonzero(~which)[: MOST + 1]]
@@ -425,6 +430,8 @@ def _parts(inside: str) -> Sequence[str]:
 # -- packs
 
 
+INDEX = "index.json"
+"""Names the shards of MosaicML Streaming, and the chunks of LitData, beside it."""
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
 _KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
@@ -515,7 +522,8 @@ def _paths_of(
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
     """The paths, globs or URLs that `data_path` names, with the files of its parts in place of each
-    pack: a folder of this machine, or the path or URL of a manifest. And whether these are URLs.
+    pack (a folder of this machine, or the path or URL of a manifest), and its folder in place of
+    the index of another library's shards. And whether these are URLs.
 
     Args:
         data_path: as the user gave it.
@@ -535,6 +543,8 @@ def _paths_of(
         manifest = None
         if kind is None or not path.endswith(kind.endings):
             manifest = _manifest_of(path, options)
+            if posixpath.basename(named_part(path)) == INDEX:
+                entry = _shards_of(path, options) or entry
         if manifest is None:
             found.append(entry)
             continue
@@ -596,6 +606,21 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
             "both again, or pack again"
         )
     return manifest
+
+
+def _shards_of(path: str, options: RemoteOptions) -> str | None:
+    """The folder of the shards that a file is the index of; None: it is the index of none."""
+    said = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if is_url(path):
+            said = json.loads(read_whole(path, options) or b"")
+        else:
+            with open(path, "rb") as file:
+                said = json.load(file)
+    if not isinstance(said, dict) or not isinstance(said.get("shards", said.get("chunks")), list):
+        return None
+    start, _, end = path.rpartition(INDEX)
+    return (start or ".") + end
 
 
 def _holds_parts(folder: str) -> bool:

@@ -29,7 +29,7 @@ from headrace.io.files import Files
 from headrace.io.index import IndexKind, learn_indexed
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.remote_files import RemoteFiles, in_folder_of
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
@@ -237,9 +237,19 @@ def _begins_with_table(shards: Sequence[Shard], files: Files) -> bool:
     return False
 
 
+def _is_chunk(path: str) -> bool:
+    """False if the index beside a file is of something else."""
+    try:
+        with open(in_folder_of(path, INDEX), "rb") as file:
+            return b'"chunks"' in file.read()
+    except OSError:  # without an index, who opens them says so
+        return True
+
+
 LITDATA = Format(
     "LitData chunks",
     (*(f"{digit}.bin" for digit in range(10)), ".zstd.bin"),  # "chunk-0-12.bin"
     bookkeeping=(INDEX.encode(), b"readme.md"),
     open=_opened,
+    confirms=_is_chunk,
 )
