@@ -35,8 +35,9 @@ PAGES = (
     *("index", "start", "which_mode", "images", "text", "hdf5", "zarr", "streaming", "packing"),
     *("own_format", "loader", "collating", "order", "memory", "configuration"),
     *("moving", "multinode", "labels", "sparse", "tables", "episodes"),
+    "profiling",
 )
-ELSEWHERE = {"architecture", "misuses", "profiling", "trainers"}
+ELSEWHERE = {"architecture", "misuses", "trainers"}
 """Pages whose code is run by a test of their room."""
 NEEDS = {
     "from distributed import Client": "Dask",
@@ -302,6 +303,8 @@ def test_the_code_of_a_guide_runs(
     elif page == "tables":
         assert len(names["saved"]) == 100 and "pressure" in names["saved"][0]
         assert names["embeddings"][3].shape == (16,) and names["both"][3][1] == 3
+    elif page == "profiling":
+        assert (data / "profile.html").exists()
     elif page == "episodes":
         actions = torch.stack([one["actions"] for one in names["train"]])
         assert abs(float(actions.mean())) < 0.2

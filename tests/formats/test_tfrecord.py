@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import ConfigError, FormatError, ImageDataset, SampleError, open_dataset
+from headrace import (
+    ConfigError,
+    FormatError,
+    ImageDataset,
+    MissingNameError,
+    SampleError,
+    create_dataloader,
+    open_dataset,
+)
 from headrace.datasets.columns import ColumnsDataset
 from headrace.formats.tfrecord import INDEX
 from headrace.io.index import index_bytes
-from headrace.testing.contract import DatasetContract
-from tests.data.make import make_tfrecord
+from headrace.testing.contract import DatasetContract, same
+from tests.data.make import image_bytes, make_tfrecord
 from tests.datasets.remote_contract import RemoteDatasetContract
 
 DATA = Path(__file__).parents[1] / "data/tfrecord"
@@ -100,7 +109,6 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "data") / "a.tfrecord"
     whole = path.read_bytes()
     for data, said in (
-        (gzip.compress(whole), "compressed"),
         (whole[:-5], "cut short"),
         (whole[:70], "cut short"),
         (whole[:3] + b"\x09" + whole[4:], "byte 0"),
@@ -157,9 +165,58 @@ def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
             open_dataset("memory://lies/a.tfrecord", cache_dir=tmp_path / str(number))
 
 
-def test_a_feature_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    rows = [{"a": b"1", "b": b"2"}] * 20 + [{"a": b"1"}]
-    path = make_tfrecord(tmp_path / "a.tfrecord", rows)
-    assert open_dataset(path, columns="a")[20] == b"1"
-    with pytest.raises(SampleError, match=r"'b'.*columns="):
-        open_dataset(path)[20]
+def test_a_feature_that_is_missing(tmp_path: Path) -> None:
+    """As `tf.io.parse_example` gives features of any length: of numbers none."""
+    image = image_bytes(np.zeros((2, 3, 3), np.uint8))
+    whole = {"a": b"1", "n": np.array([1, 2]), "x": np.float32([3]), "image": image}
+    path = make_tfrecord(tmp_path / "a.tfrecord", [whole] * 20 + [{"a": b"2"}])
+    data = open_dataset(path)
+    nothing = {"n": torch.zeros(0, dtype=torch.int64), "x": torch.zeros(0), "image": None}
+    assert same(data[20], {"a": b"2", **nothing}) and data[3]["image"].shape == (3, 2, 3)
+    batch = next(iter(create_dataloader(open_dataset(path, columns="a"), shuffle=False)))
+    assert batch[19:] == [b"1", b"2"]
+    with pytest.raises(MissingNameError, match="'b'"):
+        open_dataset(path, columns="b")
+
+
+def in_two(data: bytes) -> bytes:
+    return gzip.compress(data[:99]) + gzip.compress(data[99:])
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, in_two])
+def test_compressed_files(compress: Any, tmp_path: Path, memory: Any, monkeypatch: Any) -> None:
+    folder = write(tmp_path / "data")
+    plain = list(open_dataset(folder))
+    monkeypatch.setattr("headrace.formats.source.block_length", lambda _: 100)
+    blocks = open_dataset(folder).blocks().tolist()
+    path = folder / "b.tfrecord"
+    path.write_bytes(compress(path.read_bytes()))
+    for name in ("a.tfrecord", "b.tfrecord"):
+        memory.pipe_file(f"/packed/{name}", (folder / name).read_bytes())
+    for where in (folder, "memory://packed"):
+        with open_dataset(where, cache_dir=tmp_path / "cache") as data:
+            assert same(list(data), plain) and data.blocks().tolist() == blocks
+            assert data.source_of(12).endswith("b.tfrecord, record 1")
+    monkeypatch.setattr(zlib, "decompressobj", None)  # it is decompressed once
+    for mode in ("eager", "cached"):
+        options: Any = {"loading_mode": mode, "cache_dir": tmp_path / "cache", "progress": False}
+        with open_dataset(folder, **options) as data:
+            loader = create_dataloader(data, batch_size=24, shuffle=False, num_workers=2)
+            assert next(iter(loader))["id"][:, 0].tolist() == list(range(-3, 21))
+            loader.close()
+
+
+def test_damage_of_compressed_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "data") / "a.tfrecord"
+    whole = path.read_bytes()
+    packed = gzip.compress(whole)
+    for data, said in (
+        (packed[:-20], "cut short"),
+        (packed[:-8] + bytes(4) + packed[-4:], "decompressed"),
+        (gzip.compress(whole[:-5]), "cut short"),
+        (gzip.compress(bytes(1 << 24)), "byte 0"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=rf"a\.tfrecord.*{said}"):
+            open_dataset(path, cache_dir=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*plain*"))

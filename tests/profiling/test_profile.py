@@ -455,15 +455,3 @@ def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[st
         given = [one.replace("{}", program) for one in arguments]
         assert main(["profile", *given, "--seconds", "1"]) == 2
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_docs_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "train").symlink_to(photos, target_is_directory=True)
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "profiling.md"
-    block = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
-    names: dict[str, Any] = {}
-    exec(compile(block, "docs/profiling.md", "exec"), names)
-    assert (tmp_path / "profile.html").exists() and isinstance(names["profile"], Profile)

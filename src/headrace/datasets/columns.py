@@ -237,6 +237,8 @@ class _RowDecoder(BytesDecoder):
     """Arrays as tensors, and bytes decoded, also those in lists."""
 
     def _decoded(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
         if isinstance(value, list) and self.decoder_of(name) is not None:
             return [self._decoded(name, one) for one in value]
         return _tensors(super()._decoded(name, value))

@@ -98,7 +98,7 @@ def open_columns(
     paths = files.urls()
     if files.server is None:
         paths = [os.path.abspath(path) for path in paths]
-    columns: Columns = format_.open(paths, files.server or LocalFiles())
+    columns: Columns = format_.open(paths, files.server or LocalFiles(options.cache_dir))
     for name in names:
         if name not in columns.names:
             raise MissingNameError(

@@ -1,7 +1,8 @@
 """Reads TFRecord files of `tf.train.Example` and `SequenceExample`, with random access.
 
 A record is its length, a CRC of that, its bytes, and a CRC of them. Where each begins is found by
-going from one length to the next, once, and is kept. Sources: TensorFlow's `record_writer.cc` and
+going from one length to the next, once, and is kept. Of a file that is compressed as a whole the
+records are read from a copy in the cache folder. Sources: TensorFlow's `record_writer.cc` and
 `example.proto`; the encoding of Protocol Buffers.
 """
 
@@ -14,9 +15,10 @@ import json
 import os
 import posixpath
 import struct
+import zlib
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import google_crc32c
 import numpy as np
@@ -28,20 +30,29 @@ from headrace.formats.columns import Columns
 from headrace.formats.headers import Headers, indices_of
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Locatable
+from headrace.io.array_file import HEAD, Arrays, ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
 from headrace.io.index import IndexKind
-from headrace.io.paths import named_part, redact
+from headrace.io.local_files import LocalFiles
+from headrace.io.paths import cache_folder, named_part, redact
 from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import opened_in_order
 from headrace.memory.anonymous import SharedArray
 
 _HEAD, _TAIL = 12, 4
 """Bytes before and behind the contents of a record."""
 _BITS = (1 << 64) - 1
-_PIECE = 1 << 20  # bytes of numbers that are decoded at once
+_PIECE = 1 << 20  # bytes of numbers that are decoded at once, and of files that are decompressed
 _LOOKED_AT = 16
 """Records by which the columns of the first file are found."""
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # by gzip and zlib
+_NUMBERS = ("int64", "float32")
+_KINDS = {"", "bytes", *_NUMBERS, *_MAGIC.values()}
+"""What features may be, see `scanned`."""
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
+_ANY = zlib.MAX_WBITS + 32  # zlib tells both by their headers
+_COPIED = b"null"
+"""Stands in the index of a compressed file for its features."""
 
 
 # -- records
@@ -53,12 +64,36 @@ def _is_sound(data: Any, crc: int) -> bool:
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF == crc
 
 
-def scanned(files: Files, path: str) -> list[npt.NDArray[Any]]:
-    """The byte at which each record begins, and the last one ends ([records + 1]); and as JSON the
-    features that the first records have: an extension by name, or "".
+def _length_in(head: bytes, path: str, at: int) -> int:
+    """The bytes of a record, by its header.
 
     Raises:
-        FormatError: it is no TFRecord file, compressed, damaged, or cut short.
+        FormatError: it is none.
+    """
+    length, crc = struct.unpack("<QI", head)
+    if not _is_sound(head[:8], crc):
+        raise FormatError(
+            f"{redact(path)} has no record at byte {at:,}: it is no TFRecord file, or damaged"
+        )
+    return _HEAD + int(length) + _TAIL
+
+
+def _check_end(path: str, size: int, at: int) -> None:
+    """Raises a FormatError where a file does not end as its last record does."""
+    if at != size:
+        raise FormatError(
+            f"{redact(path)} ends at byte {size:,}, and its last record at {at:,}: it is cut "
+            "short, copy or write it again"
+        )
+
+
+def scanned(files: Files, path: str) -> Arrays:
+    """The byte at which each record begins, and the last one ends ([records + 1]); and as JSON the
+    features that the first records have: by name "int64", "float32", "bytes", the extension of
+    images, or "" of one without values. Of a file that is compressed nothing, and null.
+
+    Raises:
+        FormatError: it is no TFRecord file, damaged, or cut short.
     """
     headers = Headers(files, path)
     starts = array("q")
@@ -66,40 +101,107 @@ def scanned(files: Files, path: str) -> list[npt.NDArray[Any]]:
     while at < headers.size:
         headers.seek(at)
         head = headers.read(_HEAD)
-        length, crc = struct.unpack("<QI", head)
-        is_sound = _is_sound(head[:8], crc)
-        if at == 0 and head[:2] in _COMPRESSED and not is_sound:
-            raise FormatError(
-                f"{redact(path)} is compressed as a whole, so no record in it can be read without "
-                "all that come before: unpack it"
-            )
-        if not is_sound:
-            raise FormatError(
-                f"{redact(path)} has no record at byte {at:,}: it is no TFRecord file, or damaged"
-            )
+        if at == 0 and _is_compressed(head):
+            return [np.zeros(0, np.int64), np.frombuffer(_COPIED, np.uint8)]
         starts.append(at)
-        at += _HEAD + length + _TAIL
-    if at != headers.size:
-        raise FormatError(
-            f"{redact(path)} ends at byte {headers.size:,}, and its last record at {at:,}: it is "
-            "cut short, copy or write it again"
-        )
+        at += _length_in(head, path, at)
+    _check_end(path, headers.size, at)
     starts.append(at)
-    edges = np.array(starts, np.int64)
+    return _index_of(files, path, np.array(starts, np.int64))
+
+
+def _index_of(files: Files, path: str, edges: IntArray) -> Arrays:
+    """The edges of the records of a file, and the features of the first ones, see `scanned`."""
     first = edges[: _LOOKED_AT + 1]
-    names = dict[str, str]()
+    kinds = dict[str, str]()
     for data in files.read_each(ByteRanges.in_file(path, first[:-1], first[1:])):
         with contextlib.suppress(FormatError):  # said when it is read
             for name, value in _features(memoryview(data), None).items():
-                names.setdefault(name, "")
-                for magic, kind in _MAGIC.items():
-                    if isinstance(value, bytes) and value.startswith(magic):
-                        names[name] = kind
-    return [edges, np.frombuffer(json.dumps(names).encode(), np.uint8)]
+                _note(kinds, name, _kind_of(value))
+    return [edges, np.frombuffer(json.dumps(kinds).encode(), np.uint8)]
 
 
-INDEX = IndexKind("tfrecord", 1, ("<i8", "|u1"), scanned)
+def _note(kinds: dict[str, str], name: str, kind: str) -> None:
+    """Notes what a feature is; bytes may turn out to be images in a later record."""
+    known = kinds.get(name, "")
+    if known in ("", "bytes"):
+        kinds[name] = kind or known
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, np.ndarray):
+        return str(value.dtype)
+    if not isinstance(value, bytes):
+        return ""
+    return next((kind for magic, kind in _MAGIC.items() if value.startswith(magic)), "bytes")
+
+
+INDEX = IndexKind("tfrecord", 2, ("<i8", "|u1"), scanned)
 """The index of a file."""
+
+
+# -- compressed files
+
+
+def _is_compressed(head: bytes) -> bool:
+    """True if a file begins as gzip's or zlib's do, and not with a record."""
+    return head[:2] in _COMPRESSED and not _is_sound(head[:8], int.from_bytes(head[8:], "little"))
+
+
+def _pieces(opened: BinaryIO, path: str) -> Iterator[bytes]:
+    """The bytes of a compressed file, at most `_PIECE` at once.
+
+    Raises:
+        FormatError: it is damaged, or cut short.
+    """
+    stream = zlib.decompressobj(_ANY)
+    try:
+        with opened as file:
+            while data := stream.unconsumed_tail or stream.unused_data or file.read(_PIECE):
+                if stream.eof:  # another one follows
+                    stream = zlib.decompressobj(_ANY)
+                yield stream.decompress(data, _PIECE)
+        while not stream.eof and (rest := stream.decompress(b"", _PIECE)):
+            yield rest
+    except zlib.error as error:
+        raise FormatError(f"{redact(path)} can't be decompressed: {error}") from None
+    if not stream.eof:
+        raise FormatError(f"{redact(path)} is cut short: the end of its stream is missing")
+
+
+def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
+    """The bytes of a file, which may be compressed, and as a short array its edges (see `scanned`).
+
+    Raises:
+        FormatError: it is damaged, or holds no records: it is not read on.
+        Exception: see `copy_of`.
+    """
+
+    def write(writer: ArrayWriter) -> None:
+        opened = opened_in_order(files, path)
+        pieces = _pieces(opened, path) if is_packed else iter(lambda: opened.read(_PIECE), b"")
+        starts = array("q")
+        start = 0
+        at = 0
+        tail = b""
+        for piece in pieces:
+            writer.write(np.frombuffer(piece, np.uint8))
+            begin = at - len(tail)
+            window = tail + piece
+            at += len(piece)
+            while start + _HEAD <= at:
+                starts.append(start)
+                head = window[start - begin : start - begin + _HEAD]
+                start += _length_in(head, path, start)
+            tail = window[-_HEAD:]
+        _check_end(path, at, start)
+        starts.append(start)
+        writer.short([np.array(starts, np.int64)])
+
+    folder = str(cache_folder(files.cache_dir))
+    return copy_of(files, path, ["tfrecord-plain"], folder, write, "decompress it")
 
 
 # -- Protocol Buffers
@@ -218,28 +320,26 @@ def _value(is_list: bool, data: memoryview) -> Any:
     return steps
 
 
-def _features(data: memoryview, names: Sequence[str] | None) -> dict[str, Any]:
-    """The values of some features of a record; None: of all.
+def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
+    """The values of some features of a record, by name what they are; None: of all it has. Where
+    numbers are missing there are none of them ([0]), and for bytes None.
 
     Raises:
-        FormatError: it is damaged, no Example, or lacks one of them.
+        FormatError: it is damaged, or no Example.
     """
     content = data[_HEAD:-_TAIL]
     if not _is_sound(content, int.from_bytes(data[-_TAIL:], "little")):
         raise FormatError("wrong checksum: the file is damaged, copy or write it again")
     try:
         found = _example(content)
-        if names is None:
-            names = list(found)
-        values = {name: _value(*found[name]) for name in names if name in found}
+        if kinds is None:
+            kinds = dict.fromkeys(found, "")
+        values = {name: _value(*found[name]) if name in found else None for name in kinds}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise FormatError(f"it is no tf.train.Example ({error})") from error
-    for name in names:
-        if name not in values:
-            raise FormatError(
-                f"it has no feature {name!r} (it has {', '.join(found) or 'none'}): choose others "
-                "by columns="
-            )
+    for name, kind in kinds.items():
+        if values[name] is None and kind in _NUMBERS:
+            values[name] = np.zeros(0, kind)
     return values
 
 
@@ -260,7 +360,9 @@ class TFRecordColumns(Columns):
         self._source = TFRecordSource(paths, files)
         names = self._source.features
         self.names: list[str] = sorted(names)
-        self.decoders: dict[str, str] = {name: kind for name, kind in names.items() if kind}
+        self.decoders: dict[str, str] = {
+            name: kind for name, kind in names.items() if kind in _MAGIC.values()
+        }
 
     def __len__(self) -> int:
         return len(self._source)
@@ -283,7 +385,7 @@ def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> di
         kinds = set(features.values())
     except (ValueError, AttributeError, TypeError, RecursionError):
         kinds = {"damaged"}
-    if not kinds <= {"", *_MAGIC.values()} or not len(edges) or (np.diff(edges) < 0).any():
+    if not kinds <= _KINDS or not len(edges) or (np.diff(edges) < 0).any():
         raise FormatError(
             f"{redact(path)}: its index is damaged: write it again with headrace.write_index"
         )
@@ -292,6 +394,8 @@ def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> di
 
 class TFRecordSource(Locatable):
     """The records of some files, one file after the other: dicts of features, or the values of one.
+
+    If one of several remote files is compressed, all are read from copies.
 
     Args:
         paths, files: local ones absolute, or URLs; and by which they are read.
@@ -304,17 +408,29 @@ class TFRecordSource(Locatable):
     """
 
     def __init__(self, paths: Sequence[str], files: Files) -> None:
-        self.files = files
+        self._shown = list(paths)
         self._paths = list(paths)
-        indices = indices_of(files, self._paths, INDEX)
+        indices = indices_of(files, self._paths, INDEX, files.cache_dir)
+        copied = [bytes(names) == _COPIED for _, names in indices]
+        self.files = files
+        self._bases = np.zeros(len(paths), np.int64)
+        if any(copied):
+            self.files = LocalFiles()
+            for number, path in enumerate(paths):
+                if copied[number] or files.is_remote:
+                    made = _copied(files, path, copied[number])
+                    self._paths[number] = made.path
+                    self._bases[number] = HEAD
+                    indices[number] = _index_of(self.files, made.path, HEAD + made.short[0])
+            files.close()
+            self.files.close()  # each process opens what it reads
         self._first = np.cumsum([0, *(len(edges) - 1 for edges, _ in indices)])
         self._starts = SharedArray(np.concatenate([edges[:-1] for edges, _ in indices]))
         self._stops = SharedArray(np.concatenate([edges[1:] for edges, _ in indices]))
         self.features: dict[str, str] = {}
-        for path, (edges, names) in zip(self._paths, indices, strict=True):
+        for path, (edges, names) in zip(self._shown, indices, strict=True):
             for name, kind in _checked_features(path, edges, names).items():
-                if kind or name not in self.features:
-                    self.features[name] = kind
+                _note(self.features, name, kind)
         self._names: list[str] = []
         self._is_one = False
 
@@ -335,7 +451,8 @@ class TFRecordSource(Locatable):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         views = self.files.read(self.byte_ranges(np.asarray(indices, np.int64)))
-        records = [_features(cast(memoryview, view), self._names) for view in views]
+        kinds = {name: self.features[name] for name in self._names}
+        records = [_features(cast(memoryview, view), kinds) for view in views]
         if self._is_one:
             return [record[self._names[0]] for record in records]
         return records
@@ -351,20 +468,20 @@ class TFRecordSource(Locatable):
     def blocks_of(self, nbytes: int) -> IntArray:
         """Number of records that begin in each range of `nbytes` of a file."""
         files = np.repeat(np.arange(len(self._paths)), np.diff(self._first))
-        places = self._starts.array // nbytes
+        places = (self._starts.array - self._bases[files]) // nbytes
         is_first = (np.diff(files, prepend=-1) != 0) | (np.diff(places, prepend=-1) != 0)
         return np.diff(np.flatnonzero(is_first), append=len(files)).astype(np.int64)
 
     def fingerprint(self) -> str:
         """A hash of the features, the names of the files, and the sizes of the records."""
-        names = [posixpath.basename(named_part(path)) for path in self._paths]
+        names = [posixpath.basename(named_part(path)) for path in self._shown]
         digest = hashlib.blake2b(repr((self._names, names)).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self._stops.array - self._starts.array, "<i8").data)
         return digest.hexdigest()
 
     def location(self, index: int) -> str:
         number = int(np.searchsorted(self._first, index, side="right")) - 1
-        return f"{redact(self._paths[number])}, record {index - int(self._first[number])}"
+        return f"{redact(self._shown[number])}, record {index - int(self._first[number])}"
 
 
 def is_tfrecord(path: str) -> bool:
@@ -377,5 +494,8 @@ def is_tfrecord(path: str) -> bool:
 
 
 TFRECORD = Format(
-    "TFRecord files", (".tfrecord", ".tfrecords"), recognizes=is_tfrecord, open=TFRecordColumns
+    "TFRecord files",
+    (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
+    recognizes=is_tfrecord,
+    open=TFRecordColumns,
 )

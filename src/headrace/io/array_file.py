@@ -39,6 +39,7 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.atomic import TEMPORARY, is_ours, make_folder, user_id, written_to
+from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -221,6 +222,64 @@ class ArrayFile:
             writer = ArrayWriter(file, dtype)
             yield writer
             writer.finish(self._contents.about)
+
+
+def copy_of(
+    files: Files,
+    path: str,
+    about: Sequence[Any],
+    cache_dir: str,
+    write: Callable[[ArrayWriter], None],
+    instead: str,
+) -> FileArrays:
+    """What is made of a file, which is read once, in order: bytes (uint8) that are kept in
+    `cache_dir`. Of several processes that want it at once one makes it.
+
+    Args:
+        files, path: of the file.
+        about: a word for it, and what else tells it from others that are made of the file.
+        cache_dir: the folder.
+        write: writes it.
+        instead: what users may do with the file, for messages.
+
+    Raises:
+        FormatError: the file is damaged, fetched a second time too.
+        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version
+            of it to keep a copy by.
+        RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
+    """
+    if files.version(path).tag is None:
+        raise AccessError(
+            f"{redact(path)} is read through a plain copy, and the server gives it neither an ETag "
+            "nor a time, so that nobody can tell an old copy from a new one: copy the file to this "
+            f"machine, or {instead} where it lies"
+        )
+    identity = files.identity(path if files.is_remote else os.path.realpath(path))
+    cached = ArrayFile(cache_dir, about[0], {"of": [*about[1:], *identity]})
+
+    def copy() -> FileArrays:
+        try:
+            with cached.writing("u1") as writer:
+                write(writer)
+            return cached.open()
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise AccessError(
+                f"{redact(path)} is read through a plain copy, in {redact(cache_dir)}, which can't "
+                f"be made ({error.strerror or error}): pass another cache_dir=, or {instead}"
+            ) from error
+
+    def build() -> FileArrays:
+        try:
+            return copy()
+        except FormatError:
+            if not files.is_remote:
+                raise
+        with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
+            return copy()
+
+    return cached.found_or_built(files.patience, build)
 
 
 def array_bytes(arrays: Sequence[npt.NDArray[Any]], contents: Contents) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import io
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ class Files(ABC):
     """True if a read is a request to a server."""
     patience: float
     """Seconds that another process may take for what is read of a file."""
+    cache_dir: str | os.PathLike[str] | None
+    """Where what is learned of files is cached; None: the user's cache folder."""
 
     def shown(self, path: str) -> str:
         """A path as messages name it: without secrets."""

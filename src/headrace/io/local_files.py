@@ -35,7 +35,8 @@ class LocalFiles(Files):
     is_remote = False
     patience: float = 60.0
 
-    def __init__(self) -> None:
+    def __init__(self, cache_dir: str | os.PathLike[str] | None = None) -> None:
+        self.cache_dir = cache_dir
         self._descriptors: WorkerFiles[OpenFile] | None = None
         self._scratch: PerProcess[Scratch] | None = None
         self._versions: dict[str, Version] = {}

@@ -67,6 +67,7 @@ class RemoteFiles(Remote, Files):
     def __init__(self, url: str, options: RemoteOptions) -> None:
         super().__init__(url, options)
         self.options: RemoteOptions = options
+        self.cache_dir = options.cache_dir
         self.cache: DiskCache | None = None
         if options.disk_cache_size is not None:
             self.cache = DiskCache(

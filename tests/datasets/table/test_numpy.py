@@ -79,18 +79,6 @@ def test_dtypes_and_shapes(shape: tuple[int, ...], tmp_path: Path) -> None:
         assert dataset[7]["y"].dtype == torch.float32
 
 
-def test_rows_are_cast(tmp_path: Path) -> None:
-    path = npy(tmp_path / "a.npy", np.arange(40).reshape(20, 2))
-    with TableDataset(path, dtype="float32") as rows:
-        assert same(rows[3], torch.tensor([6.0, 7.0]))
-    archive = npz(tmp_path / "b.npz", x=np.arange(20), y=np.arange(20))
-    with TableDataset(archive, dtype="int16") as dicts:
-        two = torch.tensor(2, dtype=torch.int16)
-        assert same(dicts[2], {"x": two, "y": two})
-    with pytest.raises(ConfigError, match="dtype='flat'"):
-        TableDataset(path, dtype="flat")
-
-
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     for number, n in enumerate((7, 0, 12)):
         npy(tmp_path / f"{number}.npy", ROWS[:n])

@@ -206,11 +206,8 @@ def test_columns_are_batched_without_samples(
 def test_targets_are_no_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", some_table())
     with TableDataset(path, target_name="word") as dataset:
-        row, target = dataset[6]
-        assert target == 2
-        assert dataset.classes == ["w0", "w1", "w2", "w3"]
-        assert "word" not in row
-        assert len(row) == 11
+        row, _ = dataset[6]
+        assert "word" not in row and len(row) == 11
     tags = pa.array([[3, 7], [5], []], pa.list_(pa.int64()))
     path = write(tmp_path / "b.parquet", pa.table({"x": [1.0, 2.0, 3.0], "tags": tags}))
     dataset = TableDataset(path, "x", target_name="tags")
@@ -266,6 +263,10 @@ def test_shapes_and_classes_of_huggingface(tmp_path: Path) -> None:
             batch, labels = first_batch(dataset, 6)
             assert batch["x"].shape == (6, 2, 3)
             assert labels.tolist() == [0, 1] * 3
+        other = pa.table({"x": [*rows[:-1], [[1], [2]]], "label": [0] * 12}, schema)
+        dataset = TableDataset(written(tmp_path, other, kind), ["x"])
+        with dataset, pytest.raises(SampleError, match=r"\[2, 3\]"):
+            dataset[11]
 
 
 def test_a_column_called_index_is_not_replaced(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import FileChangedError, FormatError, HeadraceError, TableDataset
+from headrace import FileChangedError, HeadraceError, TableDataset
 from headrace.io.local_files import LocalFiles
-from headrace.testing.contract import same
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
@@ -85,22 +84,6 @@ def test_rows_are_those_that_pyarrow_decodes(tmp_path: Path, is_stream: bool) ->
                 for name in columns:
                     np.testing.assert_equal(one[name], two[name], err_msg=name)
                     assert type(one[name]) is type(two[name]), name
-
-
-def test_shapes_that_datasets_notes(tmp_path: Path) -> None:
-    """`Array2D` of HuggingFace: lists of lists, which all have one shape."""
-    images = np.arange(N * 12).reshape(N, 3, 4)
-    note = b'{"info": {"features": {"image": {"shape": [3, 4], "_type": "Array2D"}}}}'
-    table = pa.table({"image": images.tolist()}).replace_schema_metadata({b"huggingface": note})
-    with TableDataset(write(tmp_path / "a.arrow", table), "image") as dataset:
-        assert same(dataset.__getitems__([7, 3])[1].numpy(), images[3])
-    table = table.set_column(0, "image", [[*images.tolist()[:-1], [[1], [2], [3]]]])
-    table = table.replace_schema_metadata({b"huggingface": note})
-    with (
-        TableDataset(write(tmp_path / "b.arrow", table), "image") as dataset,
-        pytest.raises(FormatError, match=r"\[3, 4\]"),
-    ):
-        dataset.sample_source.read([N - 1])
 
 
 @pytest.mark.parametrize("hole", ["row", "list inside", "number"])

@@ -18,7 +18,7 @@ import zstandard
 from isal import igzip, igzip_lib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile, FileArrays
+from headrace.io.array_file import ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
 from headrace.io.remote_files import opened_in_order
@@ -195,52 +195,21 @@ _READERS = {".gz": _from_gzip, ".zst": _from_zstd}
 
 
 def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> FileArrays:
-    """The text as the long array (uint8) of a file in `cache_dir`: in its encoding where that shows
-    lines, else in UTF-8, where lone surrogates stand as they are. It is read once, in order; of
-    several processes that want it at once one makes it.
+    """The text as a `headrace.io.array_file.copy_of` the file: in its encoding where that shows
+    lines, else in UTF-8, where lone surrogates stand as they are.
 
     Raises:
-        FormatError: the file is damaged, fetched a second time too; or a byte of it is none of the
-            encoding; the message names its offset.
-        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version
-            of it to keep a copy by.
-        RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
+        FormatError: the file is damaged; or a byte of it is none of the encoding; the message names
+            its offset.
+        Exception: see `copy_of`.
     """
-    if files.version(path).tag is None:
-        raise AccessError(
-            f"{redact(path)} is read through a plain copy of its text, and the server gives it "
-            "neither an ETag nor a time, so that nobody can tell an old copy from a new one: copy "
-            "the file to this machine, or decompress and convert it to UTF-8 where it lies"
-        )
-    identity = files.identity(path if files.is_remote else os.path.realpath(path))
-    cached = ArrayFile(cache_dir, "plain", {"of": [_VERSION, *identity, encoding, errors]})
 
-    def copy() -> FileArrays:
-        try:
-            with cached.writing("u1") as writer:
-                for piece in _plain_pieces(files, path, encoding, errors):
-                    writer.write(np.frombuffer(piece, np.uint8))
-            return cached.open()
-        except HeadraceError:
-            raise
-        except OSError as error:
-            cause = error.strerror or error
-            raise AccessError(
-                f"{redact(path)} is read through a plain copy of its text, in "
-                f"{redact(cache_dir)}, which can't be made ({cause}): pass another cache_dir=, or "
-                "decompress and convert the file to UTF-8"
-            ) from error
+    def write(writer: ArrayWriter) -> None:
+        for piece in _plain_pieces(files, path, encoding, errors):
+            writer.write(np.frombuffer(piece, np.uint8))
 
-    def build() -> FileArrays:
-        try:
-            return copy()
-        except FormatError:
-            if not files.is_remote:
-                raise
-        with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
-            return copy()
-
-    return cached.found_or_built(files.patience, build)
+    about = ["plain", _VERSION, encoding, errors]
+    return copy_of(files, path, about, cache_dir, write, "decompress and convert it to UTF-8")
 
 
 def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterator[bytes]:
