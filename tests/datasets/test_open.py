@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import headrace
 from headrace import (
     EpisodeDataset,
     HDF5Dataset,
@@ -34,13 +37,8 @@ def test_tar_files_are_streamed(tmp_path: Path) -> None:
     folder = write(make_shards(tmp_path / "shards", (4, 3)), {"README.md": "which are shards"})
     names = sorted(str(path) for path in folder.glob("*.tar"))
     braces = names[0].replace("000", "{000..001}")
-    for data_path, count in (
-        (folder, 7),
-        (names[0], 4),
-        (names, 7),
-        (f"{folder}/*", 7),
-        (braces, 7),
-    ):
+    paths: list[Any] = [folder, names, f"{folder}/*", braces, names[0]]
+    for data_path, count in zip(paths, (7, 7, 7, 7, 4), strict=True):
         with open_dataset(data_path) as dataset:
             assert isinstance(dataset, StreamingDataset) and len(dataset) == count
     for mode in ("lazy", "cached"):
@@ -64,6 +62,23 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataNotFoundError, match=other):
             cls(path)
+
+
+def test_a_folder_of_images_opens_in_few_steps(photos: Path) -> None:
+    package = str(Path(headrace.__file__).parent)
+    called: set[Any] = set()
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            called.add(frame.f_code)
+
+    gc.collect()
+    sys.setprofile(look)
+    try:
+        open_dataset(photos)
+    finally:
+        sys.setprofile(None)
+    assert len(called) <= 60, sorted(code.co_qualname for code in called)
 
 
 # -- HDF5 beside Zarr

@@ -12,11 +12,7 @@ from headrace.formats.resolve.resolver import resolve
 from headrace.io.remote.options import RemoteOptions
 
 
-def scan(
-    path: Any,
-    endings: Sequence[str],
-    server: Any = None,
-) -> FileSet:
+def scan(path: Any, endings: Sequence[str], server: Any = None) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
     kind = Format("files", tuple(ending.lower() for ending in endings))
     return resolve(path, kind, RemoteOptions(), server=server, asks=True)

@@ -19,16 +19,11 @@ def listed(root: Path) -> list[str]:
 
 
 class TestOrder:
-    def test_files_and_folders_sort_together(self, tmp_path: Path) -> None:
-        wanted = ["B/c.jpg", "a/1.jpg", "a/b/3.jpg", "a/b-.jpg", "a/b.jpg/2.jpg", "a b/1.jpg"]
-        wanted += ["a-b.jpg", "a.jpg", "b.jpg", "d/" * 300 + "x.jpg", "é/1.jpg"]
-        touch(tmp_path, *wanted[::-1])
-        assert listed(tmp_path) == wanted
-
     def test_parts_with_bytes_on_both_sides_of_a_slash(self, tmp_path: Path) -> None:
         parts = ["a", "b", "\x01", " ", "-", ".", "é"]
         made = [f"a{x}/{y}b/{z}.jpg" for x in parts for y in parts[:5] for z in parts[:5]]
         made += [f"a{x}{y}.jpg" for x in parts for y in parts]
+        made += ["B/c.jpg", "a/b.jpg/2.jpg", "d/" * 300 + "x.jpg"]
         wanted = sorted(map(os.fsencode, made), key=lambda name: name.split(b"/"))
         touch(tmp_path, *made)
         assert list(map(os.fsencode, listed(tmp_path))) == wanted

@@ -378,8 +378,10 @@ def entries_of(data_path: DataPath | FileSet, name: str = "data_path") -> list[A
                 f"{name}: entry {number} of the {len(entries):,} given is empty: name at least one "
                 "folder or file"
             )
-    # in a list of millions, at once
-    if set(map(type, entries)) == {str} and "{" not in "".join(entries):
+    texts: Iterable[str] = entries
+    if set(map(type, entries)) != {str}:  # in a list of millions, all are
+        texts = map(os.fsdecode, entries)
+    if "{" not in "".join(texts):
         return entries
     return [path for entry in entries for path in expand_braces(entry)]
 
@@ -543,7 +545,7 @@ def _paths_of(
         manifest = None
         if kind is None or not path.endswith(kind.endings):
             manifest = _manifest_of(path, options)
-            if posixpath.basename(named_part(path)) == INDEX:
+            if INDEX in path:
                 entry = _shards_of(path, options) or entry
         if manifest is None:
             found.append(entry)
@@ -610,6 +612,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
 
 def _shards_of(path: str, options: RemoteOptions) -> str | None:
     """The folder of the shards that a file is the index of; None: it is the index of none."""
+    if posixpath.basename(named_part(path)) != INDEX:
+        return None
     said = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if is_url(path):
