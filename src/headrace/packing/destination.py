@@ -5,14 +5,11 @@ fsspec.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import random
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import h5py
 from torch.utils.data import Dataset
@@ -21,7 +18,8 @@ from headrace.errors import (
     AccessError,
     ConfigError,
     DataNotFoundError,
-    HeadraceError,
+    FileChangedError,
+    RemoteError,
     TargetExistsError,
     WriteError,
 )
@@ -31,14 +29,13 @@ from headrace.formats.resolve.resolver import MANIFEST, PLAN, expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import user_id
 from headrace.io.paths import chain_of, is_url, redact
-from headrace.io.remote.requests import open_filesystem, path_in
+from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import below
-from headrace.memory.processes import PerProcess
-from headrace.packing.part import PartFile, new_token, remove_abandoned, write_whole
+from headrace.packing.part import PartFile, new_token, remove_abandoned
 
-T = TypeVar("T")
-_ATTEMPTS = 6
-_FIRST_PAUSE_S = 0.2
+_RETRIES = 5
+_DEADLINE_S = 24 * 3600
 
 
 class Destination:
@@ -117,7 +114,9 @@ class Destination:
             TargetExistsError: there is one, and it may not be replaced.
             WriteError, AccessError: it can't be written.
         """
-        write_whole(os.path.join(self.path, name), data, overwrite)
+        with PartFile(os.path.join(self.path, name), overwrite, new_token()) as file:
+            file.write(data, 0)
+            file.commit()
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -158,9 +157,9 @@ class StoreDestination(Destination):
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
         super().__init__(url)
-        self._filesystem = PerProcess(
-            functools.partial(open_filesystem, url, dict(storage_options or {}))
-        )
+        # a part takes as long as it takes: attempts are limited, and not their time
+        options = RemoteOptions(storage_options, _RETRIES, _DEADLINE_S)
+        self._server = Remote(url, options)
 
     def check(self) -> None:
         pass
@@ -171,89 +170,67 @@ class StoreDestination(Destination):
     def remove_abandoned(self) -> None:
         """Removes nothing: what killed processes left lies elsewhere, see `_temporary`."""
 
-    def _at(self, name: str) -> str:
-        return path_in(below(str(self.path), name), self._filesystem.get())
-
     def sizes(self) -> dict[str, int]:
-        def listed(filesystem: Any) -> dict[str, int]:
-            filesystem.invalidate_cache()
-            entries = filesystem.ls(path_in(str(self.path), filesystem), detail=True)
-            return {
-                entry["name"].rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
-                for entry in entries
-                if entry["type"] == "file"
-            }
-
-        return self._tried(listed, "listed", missing={})
+        self._server.filesystem.invalidate_cache()
+        sizes = dict[str, int]()
+        with contextlib.suppress(DataNotFoundError):
+            for entry in self._ask("ls", "", detail=True):
+                if entry["type"] == "file":
+                    name = entry["name"].rstrip("/").rpartition("/")[2]
+                    sizes[name] = int(entry["size"] or 0)
+        return sizes
 
     def read(self, name: str) -> bytes | None:
-        def content(filesystem: Any) -> bytes | None:
-            # another job may have written it since this one listed
-            filesystem.invalidate_cache()
-            return bytes(filesystem.cat_file(self._at(name)))
-
-        return self._tried(content, "read", missing=None)
+        # another job may have written it since this one listed
+        self._server.filesystem.invalidate_cache()
+        with contextlib.suppress(DataNotFoundError):
+            return bytes(self._ask("cat_file", name))
+        return None
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
-        exclusive = {} if overwrite else {"mode": "create"}
         there = TargetExistsError(f"{self.shown_name(name)} is there already")
-        if not overwrite and self.read(name) is not None:
+        if overwrite:
+            self._ask("pipe_file", name, data)
+            return
+        if self.read(name) is not None:
             raise there
-
-        def written(filesystem: Any) -> None:
-            try:
-                filesystem.pipe_file(self._at(name), data, **exclusive)
-            except FileExistsError:  # another job was faster
-                raise there from None
-
-        self._tried(written, "written")
+        try:
+            self._ask("pipe_file", name, data, mode="create")
+        except (WriteError, FileChangedError):
+            if self.read(name) is None:
+                raise
+            raise there from None  # another job was faster
 
     def remove(self, name: str) -> None:
-        self._tried(lambda store: store.rm_file(self._at(name)), "removed", missing=None)
+        with contextlib.suppress(DataNotFoundError):
+            self._ask("rm_file", name)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
         with _temporary(name) as file:
             yield file
-            self._tried(lambda store: store.put_file(file.path, self._at(name)), "written")
+            self._ask("put_file", name, before=[file.path])
 
     @contextlib.contextmanager
     def fetched(self, name: str) -> Iterator[str]:
         with _temporary(name) as file:
-            self._tried(lambda store: store.get_file(self._at(name), file.path), "read")
+            with file.explained():
+                self._ask("get_file", name, file.path)
             with locked_by_caller(file.path):
                 yield file.path
 
-    def _tried(self, call: Callable[[Any], T], done: str, **missing: T) -> T:
-        """What a call gives of the file system, after retries; what `missing` says where there is
-        nothing.
+    def _ask(self, question: str, name: str, *after: Any, **options: Any) -> Any:
+        """See `Remote.ask`, of a file.
 
         Raises:
             WriteError, AccessError, DataNotFoundError: the store doesn't do it.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return call(self._filesystem.get())
-            except FileNotFoundError as error:
-                if "missing" in missing:
-                    return missing["missing"]
-                raise DataNotFoundError(
-                    f"{self.shown} can't be {done}: {redact(error)}: is there such a bucket?"
-                ) from error
-            except PermissionError as error:
-                raise AccessError(
-                    f"{self.shown} can't be {done}: {redact(error)}: check the credentials "
-                    "(storage_options=)"
-                ) from error
-            except HeadraceError:
-                raise
-            except Exception as error:
-                if attempt == _ATTEMPTS:
-                    raise WriteError(
-                        f"{self.shown} can't be {done}, after {attempt} attempts: {redact(error)}"
-                    ) from error
-            time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
-        raise AssertionError
+        try:
+            return self._server.ask(question, below(str(self.path), name), *after, **options)
+        except RemoteError as error:
+            raise WriteError(str(error)) from error
+        except DataNotFoundError as error:
+            raise DataNotFoundError(f"{error}: is there such a bucket?") from error
 
 
 def _temporary(name: str) -> PartFile:
@@ -314,9 +291,9 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
         for link in chain_of(source):  # of an archive's member the archive, too
             path = local_path(link)
             if target is None:
-                is_own = path is None and _is_own_url(link, os.fspath(dst))
+                is_own = path is None and _is_own(link, os.fspath(dst), True)
             else:
-                is_own = path is not None and _is_own(path, target, is_data)
+                is_own = path is not None and _is_own_path(path, target, is_data)
             if is_own:
                 raise ConfigError(
                     f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack "
@@ -324,25 +301,23 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
                 )
 
 
-def _is_own(source: Path, target: Path, is_data: bool) -> bool:
-    """True if a pack to `target` would replace a path of this machine, or lie in it."""
-    is_folder = is_data and os.path.isdir(source)  # `source` may be any text
-    if is_folder and _is_below(os.path.realpath(source), os.path.realpath(target)):
-        return True
-    if not target.exists() or not os.path.exists(source):
+def _is_own_path(source: Path, target: Path, is_data: bool) -> bool:
+    """`_is_own` of paths of this machine."""
+    if not os.path.exists(source):  # it may be any text
         return False
-    if not target.is_dir():
-        return source.samefile(target)
-    folder = os.path.realpath(target)
-    path = os.path.realpath(source)
-    return _is_below(folder, path) and _is_of_pack(os.path.relpath(path, folder).split(os.sep)[0])
-
-
-def _is_own_url(source: str, target: str) -> bool:
-    """True if a pack to a URL would replace a URL, or lie in it."""
-    if _is_below(source, target):
+    if target.exists() and source.samefile(target):
         return True
-    name = source.removeprefix(f"{target.rstrip('/')}/")
+    is_folder = is_data and os.path.isdir(source)
+    return _is_own(os.path.realpath(source), os.path.realpath(target), is_folder)
+
+
+def _is_own(source: str, target: str, is_folder: bool) -> bool:
+    """True if a pack to `target` would replace a source, or lie in it, if that is a folder."""
+    source = source.rstrip("/")
+    target = target.rstrip("/")
+    if is_folder and f"{target}/".startswith(f"{source}/"):
+        return True
+    name = source.removeprefix(f"{target}/")
     return name != source and _is_of_pack(name.partition("/")[0])
 
 
@@ -354,10 +329,6 @@ def is_of_part(name: str) -> bool:
 def _is_of_pack(name: str) -> bool:
     """True of the names that a pack of parts writes, replaces and removes."""
     return name in (PLAN, MANIFEST) or is_of_part(name)
-
-
-def _is_below(folder: str, path: str) -> bool:
-    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:

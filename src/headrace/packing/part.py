@@ -107,7 +107,6 @@ class PartFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.restart()
         if not self._committed:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)  # while it is locked: it can be nobody else's
@@ -118,6 +117,11 @@ class PartFile:
         """A temporary file without a name beside it, open until it is left."""
         with self.explained():
             return self._scratch.enter_context(tempfile.TemporaryFile(dir=self._folder)).fileno()
+
+    def write(self, data: Any, offset: int) -> None:
+        """Writes bytes at a place."""
+        with self.explained():
+            write_full(self.fd, data, offset)
 
     def commit(self) -> None:
         """Make the file durable, and give it its final name.
@@ -176,11 +180,10 @@ class PartFile:
         """Begins to send what was written before a place to the disk, where that is possible, and
         does not wait for it.
         """
-        if stop - self._flushed < _FLUSHED:
-            return
-        with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
-            self._forget(self._flushed, stop)
-        self._flushed = stop
+        if stop - self._flushed >= _FLUSHED:
+            with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
+                self._forget(self._flushed, stop - self._flushed)
+            self._flushed = stop
 
     def reread(self) -> None:
         """Make the file durable, and forget its pages in memory: what
@@ -190,12 +193,12 @@ class PartFile:
             os.fsync(self.fd)
             self._forget(0, 0)
 
-    def _forget(self, start: int, stop: int) -> None:
+    def _forget(self, start: int, nbytes: int) -> None:
         """Drops pages in memory that are on the disk, and begins to write those that are not;
-        `stop` 0: to the end.
+        0 bytes: to the end.
         """
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.fd, start, max(0, stop - start), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.fd, start, nbytes, os.POSIX_FADV_DONTNEED)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -285,18 +288,6 @@ class PartFile:
         elif error.errno == errno.EFBIG:
             remedy = ": too large for this file system, or for this user's limit (ulimit -f)"
         return WriteError(f"{path} can't be written: {reason}{remedy}")
-
-
-def write_whole(path: str | os.PathLike[Any], data: bytes, overwrite: bool = True) -> None:
-    """Writes a small file, whole or not at all; beside other writers of it.
-
-    Raises:
-        TargetExistsError, WriteError, AccessError: see `PartFile`.
-    """
-    with PartFile(path, overwrite, new_token()) as part:
-        with part.explained():
-            write_full(part.fd, data, 0)
-        part.commit()
 
 
 def new_token() -> str:

@@ -332,16 +332,12 @@ def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict
     progress = contents.options.progress
 
     def encoded(group: range) -> tuple[dict[int, SampleError], list[Any], list[int]]:
-        failed = dict[int, SampleError]()
-        sound = list[Any]()
-        for index, sample in zip(group, packing.prepare(group), strict=True):
-            if isinstance(sample, SampleError):
-                failed[index] = sample
-            else:
-                sound.append(sample)
+        samples: Sequence[Any] = packing.prepare(group)
+        numbered = zip(group, samples, strict=True)
+        failed = {number: one for number, one in numbered if isinstance(one, SampleError)}
         if failed:
             return failed, [], []
-        return failed, writer.encode(sound), [crc_of(sample) for sample in sound]
+        return failed, writer.encode(samples), list(map(crc_of, samples))
 
     with PackedWriter(part, plan) as writer:
         results = stream(encoded, groups, contents.workers, progress, plan.info.count, "packing")
@@ -546,36 +542,30 @@ def _packed(
     and threads end.
     """
     options = job.options
-    processes = min(options.processes, len(numbers))
-    if executor is None and processes > 1:
-        yield from _packed_by_processes(job, numbers, processes)
+    if executor is None and min(options.processes, len(numbers)) > 1:
+        yield from _packed_by_processes(job, numbers)
         return
     # one part waits for the disk, and is read back, while the other is read and decoded
     threads = 1
     if job.dataset.sample_source.thread_safe and job.plan.kind != KIND:
         threads = min(2, options.threads, len(numbers))
-    ended = threading.Event()
-    pool: Executor | None = None
-    task: Callable[[int], None] = job.pack
-    if executor is None and threads > 1:
-        pool = ThreadPoolExecutor(threads, "headrace-pack-part")
-        workers = -(-options.threads // threads)
-        job = replace(job, options=replace(options, workers=workers))
-
-        def task(part: int) -> None:
-            job.pack(part, ended.is_set)
-
-    runner = executor or pool
-    if runner is None:
+    if executor is None and threads == 1:
         for part in numbers:
             job.pack(part)
             yield
         return
+    ended = threading.Event()
+    arguments: tuple[Any, ...] = ()
+    pool = contextlib.ExitStack()
+    if executor is None:
+        executor = pool.enter_context(ThreadPoolExecutor(threads, "headrace-pack-part"))
+        arguments = (ended.is_set,)
+        job = replace(job, options=replace(options, workers=-(-options.threads // threads)))
     waiting = dict[Future[None], int]()
     number = numbers[0]
     try:
         for number in numbers:
-            waiting[runner.submit(task, number)] = number
+            waiting[executor.submit(job.pack, number, *arguments)] = number
         for future in as_completed(waiting):
             number = waiting[future]
             future.result()
@@ -586,19 +576,17 @@ def _packed(
         ended.set()
         for future in waiting:
             future.cancel()
-        if pool is not None:
-            pool.shutdown()
+        pool.close()
 
 
-def _packed_by_processes(
-    job: PackJob, numbers: Sequence[int], processes: int
-) -> Generator[None, None, None]:
-    """Packs each part in a process of its own, `processes` at the same time, and yields after each.
+def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[None, None, None]:
+    """Packs each part in a process of its own, some at the same time, and yields after each.
     After an error those that run still finish their parts.
 
     NOTE [ No ProcessPoolExecutor ]: that of Python 3.11 may forget a future, or never end, if one
     of its processes is killed during a `submit`.
     """
+    processes = job.options.processes
     try:
         with open(os.devnull, "wb") as nowhere:
             pickle.dump(job, nowhere)
@@ -608,7 +596,11 @@ def _packed_by_processes(
             f"process ({error}): define what it holds, such as a tokenizer, in a module, or "
             "pack with processes=1"
         ) from error
-    context = _context(job.dataset)
+    # a fork, as of a loader's workers, if no other thread of Python runs, headrace's included:
+    # another pack may hold locks
+    context = forkserver_context()
+    if threading.active_count() == 1:
+        context = choose_context(None, job.dataset, [])[0]
     left = list(reversed(numbers))
     running = dict[Any, tuple[Any, int]]()  # by the end of the pipe that is read
     try:
@@ -646,15 +638,6 @@ def _died(job: PackJob, number: int) -> WriteError:
         "another part (out of memory, or killed): run the same command again, finished parts "
         "are kept"
     )
-
-
-def _context(dataset: BaseDataset) -> Any:
-    """Forks, as a loader's workers are, if no other thread of Python runs, headrace's included:
-    another pack may hold locks.
-    """
-    if threading.active_count() == 1:
-        return choose_context(None, dataset, [])[0]
-    return forkserver_context()
 
 
 def _pack_alone(job: PackJob, part: int, sender: Any) -> None:

@@ -270,21 +270,26 @@ class Remote:
             await asyncio.gather(*running, return_exceptions=True)
             raise
 
-    def ask(self, question: str, url: str, **options: Any) -> Any:
-        """What fsspec's `find`, `glob`, `ls`, `info` or `isdir` gives. A list of very many takes
+    def ask(
+        self, question: str, url: str, *after: Any, before: Sequence[str] = (), **options: Any
+    ) -> Any:
+        """What fsspec's `find`, `glob`, `ls` or another method gives. A list of very many takes
         its time: an attempt at one ends when the file system gives it up, and none begins after the
         deadline.
 
         Args:
             question: the name of the method.
             url: of what is asked for, or its path on the file system.
+            after, before, options: what else the method takes: behind that path, before it, and by
+                name.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
         """
 
         def answer(_: Attempt) -> Awaitable[Any]:
-            return requests.call(self.filesystem, question, self._path(url), **options)
+            path = self._path(url)
+            return requests.call(self.filesystem, question, *before, path, *after, **options)
 
         return self.run(self._persist(answer, self.shown(url), question not in _LISTS))
 
