@@ -55,9 +55,7 @@ INSIDE = {
         pixels augment labels coco decoder columns image
     """,
     "datasets/text": "decoders chats passes text",
-    "packing": """
-        options part columns plan destination parts contents stored values texts hdf5 verify run
-    """,
+    "packing": "options part plan destination parts contents stored texts hdf5 verify run",
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",

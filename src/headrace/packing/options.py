@@ -145,17 +145,19 @@ class PackOptions:
         if self.part is not None and self.parts is not None:
             raise ConfigError("part and parts exclude each other")
         if self.part is not None:
-            match = re.fullmatch(r"(\d+)/(\d+)", str(self.part), re.ASCII)
-            if match is None or not int(match[1]) < int(match[2]):
-                raise ConfigError(
-                    f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {self.part!r}"
-                )
-            return range(int(match[1]), count, int(match[2]))
+            first, of = self._pair("part", "/", "'i/N' with i from 0 to N - 1, such as '3/8'")
+            return range(first, count, of)
         if self.parts is None:
             return range(count)
-        match = re.fullmatch(r"(\d+):(\d+)", str(self.parts), re.ASCII)
-        if match is None or not int(match[1]) < int(match[2]):
-            raise ConfigError(f"parts must be 'a:b' with a < b, such as '0:16', not {self.parts!r}")
-        if int(match[2]) > count:
+        first, stop = self._pair("parts", ":", "'a:b' with a < b, such as '0:16'")
+        if stop > count:
             raise ConfigError(f"parts={self.parts}: the plan has {count:,} parts")
-        return range(int(match[1]), int(match[2]))
+        return range(first, stop)
+
+    def _pair(self, name: str, between: str, wanted: str) -> tuple[int, int]:
+        """Two numbers of an option, the second one larger."""
+        text = str(getattr(self, name))
+        match = re.fullmatch(rf"(\d+){between}(\d+)", text, re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        return int(match[1]), int(match[2])

@@ -9,6 +9,7 @@ manifest is written when all are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -16,7 +17,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,17 @@ class PartsPlan:
     classes: list[str] | None = None
     version: int = VERSION
 
-    @cached_property
+    @functools.cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
-        # `asdict` copies each number
-        return checked_text({one.name: getattr(self, one.name) for one in fields(self)})
+        return checked_text(self.said)
 
-    @cached_property
+    @property
+    def said(self) -> dict[str, Any]:
+        """The same by name; `asdict` would copy each number."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @functools.cached_property
     def digest(self) -> str:
         """What tells this plan from others: 16 hexadecimal digits."""
         return hashlib.blake2b(self.text, digest_size=8).hexdigest()
@@ -102,13 +106,13 @@ class PartsPlan:
         dtype = descr_to_dtype(rows["dtype"])
         return Rows(rows["store"], dtype, tuple(rows["shape"]), rows.get("values"))
 
-    def name(self, part: int) -> str:
+    def name(self, part: int, ending: str = ".h5") -> str:
         """What the file with the samples of a part is called."""
-        return f"part-{part:05d}-of-{self.parts:05d}.h5"
+        return f"part-{part:05d}-of-{self.parts:05d}{ending}"
 
     def sidecar_name(self, part: int) -> str:
         """What the sidecar of a part is called."""
-        return f"part-{part:05d}-of-{self.parts:05d}.json"
+        return self.name(part, ".json")
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
@@ -122,8 +126,8 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
         ConfigError: there would be too many parts.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    count = max(1, -(-total // max(1, shard_size)))
+    total = int(sizes.sum())
+    count = max(1, -(-total // shard_size))
     if count > _MOST_PARTS:
         raise ConfigError(
             f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a "
@@ -131,8 +135,8 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
         )
     wanted = np.arange(1, count) * (total / count)
     inner = np.searchsorted(ends, wanted, side="left") + 1
-    edges = np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]])
-    numbers: list[int] = distinct(edges).tolist()
+    edges = distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]]))
+    numbers: list[int] = edges.tolist()
     return numbers
 
 
@@ -217,17 +221,18 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
     for name in dict.fromkeys([*before, *after]):
         one = before.get(name)
         other = after.get(name)
-        if one != other:
-            is_short = len(f"{one}{other}") < 80 and not isinstance(one, list)
-            said.append(f"{name}: {one} there, {other} now" if is_short else f"other {name}")
+        if one == other:
+            continue
+        if isinstance(one, list) or len(f"{one}{other}") >= 80:
+            said.append(f"other {name}")
+        else:
+            said.append(f"{name}: {one} there, {other} now")
     return "; ".join(said[:4]) or "another layout"
 
 
 def _flat(plan: PartsPlan) -> dict[str, Any]:
     """What decides a plan, by name; what says most comes first."""
-    said = {one.name: getattr(plan, one.name) for one in fields(plan)}
-    options = said.pop("options")
-    return {**options, **options.get("versions", {}), **said}
+    return {**plan.options, **plan.options.get("versions", {}), **plan.said}
 
 
 Damage = tuple[int, str, str]
@@ -339,24 +344,29 @@ def pack_status(
 def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
     """Where a pack stands, and the sidecars of the finished parts, by number."""
     sizes = folder.sizes()
-    there = [part for part in range(plan.parts) if plan.sidecar_name(part) in sizes]
+    parts = range(plan.parts)
+    there = [part for part in parts if plan.sidecar_name(part) in sizes]
     with ThreadPoolExecutor(_THREADS, "headrace-sidecars") as pool:
-        sidecars = pool.map(lambda part: _read_sidecar(folder, plan, part), there)
-    finished = dict[int, Sidecar]()
-    for part, sidecar in zip(there, sidecars, strict=True):
-        if sidecar is not None and sidecar.nbytes == sizes.get(plan.name(part)):
-            finished[part] = sidecar
-    stale = list[int]()
-    missing = list[int]()
-    for part in range(plan.parts):
-        if part not in finished:
-            (stale if plan.name(part) in sizes else missing).append(part)
+        read = list(pool.map(lambda part: _read_sidecar(folder, plan, part), there))
+    finished = {
+        sidecar.part: sidecar
+        for sidecar in read
+        if sidecar is not None and sidecar.nbytes == sizes.get(plan.name(sidecar.part))
+    }
+    left = [part for part in parts if part not in finished]
     joined = False
-    if len(finished) == plan.parts:
+    if not left:
         with contextlib.suppress(FormatError):
             manifest = read_manifest(folder)
             joined = manifest is not None and manifest["plan"] == plan.digest
-    status = PackStatus(folder.path, plan.parts, list(finished), stale, missing, joined)
+    status = PackStatus(
+        folder.path,
+        plan.parts,
+        list(finished),
+        [part for part in left if plan.name(part) in sizes],
+        [part for part in left if plan.name(part) not in sizes],
+        joined,
+    )
     return status, finished
 
 
@@ -464,10 +474,8 @@ def refuse_foreign(folder: Destination) -> None:
     """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
     files: no pack has written them, or one that has lost its plan.
     """
-    if folder.read(PLAN) is not None:
-        return
     replaced = [name for name in folder.sizes() if name == MANIFEST or is_of_part(name)]
-    if replaced and folder.read(PLAN) is None:  # else another job has just begun
+    if replaced and folder.read(PLAN) is None:
         raise TargetExistsError(
             f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
             "replaced or removed: pack to another folder, or pass overwrite=True (--overwrite), "

@@ -71,7 +71,6 @@ from headrace.packing.parts import (
 from headrace.packing.plan import GROUP_SAMPLES, Packing, files_of, groups_of, stream
 from headrace.packing.stored import StoredContents, are_stored, packed_info_of
 from headrace.packing.texts import TextContents
-from headrace.packing.values import ValueContents
 from headrace.packing.verify import seal_of, verify_samples
 
 GROUP_TEXTS = 4096  # which are tokens already
@@ -273,7 +272,7 @@ def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
     elif are_stored(dataset):
         contents = StoredContents(dataset, options)
     else:
-        contents = ValueContents(dataset, options)
+        contents = Contents(dataset, options)
     contents.check_options()
     return contents
 

@@ -45,11 +45,10 @@ from headrace.formats.arrays.packed import (
 )
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.packing.columns import Column
 from headrace.packing.contents import Contents, Survey
 from headrace.packing.options import LARGEST_SIDE, PackOptions
 from headrace.packing.part import PartFile
-from headrace.packing.plan import Packing, Plan, Rows, Spool, files_of, groups_of, some_of
+from headrace.packing.plan import Column, Packing, Plan, Rows, Spool, files_of, groups_of, some_of
 
 
 def are_stored(dataset: BaseDataset) -> bool:

@@ -20,7 +20,6 @@ from headrace.formats.files import FilesSource
 from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
 from headrace.io.packed_strings import PackedNames
 from headrace.memory.processes import PerProcess
-from headrace.packing.columns import as_column, crc_of_columns
 from headrace.packing.contents import Contents, Survey
 from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile
@@ -29,6 +28,8 @@ from headrace.packing.plan import (
     Plan,
     Rows,
     Spool,
+    as_column,
+    crc_of_columns,
     groups_of,
     some_of,
 )
@@ -182,25 +183,21 @@ class TextContents(Contents):
         if self._tokens is None:
             # about, by some documents, evenly spread; their tokens tell another tokenizer
             before = 0
-            count = 0
             crc = 0
-            least = 0
-            most = 0
+            made = _Ids()
             for number in some_of(len(sizes)):
                 [ids] = self.dataset.ids_of([int(self._chosen[number])])
                 if isinstance(ids, SampleError):  # said when it is packed
                     continue
                 before += int(sizes[number])
-                count += len(ids)
-                least = min(least, int(ids.min(initial=0)))
-                most = max(most, int(ids.max(initial=0)))
+                made.add(ids)
                 crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
                 if before >= _ENOUGH:
                     break
             options["tokens"] = crc
             if before:
-                nbytes = count * np.dtype(dtype_for(least, most)).itemsize
-                sizes = (sizes * (nbytes / before)).astype(np.int64)
+                ratio = made.count * made.dtype.itemsize / before
+                sizes = (sizes * ratio).astype(np.int64)
         info = PackedInfo(store=STORE, count=0, fingerprint=self.fingerprint, **about)
         return Survey(info, sizes, read_sizes, options)
 
@@ -259,24 +256,37 @@ class TextContents(Contents):
         is laid out; they are made by one thread of a process at a time.
         """
         end = np.array([] if self._end_token is None else [self._end_token], np.int32)
-        least = 0
-        most = 0
+        made = _Ids()
         spool = Spool(part)
 
         def use(_: int, ids: npt.NDArray[Any]) -> None:
-            nonlocal least, most
             ids = np.concatenate([ids.astype(np.int32, copy=False), end])
-            least = min(least, int(ids.min(initial=0)))
-            most = max(most, int(ids.max(initial=0)))
+            made.add(ids)
             spool.append(ids.tobytes())
 
         groups = groups_of(self._sizes(), _TOGETHER)
         left_out = self.made(self._ids_of, groups, "tokenising", use, workers=0)
-        dtype = np.dtype(dtype_for(least, most))
         read = spool.reader()
 
         def prepare(group: range) -> list[npt.NDArray[Any]]:
-            return [data.view(np.int32).astype(dtype) for data in read(group)]
+            return [data.view(np.int32).astype(made.dtype) for data in read(group)]
 
-        plan = self.without(left_out)._tokens_plan(spool.sizes // 4, dtype)
+        plan = self.without(left_out)._tokens_plan(spool.sizes // 4, made.dtype)
         return Packing(plan, prepare, left_out)
+
+
+class _Ids:
+    """How many ids came, and the dtype that holds them."""
+
+    count = 0
+    _least = 0
+    _most = 0
+
+    def add(self, ids: npt.NDArray[Any]) -> None:
+        self.count += len(ids)
+        self._least = min(self._least, int(ids.min(initial=0)))
+        self._most = max(self._most, int(ids.max(initial=0)))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(dtype_for(self._least, self._most))
