@@ -28,7 +28,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -310,6 +310,8 @@ def _chosen(
     if path_of is not None:
         for number in np.flatnonzero(unknown).tolist():
             path = path_of(number)
+            if os.path.isdir(path) and not any(map(attrgetter("stores"), kinds)):
+                break
             if os.path.exists(path):
                 check_regular(path)
             found = recognized(path, kinds)
