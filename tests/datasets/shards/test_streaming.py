@@ -283,17 +283,11 @@ def test_open_blocks_hold_the_shuffle_buffer() -> None:
 
 def test_bad_arguments(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", (2,))
-    for option, value in (
-        ("buffer_size", 0),
-        ("loading_mode", "lazy"),
-        ("shared", "machine"),
-        ("decode", 3),
-        ("decode", {"jpg": 3}),
-        ("dataset_name", "rows"),
-        ("target_name", "rows"),
-    ):
+    wrong: list[Any] = [("buffer_size", 0), ("loading_mode", "lazy"), ("shared", "machine")]
+    wrong += [("decode", 3), ("decode", {"jpg": 3})]
+    for option, value in (*wrong, ("dataset_name", "rows"), ("target_name", "rows")):
         with pytest.raises(ConfigError, match=option):
-            StreamingDataset(folder, **{option: value})  # type: ignore[arg-type]
+            StreamingDataset(folder, **{option: value})
 
 
 def test_shards_that_are_none_or_of_several_kinds(tmp_path: Path) -> None:
