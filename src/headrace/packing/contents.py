@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -157,6 +158,7 @@ class Contents:
     def view(self, numbers: IntArray) -> Self:
         """Some of the samples, by number."""
         some = copy.copy(self)
+        vars(some).pop("source_sizes", None)
         some.dataset = self.dataset.subset(numbers)
         return some
 
@@ -178,6 +180,7 @@ class Contents:
             )
         return self.view(readable)
 
+    @functools.cached_property
     def source_sizes(self) -> IntArray | None:
         """Bytes of each sample where it comes from ([n] int64), where samples are packed as they
         are; None: they have to be looked at.
@@ -186,22 +189,16 @@ class Contents:
 
     # -- the plan of several parts
 
-    def plan_parts(
-        self, source_sizes: IntArray | None = None, edges: list[int] | None = None
-    ) -> PartsPlan:
-        """The plan of all parts.
-
-        Args:
-            source_sizes: see `source_sizes`, where these are known.
-            edges: of another plan of these samples.
+    def plan_parts(self, edges: list[int] | None = None) -> PartsPlan:
+        """The plan of all parts; `edges` of another plan of these samples.
 
         Raises:
             ConfigError: there are no samples; see `packing`.
             SampleError: see `packing`.
         """
-        survey = self._survey(source_sizes)
+        survey = self._survey()
         if not len(survey.sizes):
-            raise ConfigError("a dataset without samples can't be packed into parts")
+            raise ConfigError("a dataset without samples: there is nothing to plan")
         if edges is None:
             edges = edges_of(survey.sizes, self.options.part_nbytes)
         info = survey.info
@@ -223,7 +220,7 @@ class Contents:
             info.classes,
         )
 
-    def _survey(self, source_sizes: IntArray | None) -> Survey:
+    def _survey(self) -> Survey:
         packing = self.packing(None)
         plan = packing.plan
         sizes = np.zeros(len(self.dataset), np.int64)
@@ -290,13 +287,12 @@ class Contents:
 
     # -- a file
 
-    def packing(self, part: PartFile | None, source_sizes: IntArray | None = None) -> Packing:
+    def packing(self, part: PartFile | None) -> Packing:
         """What is written, and how.
 
         Args:
             part: beside which a spool may be; None: nothing is written, and images that are
                 re-encoded are planned as they are.
-            source_sizes: where these are known.
 
         Raises:
             ConfigError: samples or targets can't be packed, or are not alike; the message names

@@ -232,7 +232,9 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
 
 def _flat(plan: PartsPlan) -> dict[str, Any]:
     """What decides a plan, by name; what says most comes first."""
-    return {**plan.options, **plan.options.get("versions", {}), **plan.said}
+    said = plan.said
+    options = said.pop("options")
+    return {**options, **options.get("versions", {}), **said}
 
 
 Damage = tuple[int, str, str]

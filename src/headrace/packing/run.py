@@ -37,7 +37,6 @@ from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import Lines, progress_bar
-from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FileChangedError, SampleError, WriteError, warn
 from headrace.formats.arrays.packed import TARGETS, PackedInfo, crc_of
 from headrace.formats.hdf5.files import locked_by_caller
@@ -297,27 +296,23 @@ def _pack_file(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackO
     return Path(part.target)
 
 
-def _write(
-    part: PartFile, contents: Contents, source_sizes: IntArray | None = None
-) -> tuple[PackedInfo, list[str]]:
+def _write(part: PartFile, contents: Contents) -> tuple[PackedInfo, list[str]]:
     """Writes all samples; or, where some can't be read and may be left out, those that can. Gives
     what the file says of itself, and what is wrong with the others.
 
     Args:
         part: entered.
         contents: what is written.
-        source_sizes: of the contents, where these are known.
     """
     left_out: list[str] = []
     while True:
-        packing = contents.packing(part, source_sizes)
+        packing = contents.packing(part)
         left_out += packing.left_out.values()
         failures = _write_samples(part, contents, packing)
         if not failures:
             return packing.plan.info, left_out
         left_out += map(str, failures.values())
         contents = contents.without(failures)
-        source_sizes = None
 
 
 def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict[int, SampleError]:
@@ -375,7 +370,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
 # -- the plan of several parts
 
 
-def _plan_parts(contents: Contents, folder: Destination | None) -> PartsPlan:
+def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> PartsPlan:
     """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes
     nothing.
 
@@ -384,42 +379,44 @@ def _plan_parts(contents: Contents, folder: Destination | None) -> PartsPlan:
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
+        TargetExistsError: there are files that no pack has written.
     """
-    how = contents.options
-    frozen = None if folder is None else read_plan(folder)
+    if not options.overwrite:
+        refuse_foreign(folder)
+    contents = _contents_of(dataset, options)
+    frozen = read_plan(folder)
     if frozen is not None and frozen.fingerprint == contents.fingerprint:
         if contents.is_plan(frozen):
             return frozen  # all samples were looked at when it was made
-        is_share = how.part is not None or how.parts is not None
+        is_share = options.part is not None or options.parts is not None
         if is_share and isinstance(contents, StoredContents):
-            plan = contents.plan_parts(np.zeros(frozen.count, np.int64), frozen.edges)
+            contents.source_sizes = np.zeros(frozen.count, np.int64)
+            plan = contents.plan_parts(frozen.edges)
             if replace(plan, nbytes=frozen.nbytes, sources=frozen.sources) == frozen:
                 return frozen
+            del contents.source_sizes
     return contents.plan_parts()
 
 
 def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
     """What `pack` would do; raises what it would find wrong before it writes."""
-    folder = None
+    left = {0}
     if options.shard_size is None:
         path: Path | str = Path(PartFile(dst, options.overwrite).target)
+        refuse_own_source(dataset, path)
+        plan = _contents_of(dataset, options).plan_parts()
     else:
         folder = destination_of(dst, options.storage_options)
         path = folder.path
-    refuse_own_source(dataset, path)
-    if folder is not None:
+        refuse_own_source(dataset, path)
         folder.check()
-        if not options.overwrite:
-            refuse_foreign(folder)
-    if not len(dataset):
-        raise ConfigError("a dataset without samples: there is nothing to plan")
-    plan = _plan_parts(_contents_of(dataset, options), folder)
-    left = set(options.share(plan.parts))
-    there = None if folder is None else read_plan(folder)
-    if folder is not None and there is not None:
-        if not options.overwrite:
-            check_same(folder, there, plan)
-        left -= set(finished_in(folder, plan)[0].done)
+        plan = _plan_parts(dataset, folder, options)
+        left = set(options.share(plan.parts))
+        there = read_plan(folder)
+        if there is not None:
+            if not options.overwrite:
+                check_same(folder, there, plan)
+            left -= set(finished_in(folder, plan)[0].done)
     layout = "flat, one behind the other, with offsets: samples have sizes of their own"
     if plan.store == "decoded":
         layout = "contiguous: a random sample is one read, and nothing is decoded"
@@ -469,7 +466,7 @@ class PackJob:
             contents = _contents_of(self.dataset, self.options).view(np.arange(start, stop))
             contents.rows = plan.rows
             contents.part = PackPart(part, plan.parts, plan.fingerprint, plan.count)
-            sizes = contents.source_sizes()
+            sizes = contents.source_sizes
             if sizes is not None and plan.sources[part : part + 1] != checks_of(
                 contents.names, sizes, [0, len(sizes)]
             ):
@@ -481,7 +478,7 @@ class PackJob:
             self.folder.remove(plan.sidecar_name(part))
             with self.folder.part(plan.name(part)) as file:
                 file.is_cancelled = is_cancelled
-                info, left_out = _write(file, contents, sizes)
+                info, left_out = _write(file, contents)
                 nbytes, crc = _read_back(file, self.options.threads, False)
             sidecar = Sidecar(plan.digest, part, info.count, nbytes, crc, left_out)
             self.folder.write(plan.sidecar_name(part), sidecar.text)
@@ -497,9 +494,7 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
     """Packs the parts of a share which are not finished, and joins the pack if all are."""
     refuse_own_source(dataset, folder.path)
     folder.prepare()
-    if not options.overwrite:
-        refuse_foreign(folder)
-    plan = _plan_parts(_contents_of(dataset, options), folder)
+    plan = _plan_parts(dataset, folder, options)
     if freeze(folder, plan, options.overwrite):
         remove_other(folder, plan)
     status, sidecars = finished_in(folder, plan)

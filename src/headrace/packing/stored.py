@@ -8,6 +8,7 @@ images that are encoded anew go through a spool.
 from __future__ import annotations
 
 import contextlib
+import functools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -98,7 +99,8 @@ class StoredContents(Contents):
                 "with ImageDataset, and pack that"
             )
 
-    def source_sizes(self) -> IntArray | None:
+    @functools.cached_property
+    def source_sizes(self) -> IntArray:
         source = self.dataset.sample_source
         if isinstance(source, FilesSource | PairedSource):
             return source.sizes(self._whole_indices())
@@ -125,10 +127,10 @@ class StoredContents(Contents):
             versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
         return versions
 
-    def _survey(self, source_sizes: IntArray | None) -> Survey:
-        plan = self.packing(None, source_sizes).plan
+    def _survey(self) -> Survey:
+        plan = self.packing(None).plan
         sizes = plan.sizes
-        if self.options.is_jpeg and source_sizes is None:
+        if self.options.is_jpeg and sizes.any():
             # about: they are known when all are encoded
             sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
         options = {**plan.info.image, **self.layout_options(plan.rows)}
@@ -136,13 +138,10 @@ class StoredContents(Contents):
             options["rows"] = plan.rows.as_json()
         return Survey(plan.info, sizes, plan.read_sizes, options)
 
-    def packing(self, part: PartFile | None, source_sizes: IntArray | None = None) -> Packing:
-        if source_sizes is None:
-            source_sizes = self.source_sizes()
-            assert source_sizes is not None
+    def packing(self, part: PartFile | None) -> Packing:
         if self.options.is_jpeg and part is not None:
-            return self._reencoded(part, source_sizes)
-        plan = self._stored_plan(source_sizes)
+            return self._reencoded(part)
+        plan = self._stored_plan(self.source_sizes)
         return Packing(plan, lambda group: self._stored(plan, group), {})
 
     def _about(self, targets: Any) -> dict[str, Any]:
@@ -368,7 +367,7 @@ class StoredContents(Contents):
 
     # -- images that are encoded anew
 
-    def _reencoded(self, part: PartFile, read_sizes: IntArray) -> Packing:
+    def _reencoded(self, part: PartFile) -> Packing:
         """Images as JPEG, each with its mask where they have masks."""
         image_sizes = array("q")
         spool = Spool(part)
@@ -377,7 +376,7 @@ class StoredContents(Contents):
             spool.append(*parts)
             image_sizes.append(len(parts[0]))
 
-        left_out = self.made(self._jpegs, groups_of(read_sizes), "re-encoding", use)
+        left_out = self.made(self._jpegs, groups_of(self.source_sizes), "re-encoding", use)
         sizes = np.array(image_sizes, np.int64)
         plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
         return Packing(plan, spool.reader(), left_out)

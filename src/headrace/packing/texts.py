@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import zlib
 from collections.abc import Sequence
@@ -124,12 +125,11 @@ class TextContents(Contents):
         return fingerprint_of_view(info.fingerprint, self._chosen)
 
     def view(self, numbers: IntArray) -> TextContents:
-        some = copy.copy(self)
+        some = copy.copy(self) if self._pack is not None else super().view(numbers)
         some._chosen = self._chosen[numbers]
-        if self._pack is None:
-            some.dataset = self.dataset.subset(numbers)
         return some
 
+    @functools.cached_property
     def source_sizes(self) -> IntArray | None:
         """Bytes of each text, if each is a file that is read when it is packed: another job may
         meet another one.
@@ -170,14 +170,14 @@ class TextContents(Contents):
         }
         return {"kind": KIND, "classes": dataset.classes or None, "text": text}
 
-    def _survey(self, source_sizes: IntArray | None) -> Survey:
+    def _survey(self) -> Survey:
         """Parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
         read_sizes = self._sizes()
         sizes = read_sizes
         about = self._about(None)
         options = dict(about["text"])
         targets = self._targets()
-        if targets is not None and self.source_sizes() is None:
+        if targets is not None and self.source_sizes is None:
             # of all: each part alone might seem to have targets of one kind
             options["annotations"] = crc_of_columns({TARGETS: targets})
         if self._tokens is None:
@@ -201,7 +201,7 @@ class TextContents(Contents):
         info = PackedInfo(store=STORE, count=0, fingerprint=self.fingerprint, **about)
         return Survey(info, sizes, read_sizes, options)
 
-    def packing(self, part: PartFile | None, source_sizes: IntArray | None = None) -> Packing:
+    def packing(self, part: PartFile | None) -> Packing:
         """Documents as tokens. Where `on_error` is "skip", those that can't be read are left out.
         Into one file the dataset makes tokens that are not there yet, and keeps them.
 
