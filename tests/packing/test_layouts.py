@@ -23,7 +23,7 @@ from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
 from headrace.formats.arrays import codecs
 from headrace.packing import plan as layouts, verify
-from headrace.packing.hdf5 import PackedWriter
+from headrace.packing.part import PartFile
 from tests.packing.shared import flip, images
 
 pytestmark = pytest.mark.quick_every(2)
@@ -117,10 +117,10 @@ def test_failed_pack_leaves_the_descriptor_alone(
 ) -> None:
     """HDF5 has closed the file, so it does not write to the next one with this descriptor."""
 
-    def fails(self: PackedWriter, array: Any, offset: int) -> None:
+    def fails(self: PartFile, data: Any, offset: int) -> None:
         raise WriteError("the targets can't be written")
 
-    monkeypatch.setattr(PackedWriter, "_write", fails)
+    monkeypatch.setattr(PartFile, "write", fails)
     with pytest.raises(WriteError) as caught:
         pack(Rows(), tmp_path / "out.h5", compression="gzip")
     files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(10)]

@@ -224,7 +224,7 @@ def test_options_that_make_no_sense(photos: Path, tmp_path: Path) -> None:
     rows: list[tuple[Any, dict[str, Any], str]] = [
         (photos, {"workers": 0}, "workers"),
         (photos, {"workers": "two", "dry_run": True}, "workers"),
-        (photos, {"store": "webp"}, "'encoded', 'jpeg' or 'decoded'"),
+        (photos, {"store": "webp"}, "'encoded', 'jpeg', 'decoded'"),
         (photos, {"store": "jpeg", "max_size": 0}, "max_size"),
         (photos, {"store": "jpeg", "quality": 101}, "quality"),
         (photos, {"quality": 80}, "store='jpeg'"),

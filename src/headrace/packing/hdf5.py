@@ -14,10 +14,10 @@ an array of 14 bytes a chunk that lies together, and none at all of chunks that 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import zlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import h5py
@@ -45,7 +45,7 @@ _ALIGNED = 64  # bytes
 
 
 class PackedWriter:
-    """Writes the samples of a plan, in order, into an empty part file; inside a ``with``.
+    """Writes the samples of a plan, in order, into an empty part file, until it is closed.
 
     Args:
         part: entered, and not committed.
@@ -63,7 +63,6 @@ class PackedWriter:
         self._done = 0
         self._written: _Written | None = None
         self._file: h5py.File | None = None
-        self._row = 0
         text = info_text(plan.info)
         needed = sum(column.nbytes for column in plan.columns.values()) + self._crc.nbytes
         needed += len(text) + _SLACK
@@ -82,23 +81,16 @@ class PackedWriter:
                 file, self._offsets = _created(os.fsencode(part.path), access, plan, text)
                 file.close()
         self._at = self._offsets[DATA]
-
-    def __enter__(self) -> PackedWriter:
         try:
-            for name, column in self._plan.columns.items():
-                self._write(column, self._offsets[name])
+            for name, column in plan.columns.items():
+                part.write(bytes_of(column).data, self._offsets[name])
         except BaseException:
             # HDF5 would write what it has in memory later, to whatever has the descriptor then
-            self.__exit__(None, None, None)
+            self.close()
             raise
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends what HDF5 writes; after an error nothing more comes of it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -140,24 +132,19 @@ class PackedWriter:
     def _append_chunks(self, data: h5d.DatasetID, blocks: Sequence[bytes]) -> None:
         assert self._written is not None
         shape = self._plan.shape
-        for block in blocks:
-            data.write_direct_chunk((self._row, *[0] * (len(shape) - 1)), block)
-            self._row += min(self._plan.chunks or 1, shape[0])
+        rows = min(self._plan.chunks or 1, shape[0])
+        for row, block in zip(itertools.count(self._done, rows), blocks, strict=False):
+            data.write_direct_chunk((row, *[0] * (len(shape) - 1)), block)
             self._written.check()
 
     def finish(self) -> None:
         """Write what is known only now: the samples' CRCs."""
         assert self._done == len(self._plan.sizes), "samples are missing"
-        if self._file is not None and self._written is not None:
-            with self._part.explained():
-                self._file.close()  # which writes what HDF5 has in memory
-                self._file = None
-                self._written.check()
-        self._write(self._crc, self._offsets[CRC])
-
-    def _write(self, array: npt.NDArray[Any], offset: int) -> None:
         with self._part.explained():
-            write_full(self._part.fd, bytes_of(array).data, offset)
+            self.close()  # which writes what HDF5 has in memory
+            if self._written is not None:
+                self._written.check()
+        self._part.write(bytes_of(self._crc).data, self._offsets[CRC])
 
 
 class _Written(io.FileIO):

@@ -66,10 +66,16 @@ class PackOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.store not in (None, *get_args(Store)):
-            raise ConfigError(f"store must be 'encoded', 'jpeg' or 'decoded', not {self.store!r}")
-        if self.check not in get_args(Check):
-            raise ConfigError(f"check must be 'decode' or 'header', not {self.check!r}")
+        choices: dict[str, tuple[Any, ...]] = {
+            "store": (*get_args(Store), None),
+            "check": get_args(Check),
+            "compression": (*COMPRESSIONS, None),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                shown = ", ".join(map(repr, allowed))
+                raise ConfigError(f"{name} must be one of {shown}, not {value!r}")
         if not self.is_jpeg and (self.max_size is not None or self.quality != 90):
             raise ConfigError("max_size and quality are for store='jpeg'")
         for name, most in (("max_size", LARGEST_SIDE), ("quality", 100)):
@@ -79,11 +85,6 @@ class PackOptions:
         end = self.end_token
         if end is not None and (type(end) is not int or not 0 <= end < 2**31):
             raise ConfigError(f"end_token must be an id that fits int32, not {end!r}")
-        if self.compression is not None and self.compression not in COMPRESSIONS:
-            raise ConfigError(
-                f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, or None, not "
-                f"{self.compression!r}"
-            )
         check_integer("chunks", self.chunks, 1, optional=True)
         if self.is_chunked and self.store in ("encoded", "jpeg"):
             raise ConfigError(

@@ -48,7 +48,7 @@ from headrace.io.paths import redact
 from headrace.loader.fetch import RemoteTraceback, pickled
 from headrace.loader.start import choose_context, forkserver_context
 from headrace.memory.budget import format_size
-from headrace.memory.processes import end_with_parent, write_full
+from headrace.memory.processes import end_with_parent
 from headrace.packing.contents import Contents
 from headrace.packing.destination import Destination, destination_of, refuse_own_source
 from headrace.packing.hdf5 import PackedWriter
@@ -333,7 +333,7 @@ def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict
             return failed, [], []
         return failed, writer.encode(samples), list(map(crc_of, samples))
 
-    with PackedWriter(part, plan) as writer:
+    with contextlib.closing(PackedWriter(part, plan)) as writer:
         results = stream(encoded, groups, contents.workers, progress, plan.info.count, "packing")
         with contextlib.closing(results):
             for _, (failed, blocks, checksums) in results:
@@ -362,8 +362,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
             f"first is number {bad[0][0]}: the disk or the memory of this machine is faulty"
         )
     seal = sums.crc.to_bytes(4, "little")
-    with part.explained():
-        write_full(part.fd, seal, offset)
+    part.write(seal, offset)
     return sums.size, replaced(sums, offset, bytes(4), seal)
 
 

@@ -126,9 +126,7 @@ def _damage(
     progress: bool | None,
 ) -> list[Damage]:
     """What is wrong with a file: nothing if its sums say so, else each sample is compared."""
-    with open(path, "rb") as file:
-        sums = _sum(file.fileno(), NOTHING, progress)
-    if is_sound(sums):
+    if is_sound(_sum(path, NOTHING, progress)):
         return []
     bad = verify_samples(path, workers, progress)[0]
     what = "wrong checksum of the file, though each sample is sound: pack it again"
@@ -139,21 +137,14 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
     """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
     file as a whole, whose sums it gives.
     """
-    info = packed_info(path)
-    if info is None:
-        raise _not_packed(path)
-    source = HDF5Source(path)
-    with contextlib.ExitStack() as opened:
-        opened.callback(source.close)
-        for name in info.checksums.keys() - _READ_AT_ONCE:
-            source.whole(name)  # checks it
+    with contextlib.closing(HDF5Source(path)) as source:
         checksums = source.checksums
-        if checksums is None:
+        if source.info is None or checksums is None:
             raise _not_packed(path)
+        for name in source.info.checksums.keys() - _READ_AT_ONCE:
+            source.whole(name)  # checks it
         edges = source.edges()
-        with open(path, "rb") as file:
-            known = NOTHING if edges is None else edges
-            sums = _sum(file.fileno(), known, progress)
+        sums = _sum(path, NOTHING if edges is None else edges, progress)
         if edges is None:
             return _decoded(source, workers, progress), sums
         different = np.flatnonzero(sums.crcs != checksums).tolist()
@@ -167,11 +158,13 @@ def _not_packed(path: str) -> FormatError:
     )
 
 
-def _sum(fd: int, edges: IntArray, progress: bool | None) -> FileSums:
-    with progress_bar(
-        progress, total=os.fstat(fd).st_size, desc="verifying", unit="B", unit_scale=True
-    ) as bar:
-        return sum_file(fd, edges, bar.update)
+def _sum(path: str, edges: IntArray, progress: bool | None) -> FileSums:
+    size = os.path.getsize(path)
+    with (
+        open(path, "rb") as file,
+        progress_bar(progress, total=size, desc="verifying", unit="B", unit_scale=True) as bar,
+    ):
+        return sum_file(file.fileno(), edges, bar.update)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
@@ -253,7 +246,7 @@ def _damaged_part(
     folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int
 ) -> list[Damage]:
     """What is wrong with a part of a pack, of which the manifest says `entry`."""
-    bad: list[Damage] = []
+    bad = list[Damage]()
     name = folder.shown_name(plan.name(sidecar.part))
     if entry != sidecar.entry(plan):
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
