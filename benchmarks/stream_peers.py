@@ -210,7 +210,7 @@ def their_shards(job: Job, format: str) -> Runs:
     """The same MDS shards or chunks of LitData as their own library reads, by plain HTTP."""
     write = {"mds": write_mds, "litdata": write_litdata}[format]
     prefix = job.written(format, functools.partial(write, job))
-    url = f"{job.server}/{BUCKET}/{prefix}"
+    url = f"{job.server}/{BUCKET}/{prefix}/index.json"
 
     @contextlib.contextmanager
     def begin(local: str) -> Iterator[Iterable[tuple[Any, Any]]]:

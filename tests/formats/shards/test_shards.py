@@ -219,12 +219,15 @@ def test_other_classes_name_what_reads_shards(tmp_path: Path) -> None:
         open_dataset(folder, columns=5)
 
 
-def test_an_index_means_its_shards_and_no_others(tmp_path: Path, memory: Any) -> None:
+def test_an_index_means_its_shards_and_no_others(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
-    memory.put(f"{folder}/", "/mds/", recursive=True)
-    for index in (folder / "index.json", DATA / KINDS[2] / "index.json", "memory://mds/index.json"):
-        with open_dataset(index) as dataset:
-            assert type(dataset) is ColumnsDataset and len(dataset) in (7, 24)
+    chunks = DATA / KINDS[2]
+    with RangeServer(folder) as mds, RangeServer(chunks) as litdata:  # which list no folders
+        urls = [f"{server.url}/index.json" for server in (mds, litdata)]
+        for index in (folder / "index.json", chunks / "index.json", *urls):
+            with open_dataset(index, cache_dir=tmp_path / "cache") as dataset:
+                assert type(dataset) is ColumnsDataset and len(dataset) in (7, 24)
+                assert len(dataset[3]) > 1
     assert len(TextDataset(folder / "index.json")) == 1
     for name in ("train0.bin", "index.json"):  # tokens, and something else
         (tmp_path / name).write_text('{"a": 1}')

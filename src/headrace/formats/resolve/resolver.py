@@ -6,7 +6,7 @@
 * A glob: the matches that end so; where none does, those whose content is of the kind. Matching
   nothing is an error.
 * A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the
-  parts. The `index.json` of another library's shards: their folder, unless texts are looked for.
+  parts. The `index.json` of another library's shards: these shards, unless texts are looked for.
 * ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of
   that very name.
 * A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
@@ -59,7 +59,7 @@ from headrace.formats.resolve.remote import (
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles, read_whole
+from headrace.io.remote_files import RemoteFiles, in_folder_of, read_whole
 from headrace.memory.anonymous import SharedArray
 
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
@@ -526,8 +526,8 @@ def _paths_of(
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
     """The paths, globs or URLs that `data_path` names, with the files of its parts in place of each
-    pack (a folder of this machine, or the path or URL of a manifest), and its folder in place of
-    the index of another library's shards. And whether these are URLs.
+    pack (a folder of this machine, or the path or URL of a manifest), and what `_shards_of` gives
+    in place of the index of another library's shards. And whether these are URLs.
 
     Args:
         data_path: as the user gave it.
@@ -544,11 +544,13 @@ def _paths_of(
     found = list[Any]()
     for entry in entries_of(data_path, name):
         path = os.path.expanduser(os.fsdecode(entry))
-        manifest = None
-        if kind is None or not path.endswith(kind.endings):
-            manifest = _manifest_of(path, options)
-            if INDEX in path:
-                entry = _shards_of(path, options) or entry
+        if kind is not None and path.endswith(kind.endings):
+            found.append(entry)
+            continue
+        manifest = _manifest_of(path, options)
+        if manifest is None and INDEX in path:
+            found += _shards_of(path, options) or [entry]
+            continue
         if manifest is None:
             found.append(entry)
             continue
@@ -612,10 +614,12 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     return manifest
 
 
-def _shards_of(path: str, options: RemoteOptions) -> str | None:
-    """The folder of the shards that a file is the index of; None: it is the index of none."""
+def _shards_of(path: str, options: RemoteOptions) -> list[str]:
+    """What the index of another library's shards stands for: their folder, or at a URL, since a
+    server may list none, the shards that it names. Nothing: it is the index of none.
+    """
     if posixpath.basename(named_part(path)) != INDEX:
-        return None
+        return []
     said = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if is_url(path):
@@ -624,9 +628,15 @@ def _shards_of(path: str, options: RemoteOptions) -> str | None:
             with open(path, "rb") as file:
                 said = json.load(file)
     if not isinstance(said, dict) or not isinstance(said.get("shards", said.get("chunks")), list):
-        return None
+        return []
+    if is_url(path):
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # who opens them says so
+            names = [chunk["filename"] for chunk in said.get("chunks", ())]
+            for shard in said.get("shards", ()):
+                names.append((shard.get("zip_data") or shard["raw_data"])["basename"])
+            return [in_folder_of(path, name) for name in names]
     start, _, end = path.rpartition(INDEX)
-    return (start or ".") + end
+    return [(start or ".") + end]
 
 
 def _holds_parts(folder: str) -> bool:
