@@ -200,7 +200,9 @@ def make_mds(
 
 
 def make_tfrecord(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> Path:
-    """Writes a TFRecord file of Examples; values are bytes, int64 [n] or float32 [n]."""
+    """Writes a TFRecord file of Examples; values are bytes, lists of them, int64 [n] or float32
+    [n].
+    """
 
     def number(value: int) -> bytes:
         parts = bytearray()
@@ -215,7 +217,9 @@ def make_tfrecord(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) 
 
     def feature(value: Any) -> bytes:
         if isinstance(value, bytes):
-            return field(1, field(1, value))
+            value = [value]
+        if isinstance(value, list):
+            return field(1, b"".join(field(1, one) for one in value))
         if value.dtype == np.float32:
             return field(2, field(1, value.astype("<f4").tobytes()))
         return field(3, field(1, b"".join(map(number, value.tolist()))))

@@ -168,11 +168,14 @@ def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
 def test_a_feature_that_is_missing(tmp_path: Path) -> None:
     """As `tf.io.parse_example` gives features of any length: of numbers none."""
     image = image_bytes(np.zeros((2, 3, 3), np.uint8))
-    whole = {"a": b"1", "n": np.array([1, 2]), "x": np.float32([3]), "image": image}
+    numbers = {"n": np.array([1, 2]), "x": np.float32([3])}
+    whole = {"a": b"1", "image": image, "steps/image": [image] * 2, **numbers}
     path = make_tfrecord(tmp_path / "a.tfrecord", [whole] * 20 + [{"a": b"2"}])
     data = open_dataset(path)
-    nothing = {"n": torch.zeros(0, dtype=torch.int64), "x": torch.zeros(0), "image": None}
-    assert same(data[20], {"a": b"2", **nothing}) and data[3]["image"].shape == (3, 2, 3)
+    no_numbers = {"n": torch.zeros(0, dtype=torch.int64), "x": torch.zeros(0)}
+    assert data[20].keys() == data[3].keys()
+    assert same(data[20], {**data[20], "a": b"2", "image": None, "steps/image": None, **no_numbers})
+    assert [one.shape for one in (data[3]["image"], *data[3]["steps/image"])] == [(3, 2, 3)] * 3
     batch = next(iter(create_dataloader(open_dataset(path, columns="a"), shuffle=False)))
     assert batch[19:] == [b"1", b"2"]
     with pytest.raises(MissingNameError, match="'b'"):
