@@ -341,17 +341,17 @@ class ShardSource(RowSource, Locatable):
         records: list[Any] = [None] * len(indices)
         plain = np.flatnonzero(~is_packed).tolist()
         views = self.files.read(self._ranges(shards[plain], inner[plain]))
-        for at, view in zip(plain, views, strict=True):
-            each = self._shards[int(shards[at])].each
+        for at, number, view in zip(plain, shards[plain].tolist(), views, strict=True):
+            each = self._shards[number].each
             records[at] = self._record(_decompressed(view, each) if each else view)
-        chunks = self._chunks_of(shards, inner)
+        chunks = np.where(is_packed, self._chunks_of(shards, inner), -1)
+        within = (inner % self._heights[shards]).tolist()
         numbers = distinct(chunks[is_packed]).tolist()
-        places = [np.flatnonzero(is_packed & (chunks == number)).tolist() for number in numbers]
+        places = [np.flatnonzero(chunks == number).tolist() for number in numbers]
 
         def use(number: int, opened: _Opened) -> None:
             for at in places[number]:
-                place = int(inner[at]) % self._shards[int(shards[at])].height
-                start, stop = opened.edges[place : place + 2].tolist()
+                start, stop = opened.edges[within[at] : within[at] + 2].tolist()
                 records[at] = self._record(opened.data[start:stop])
 
         used = list(map(len, places))
