@@ -203,7 +203,7 @@ def test_masks_that_do_not_fit_are_named(how: dict[str, Any], tmp_path: Path) ->
     (folder / "masks/007.png").write_bytes(b"nothing")
     out = tmp_path / "out"
     with pytest.raises(SampleError, match=r"images/002\.png with .* 32 x 24 .* 8 x 9"):
-        pack(with_masks(folder, image_size=20), out, **how)
+        pack(with_masks(folder, image_size=20), out, workers=1, **how)
     source = with_masks(folder, image_size=20, on_error="skip")
     with pytest.warns(HeadraceWarning, match="2 .*can't be read and were left out"):
         pack(source, out, overwrite=out.exists(), **how)

@@ -103,6 +103,8 @@ class Contents:
     part: PackPart | None = None
     _is_encoded = False
     """True if samples are encoded images where they come from."""
+    _pack_of_targets: PackedInfo | None = None
+    """What the pack says that samples and targets are from, if it knows their classes."""
 
     def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
         source = dataset.sample_source
@@ -341,7 +343,7 @@ class Contents:
 
         left_out = self.made(task, groups(), "reading samples", use)
         plan = self.without(left_out)._values_plan(samples, targets, target_bytes)
-        return Packing(plan, (lambda group: []) if spool is None else spool.reader(), left_out)
+        return Packing(plan, (lambda group: []) if spool is None else spool.read, left_out)
 
     def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
         """The plan for exactly these samples."""
@@ -414,22 +416,21 @@ class Contents:
 
     def _about(self, targets: Any) -> dict[str, Any]:
         """What `PackedInfo` says of the kind of samples, their classes and their targets."""
+        packed = self._pack_of_targets
         classes: Any = getattr(self.dataset, "classes", None)
         is_list = isinstance(classes, (list, tuple))
         if not is_list or not all(isinstance(name, str) for name in classes):
-            classes = None
+            classes = None if packed is None else packed.classes
         about = {"kind": "array", "classes": classes}
         columns = columns_in(targets)
         if columns is not None:
-            names = self._column_classes()
+            names: Any = getattr(self.dataset, "column_classes", None)
+            if not isinstance(names, Mapping):
+                names = {} if packed is None else dict(packed.target_columns or ())
             about["target_columns"] = [
                 [name, list(names[name]) if names.get(name) else None] for name in columns
             ]
         return about
-
-    def _column_classes(self) -> Mapping[str, Any]:
-        classes = getattr(self.dataset, "column_classes", None)
-        return classes if isinstance(classes, Mapping) else {}
 
     # -- samples
 

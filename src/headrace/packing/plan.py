@@ -7,6 +7,7 @@ where they are dicts, one for each of their columns, named by `target_named`. Bo
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import zlib
@@ -384,14 +385,13 @@ class Spool:
         """Bytes of each sample ([n] int64)."""
         return np.array(self._sizes, np.int64)
 
-    def reader(self) -> Callable[[range], list[npt.NDArray[np.uint8]]]:
-        """What gives the bytes of the samples of a group; for any thread."""
-        edges = np.concatenate([[0], np.cumsum(self.sizes)])
+    @functools.cached_property
+    def _edges(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(self.sizes)])
 
-        def read(group: range) -> list[npt.NDArray[np.uint8]]:
-            first = int(edges[group.start])
-            data = np.empty(int(edges[group.stop]) - first, np.uint8)
-            read_full(self._fd, [data.data], first)
-            return np.split(data, (edges[group.start + 1 : group.stop] - first).tolist())
-
-        return read
+    def read(self, group: range) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of the samples of a group, once all are there; for any thread."""
+        edges = self._edges[group.start : group.stop + 1] - self._edges[group.start]
+        data = np.empty(int(edges[-1]), np.uint8)
+        read_full(self._fd, [data.data], int(self._edges[group.start]))
+        return np.split(data, edges[1:-1].tolist())

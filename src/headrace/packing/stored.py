@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,8 @@ class StoredContents(Contents):
         self._is_encoded = not self._files or (
             self._packed is not None and self._packed.store == "encoded"
         )
+        if dataset._arguments.get("target_name") == TARGETS:
+            self._pack_of_targets = self._packed
         self._has_masks = isinstance(dataset.sample_decoder, MaskDecoder)
         self._color = getattr(dataset, "color", "RGB")
 
@@ -148,19 +150,7 @@ class StoredContents(Contents):
         about = super()._about(targets)
         if self._is_image or (self._packed is not None and self._packed.kind == "image"):
             about["kind"] = "image"
-        if about["classes"] is None and self._its_pack is not None:
-            about["classes"] = self._its_pack.classes
         return {**about, "classes": about["classes"] or None}
-
-    def _column_classes(self) -> Mapping[str, Any]:
-        if self._its_pack is None or hasattr(self.dataset, "column_classes"):
-            return super()._column_classes()
-        return dict(self._its_pack.target_columns or ())
-
-    @property
-    def _its_pack(self) -> PackedInfo | None:
-        """What the pack says that arrays are from, if its targets are the dataset's."""
-        return self._packed if self.dataset._arguments.get("target_name") == TARGETS else None
 
     def _stored_plan(self, read_sizes: IntArray, image_sizes: IntArray | None = None) -> Plan:
         """The plan of samples of these sizes ([n] int64); of images that were encoded anew also
@@ -379,7 +369,7 @@ class StoredContents(Contents):
         left_out = self.made(self._jpegs, groups_of(self.source_sizes), "re-encoding", use)
         sizes = np.array(image_sizes, np.int64)
         plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
-        return Packing(plan, spool.reader(), left_out)
+        return Packing(plan, spool.read, left_out)
 
     def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
         return self.each(group, self._encoded)

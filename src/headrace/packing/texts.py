@@ -266,10 +266,9 @@ class TextContents(Contents):
 
         groups = groups_of(self._sizes(), _TOGETHER)
         left_out = self.made(self._ids_of, groups, "tokenising", use, workers=0)
-        read = spool.reader()
 
         def prepare(group: range) -> list[npt.NDArray[Any]]:
-            return [data.view(np.int32).astype(made.dtype) for data in read(group)]
+            return [data.view(np.int32).astype(made.dtype) for data in spool.read(group)]
 
         plan = self.without(left_out)._tokens_plan(spool.sizes // 4, made.dtype)
         return Packing(plan, prepare, left_out)
