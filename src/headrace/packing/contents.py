@@ -1,6 +1,6 @@
-"""What is packed of a dataset: values, which have to be decoded to know their shapes.
+"""Packs the values of a dataset, which must be decoded to find their shapes.
 
-Subclasses pack what needs less, or becomes something else: `stored` and `texts`.
+The subclasses in `stored` and `texts` pack samples as they are, and tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UNKNOWN_SAMPLES = 16  # a task decodes so many, whose sizes are not known, or f
 
 
 class Survey(NamedTuple):
-    """What the plan of several parts needs to know of all samples.
+    """What the plan of several parts depends on.
 
     Attributes:
         info: of one file of them.
@@ -76,7 +76,9 @@ class Survey(NamedTuple):
 
 
 class Value(NamedTuple):
-    """The array that is stored of a sample, its target, and "bytes" or "str" if it is these."""
+    """The array that is stored for a sample, its target, and "bytes" or "str" if the sample is one
+    of these.
+    """
 
     row: Column
     target: Column | None
@@ -84,8 +86,8 @@ class Value(NamedTuple):
 
 
 class Contents:
-    """What is packed of a dataset: values of one dtype and one shape, but for the length of their
-    first axis. They go through a spool; memory is 8 bytes and a target a sample.
+    """The contents of a pack: values of one dtype and one shape, except for the length of the first
+    axis. They go through a spool; memory is 8 bytes and a target per sample.
 
     Args:
         dataset: whose samples a file gets.
@@ -114,7 +116,7 @@ class Contents:
         self._files = files_of(source)
 
     def check_options(self) -> None:
-        """Raises a ConfigError for an option that is not for such samples."""
+        """Raises a ConfigError for an option that does not apply to these samples."""
         options = self.options
         if options.end_token is not None:
             raise ConfigError("end_token is for texts: leave it out")
@@ -132,7 +134,7 @@ class Contents:
 
     @property
     def names(self) -> PackedNames | None:
-        """Of the samples, where they are files or have been."""
+        """Names of the samples, if they are files or were packed from files."""
         source = self.dataset.sample_source
         if isinstance(source, PairedSource):
             source = source.files
@@ -154,19 +156,18 @@ class Contents:
 
     @property
     def fingerprint(self) -> str:
-        """Of the samples."""
+        """Fingerprint of the samples."""
         return self.dataset.fingerprint
 
     def view(self, numbers: IntArray) -> Self:
-        """Some of the samples, by number."""
+        """The contents with only these samples."""
         some = copy.copy(self)
         vars(some).pop("source_sizes", None)
         some.dataset = self.dataset.subset(numbers)
         return some
 
     def without(self, unreadable: Mapping[int, object]) -> Self:
-        """The samples that can be read; `unreadable` says what is wrong with each of the others, by
-        number.
+        """The contents without unreadable samples. `unreadable` maps their numbers to errors.
 
         Raises:
             SampleError: none can be read.
@@ -184,15 +185,15 @@ class Contents:
 
     @functools.cached_property
     def source_sizes(self) -> IntArray | None:
-        """Bytes of each sample where it comes from ([n] int64), where samples are packed as they
-        are; None: they have to be looked at.
+        """Bytes of each sample in the source ([n] int64). None: samples are not packed as they are
+        stored.
         """
         return None
 
     # -- the plan of several parts
 
     def plan_parts(self, edges: list[int] | None = None) -> PartsPlan:
-        """The plan of all parts; `edges` of another plan of these samples.
+        """Plans all parts; `edges` reuses those of another plan of these samples.
 
         Raises:
             ConfigError: there are no samples; see `packing`.
@@ -231,7 +232,7 @@ class Contents:
         return Survey(plan.info, sizes, None, options)
 
     def _given_options(self) -> dict[str, Any]:
-        """What the options of a plan have of the arguments of `pack`, whatever is packed."""
+        """The arguments of `pack` that are part of a plan, whatever is packed."""
         how = self.options
         options: dict[str, Any] = {
             "shard_size": how.part_nbytes,
@@ -245,8 +246,8 @@ class Contents:
         return options
 
     def _annotations(self) -> dict[str, Column]:
-        """The targets that lie beside the samples, by which other ones are noticed; {}: there are
-        none, or they follow from the names of the files.
+        """Targets that lie beside the samples, by which a plan notices other ones. Empty if there
+        are none, or if they follow from the file names.
         """
         dataset = self.dataset
         if self._boxes is not None:
@@ -260,7 +261,7 @@ class Contents:
         return target_arrays(dataset.targets)
 
     def layout_options(self, rows: Rows) -> dict[str, Any]:
-        """What they have of chunks, and of the libraries that decide the bytes."""
+        """Chunks, and the versions of libraries that decide the bytes, for a plan."""
         how = self.options
         versions = self._versions(rows)
         options: dict[str, Any] = {}
@@ -277,8 +278,8 @@ class Contents:
         return {}
 
     def is_plan(self, frozen: PartsPlan) -> bool:
-        """True if a plan of samples that had to be looked at is what these options give of the same
-        dataset.
+        """True if `frozen` is the plan of these samples with these options, so that they need not
+        be decoded to plan again.
         """
         rows = frozen.rows
         if rows is None:
@@ -290,7 +291,7 @@ class Contents:
     # -- a file
 
     def packing(self, part: PartFile | None) -> Packing:
-        """What is written, and how.
+        """Prepares a file.
 
         Args:
             part: beside which a spool may be; None: nothing is written, and images that are
@@ -346,7 +347,7 @@ class Contents:
         return Packing(plan, (lambda group: []) if spool is None else spool.read, left_out)
 
     def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
-        """The plan for exactly these samples."""
+        """The plan of exactly these samples."""
         dataset = self.dataset
         count = len(of_targets.lengths)
         if count not in (0, len(dataset)):
@@ -415,7 +416,7 @@ class Contents:
         return Plan(info, rows, shape, sizes, sizes, columns, compression, chunks)
 
     def _about(self, targets: Any) -> dict[str, Any]:
-        """What `PackedInfo` says of the kind of samples, their classes and their targets."""
+        """The fields of `PackedInfo` for the kind of samples, their classes and their targets."""
         packed = self._pack_of_targets
         classes: Any = getattr(self.dataset, "classes", None)
         is_list = isinstance(classes, (list, tuple))
@@ -437,8 +438,8 @@ class Contents:
     def each(
         self, positions: Sequence[int], make: Callable[[int, int, Any], T | SampleError]
     ) -> list[T | SampleError]:
-        """What is made of each of these samples: of its number, that in its source, and its record.
-        A SampleError is of a sample that may be left out.
+        """Reads samples and calls `make` with the position, the index in the source and the record
+        of each. A SampleError stands for a sample that may be left out.
         """
         dataset = self.dataset
         whole = dataset.whole_indices(positions).tolist()
@@ -455,7 +456,7 @@ class Contents:
         return samples
 
     def _value(self, position: int, index: int, record: Any) -> Value | SampleError:
-        """What is stored of a sample, by the dataset's own steps, not transformed."""
+        """Decodes a sample by the dataset's own steps, without transforms."""
         dataset = self.dataset
         value = dataset.sample_reader.decoded(index, record, dataset.sample_decoder)
         if isinstance(value, SampleError):
@@ -490,8 +491,8 @@ class Contents:
         use: Callable[[int, T], None],
         workers: int | None = None,
     ) -> dict[int, str]:
-        """Uses what a task makes of each sample that can be read, in order; returns what is wrong
-        with the others.
+        """Runs a task for each group, and calls `use` for each readable sample, in order. Returns
+        the errors of the others.
         """
         count = len(self.dataset)
         left_out = dict[int, str]()
@@ -516,8 +517,8 @@ _SAMPLES = (
 
 
 class _Alike:
-    """What arrays have in common: one dtype and one shape, but for its first axes where `fixed` is
-    not 0; and what `Rows.values` says of them. `remedy`: what to give all of them, in words.
+    """Checks that arrays have one dtype and one shape, except for the first `fixed` axes. `remedy`
+    says what all of them must have.
     """
 
     def __init__(self, remedy: str, fixed: int) -> None:
@@ -533,7 +534,7 @@ class _Alike:
     def expect(
         self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any], values: str | None
     ) -> None:
-        """Says what all arrays are like, by one of them."""
+        """Sets what all arrays must match."""
         self.first = what
         self.shape = shape
         self.dtype = dtype
@@ -567,7 +568,7 @@ class _Alike:
 
 
 def _version_of(info: PackedInfo) -> int:
-    """The first layout that has all that a file says of itself."""
+    """The first layout that supports all that a file says about itself."""
     if info.target_columns is not None:
         return 7
     if info.text.get("unit") == "chat":

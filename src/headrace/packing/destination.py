@@ -1,6 +1,4 @@
-"""Where the files of a pack go: a folder of this machine, or a prefix of an object store through
-fsspec.
-"""
+"""Where a pack is written: a local folder, or a prefix of an object store through fsspec."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ _DEADLINE_S = 24 * 3600
 
 
 class Destination:
-    """The files of a pack in a folder of this machine, by their names. A pickle of it reaches the
-    same files from another process.
+    """The files of a pack in a local folder, by name. A pickle reaches the same files from another
+    process.
 
     Attributes:
         path: the folder, or its URL.
@@ -52,11 +50,11 @@ class Destination:
         self.shown = redact(path)
 
     def shown_name(self, name: str) -> str:
-        """What messages call a file."""
+        """The name of a file in messages."""
         return f"{self.shown.rstrip('/')}/{name}"
 
     def check(self) -> None:
-        """Raises a DataNotFoundError or ConfigError where it is not there, and can't be made."""
+        """Raises a DataNotFoundError or ConfigError if the folder can't be made."""
         parent, name = os.path.split(self.path)
         if not os.path.isdir(parent):
             raise DataNotFoundError(
@@ -66,7 +64,7 @@ class Destination:
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
 
     def prepare(self) -> None:
-        """Makes it, where that is needed.
+        """Makes the folder if needed.
 
         Raises:
             DataNotFoundError, ConfigError, WriteError: it can't be.
@@ -82,7 +80,7 @@ class Destination:
             self.remove_abandoned()
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by name; of none where it is not there."""
+        """Bytes of each file, by name; empty if there is no folder."""
         found = dict[str, int]()
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as listing:
             for entry in listing:
@@ -91,7 +89,7 @@ class Destination:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None: there is none."""
+        """The content of a file, or None if it does not exist."""
         try:
             # there are many, and small
             with open(os.path.join(self.path, name), "rb", buffering=0) as file:
@@ -119,13 +117,13 @@ class Destination:
             file.commit()
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it exists."""
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self.path, name))
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
-        """A local file to write a part into; it has its name when the context is left without an
+        """A local file to write a part into. It gets its name when the context ends without an
         error.
         """
         path = os.path.join(self.path, name)
@@ -134,7 +132,7 @@ class Destination:
             file.commit()
 
     def fetched(self, name: str) -> contextlib.AbstractContextManager[str]:
-        """A path of this machine where a file can be read meanwhile.
+        """A local path of a file, valid inside the context.
 
         Raises:
             DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
@@ -147,8 +145,8 @@ class Destination:
 
 
 class StoreDestination(Destination):
-    """The same of a prefix of an object store: a part is written and verified on this machine (in
-    `tempfile.gettempdir()`), and then uploaded.
+    """The files of a pack below a prefix of an object store. A part is written and verified on this
+    machine (in `tempfile.gettempdir()`), then uploaded.
 
     Args:
         url: of the prefix.
@@ -220,7 +218,7 @@ class StoreDestination(Destination):
                 yield file.path
 
     def _ask(self, question: str, name: str, *after: Any, **options: Any) -> Any:
-        """See `Remote.ask`, of a file.
+        """`Remote.ask` for a file of the pack.
 
         Raises:
             WriteError, AccessError, DataNotFoundError: the store doesn't do it.
@@ -234,8 +232,8 @@ class StoreDestination(Destination):
 
 
 def _temporary(name: str) -> PartFile:
-    """A file of this user in the folder for temporary files; those that killed processes left are
-    removed.
+    """A file of this user in the folder for temporary files. Removes those that killed processes
+    left.
     """
     folder = tempfile.gettempdir()
     ours = f"headrace-pack-{user_id()}-"
@@ -246,7 +244,7 @@ def _temporary(name: str) -> PartFile:
 def destination_of(
     dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
 ) -> Destination:
-    """The destination for a path or a URL, which may be that of a folder of this machine."""
+    """The destination for a path or URL (``file://`` is a local folder)."""
     path = local_path(dst)
     if path is not None:
         return Destination(path)
@@ -260,9 +258,7 @@ def destination_of(
 
 
 def local_path(path: str | os.PathLike[Any]) -> Path | None:
-    """The absolute path on this machine that a path, or a URL such as ``file:///data``, names;
-    None: it is on a server.
-    """
+    """The absolute local path of a path or ``file://`` URL. None: it is on a server."""
     text = os.fspath(path)
     for scheme in ("file://", "local://"):
         if text.startswith(scheme):
@@ -302,7 +298,7 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
 
 
 def _is_own_path(source: Path, target: Path, is_data: bool) -> bool:
-    """`_is_own` of paths of this machine."""
+    """`_is_own` for local paths."""
     if not os.path.exists(source):  # it may be any text
         return False
     if target.exists() and source.samefile(target):
@@ -312,7 +308,7 @@ def _is_own_path(source: Path, target: Path, is_data: bool) -> bool:
 
 
 def _is_own(source: str, target: str, is_folder: bool) -> bool:
-    """True if a pack to `target` would replace a source, or lie in it, if that is a folder."""
+    """True if a pack to `target` would replace `source`, or lie inside it if that is a folder."""
     source = source.rstrip("/")
     target = target.rstrip("/")
     if is_folder and f"{target}/".startswith(f"{source}/"):
@@ -322,18 +318,18 @@ def _is_own(source: str, target: str, is_folder: bool) -> bool:
 
 
 def is_of_part(name: str) -> bool:
-    """True of the names of parts and their sidecars."""
+    """True for the names of parts and their sidecars."""
     return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
 
 
 def _is_of_pack(name: str) -> bool:
-    """True of the names that a pack of parts writes, replaces and removes."""
+    """True for the names that a pack of parts writes, replaces and removes."""
     return name in (PLAN, MANIFEST) or is_of_part(name)
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
-    """The paths and URLs in the attributes of a dataset, of its source and of datasets inside;
-    and whether each surely is one of data.
+    """Paths and URLs in the attributes of a dataset, its source and the datasets inside; and for
+    each whether it certainly names data.
     """
     seen = set[int]()
     left: list[tuple[str, Any]] = [("dataset", dataset)]

@@ -45,7 +45,7 @@ _ALIGNED = 64  # bytes
 
 
 class PackedWriter:
-    """Writes the samples of a plan, in order, into an empty part file, until it is closed.
+    """Writes the samples of a plan, in order, into an empty part file. Close it at the end.
 
     Args:
         part: entered, and not committed.
@@ -90,14 +90,14 @@ class PackedWriter:
             raise
 
     def close(self) -> None:
-        """Ends what HDF5 writes; after an error nothing more comes of it."""
+        """Closes the HDF5 file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
-        """The bytes that are written of the next samples, at least one: as they are, or whole
-        chunks, but for the last one of all. For any thread.
+        """The bytes to write for the next samples: as they are, or whole chunks, except for the
+        last one of all. Thread-safe.
         """
         plan = self._plan
         if plan.compression is None:
@@ -115,9 +115,7 @@ class PackedWriter:
         return blocks
 
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
-        """Write what `encode` gave of the next samples, whose sizes are those of the plan, and
-        which have these CRCs.
-        """
+        """Writes what `encode` returned for the next samples, whose checksums are these."""
         with self._part.explained():
             if self._file is None:
                 write_full_from(self._part.fd, blocks, self._at)
@@ -138,7 +136,7 @@ class PackedWriter:
             self._written.check()
 
     def finish(self) -> None:
-        """Write what is known only now: the samples' CRCs."""
+        """Writes the checksums of the samples."""
         assert self._done == len(self._plan.sizes), "samples are missing"
         with self._part.explained():
             self.close()  # which writes what HDF5 has in memory
@@ -148,8 +146,8 @@ class PackedWriter:
 
 
 class _Written(io.FileIO):
-    """A file that HDF5 writes. HDF5 can't close a file that it can't write: after an error all else
-    seems to go well, and is not written; `check` raises it.
+    """The file object that HDF5 writes to. HDF5 can't close a file that it can't write, so after an
+    error this object pretends to write; `check` raises the error.
     """
 
     error: BaseException | None = None
@@ -158,7 +156,7 @@ class _Written(io.FileIO):
         super().__init__(fd, "r+", closefd=False)
 
     def check(self) -> None:
-        """Raises what went wrong: an OSError, or an interruption."""
+        """Raises the first error of writing, or an interruption."""
         if self.error is not None:
             raise self.error
 
@@ -201,7 +199,7 @@ def _access(plan: Plan) -> h5p.PropFAID:
 def _created(
     name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes
 ) -> tuple[h5py.File, dict[str, int]]:
-    """An empty file, open; and where the contents of its datasets go."""
+    """Creates an empty file. Returns it open, with the offset of the content of each dataset."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
@@ -229,8 +227,8 @@ def _allocate(
     dtype: np.dtype[Any],
     plan: Plan | None = None,
 ) -> int:
-    """Where the content of a dataset goes, that of `plan` in its chunks; 0: nowhere, or wherever
-    HDF5 appends it.
+    """Creates a dataset (that of `plan` in its chunks), and returns the offset of its content; 0 if
+    it is empty or HDF5 appends it.
     """
     layout = h5p.create(h5p.DATASET_CREATE)
     compression = None

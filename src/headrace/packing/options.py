@@ -113,7 +113,7 @@ class PackOptions:
 
     @property
     def layout(self) -> str:
-        """The arguments that cut arrays into chunks, for messages."""
+        """The arguments that set chunks, for messages."""
         given = {"compression": self.compression, "chunks": self.chunks}
         return " and ".join(f"{name}={value!r}" for name, value in given.items() if value)
 
@@ -124,12 +124,12 @@ class PackOptions:
 
     @property
     def threads(self) -> int:
-        """Threads of each process."""
+        """Number of threads of each process."""
         return self.workers or max(1, usable_cpus() // self.processes)
 
     @property
     def part_nbytes(self) -> int:
-        """Bytes of a part, about; of a single file more than any has."""
+        """Approximate bytes of a part; for a single file more than any has."""
         if self.shard_size is None:
             return 1 << 62
         nbytes = parse_size(self.shard_size, "shard_size")
@@ -138,7 +138,7 @@ class PackOptions:
         return nbytes
 
     def share(self, count: int) -> range:
-        """The numbers of the parts, of so many, that a call packs.
+        """The numbers of the parts that this call packs, out of `count`.
 
         Raises:
             ConfigError: `part` and `parts` make no sense, or both are given.
@@ -156,7 +156,7 @@ class PackOptions:
         return range(first, stop)
 
     def _pair(self, name: str, between: str, wanted: str) -> tuple[int, int]:
-        """Two numbers of an option, the second one larger."""
+        """Parses an option of two increasing numbers."""
         text = str(getattr(self, name))
         match = re.fullmatch(rf"(\d+){between}(\d+)", text, re.ASCII)
         if match is None or not int(match[1]) < int(match[2]):

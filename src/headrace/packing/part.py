@@ -41,8 +41,8 @@ _LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems that 
 
 
 class PartFile:
-    """The temporary file of a target, open and locked inside a ``with``; removed at its end unless
-    it was committed.
+    """The temporary file of a target, open and locked inside a ``with``. Removed at the end unless
+    committed.
 
     Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A
     second writer, in this process or another one, is refused; with a `token` each has a name of its
@@ -114,17 +114,17 @@ class PartFile:
         self._scratch.close()
 
     def scratch(self) -> int:
-        """A temporary file without a name beside it, open until it is left."""
+        """An unnamed temporary file in the same folder, open until the part file is closed."""
         with self.explained():
             return self._scratch.enter_context(tempfile.TemporaryFile(dir=self._folder)).fileno()
 
     def write(self, data: Any, offset: int) -> None:
-        """Writes bytes at a place."""
+        """Writes bytes at an offset."""
         with self.explained():
             write_full(self.fd, data, offset)
 
     def commit(self) -> None:
-        """Make the file durable, and give it its final name.
+        """Makes the file durable, and gives it its final name.
 
         Raises:
             TargetExistsError, WriteError, AccessError: a target appeared meanwhile; it can't be
@@ -155,8 +155,8 @@ class PartFile:
                 os.close(folder)
 
     def reserve(self, nbytes: int) -> None:
-        """Makes the file so long, and sees that there is room: what is missing shows here, not in
-        the middle of it all.
+        """Sets the length of the file, and checks that there is room, so that a full disk shows
+        before any sample is read.
 
         Raises:
             WriteError, AccessError: there is none; the file can't be written, or is too large for
@@ -173,36 +173,34 @@ class PartFile:
             os.ftruncate(self.fd, nbytes)
 
     def restart(self) -> None:
-        """What is written from now on takes the place of what was written by now."""
+        """Begins anew: what was written may be overwritten."""
         self._flushed = 0
 
     def begin_flush(self, stop: int) -> None:
-        """Begins to send what was written before a place to the disk, where that is possible, and
-        does not wait for it.
-        """
+        """Starts sending what was written before `stop` to the disk, without waiting."""
         if stop - self._flushed >= _FLUSHED:
             with contextlib.suppress(OSError):  # it is a hint; `reread` says what is wrong
                 self._forget(self._flushed, stop - self._flushed)
             self._flushed = stop
 
     def reread(self) -> None:
-        """Make the file durable, and forget its pages in memory: what
-        is read next comes from the disk, where that is possible.
+        """Makes the file durable, and drops its pages from memory, so that the next reads come from
+        the disk if the system allows it.
         """
         with self.explained():
             os.fsync(self.fd)
             self._forget(0, 0)
 
     def _forget(self, start: int, nbytes: int) -> None:
-        """Drops pages in memory that are on the disk, and begins to write those that are not;
-        0 bytes: to the end.
+        """Drops pages that are on the disk from memory, and starts writing the others; 0 bytes: to
+        the end.
         """
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, start, nbytes, os.POSIX_FADV_DONTNEED)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns the system's errors of what is done inside into ours.
+        """Turns errors of the system inside the context into ours.
 
         Raises:
             WriteError, AccessError, DataNotFoundError: in one line: what, where, and what to do.
@@ -251,7 +249,7 @@ class PartFile:
             os.close(fd)
 
     def _lock(self, fd: int) -> bool:
-        """Locks it; False where somebody else has a lock on the file of this one writer."""
+        """Locks the file. False if another writer of the same target holds it."""
         try:
             is_ours = try_lock(fd)
         except OSError as error:
@@ -291,14 +289,12 @@ class PartFile:
 
 
 def new_token() -> str:
-    """What tells the temporary files of one writer from those of others."""
+    """A random text that tells the temporary files of one writer from those of others."""
     return secrets.token_hex(4)
 
 
 def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
-    """Removes the temporary files with one of these prefixes whose writers are gone: nobody
-    holds a lock on them.
-    """
+    """Removes temporary files with one of these prefixes that nobody holds a lock on."""
     names: list[str] = []
     # another job may have removed the folder, which was empty
     with contextlib.suppress(FileNotFoundError):

@@ -48,7 +48,7 @@ _MOST_PARTS = 1_000_000
 
 @dataclass(frozen=True)
 class PartsPlan:
-    """What a pack of several files holds.
+    """The plan of a pack of several files.
 
     Attributes:
         kind, store: as `PackedInfo` has them.
@@ -82,12 +82,12 @@ class PartsPlan:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The same by name; `asdict` would copy each number."""
+        """The fields by name. (`asdict` would copy each number.)"""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @functools.cached_property
     def digest(self) -> str:
-        """What tells this plan from others: 16 hexadecimal digits."""
+        """Identifies the plan: 16 hexadecimal digits."""
         return hashlib.blake2b(self.text, digest_size=8).hexdigest()
 
     @property
@@ -97,9 +97,7 @@ class PartsPlan:
 
     @property
     def rows(self) -> Rows | None:
-        """What the samples of all parts have in common, where that is not known without reading
-        them.
-        """
+        """What the samples of all parts have in common, if finding out requires reading them."""
         rows = self.options.get("rows")
         if rows is None:
             return None
@@ -107,16 +105,17 @@ class PartsPlan:
         return Rows(rows["store"], dtype, tuple(rows["shape"]), rows.get("values"))
 
     def name(self, part: int, ending: str = ".h5") -> str:
-        """What the file with the samples of a part is called."""
+        """The name of the file of a part."""
         return f"part-{part:05d}-of-{self.parts:05d}{ending}"
 
     def sidecar_name(self, part: int) -> str:
-        """What the sidecar of a part is called."""
+        """The name of the sidecar of a part."""
         return self.name(part, ".json")
 
 
 def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
-    """Cuts samples into parts of about so many bytes, a sample more at most, as equal as they come.
+    """Cuts samples into parts of about `shard_size` bytes (at most one sample more), as equal as
+    possible.
 
     Args:
         sizes: [n] int64, bytes of each sample.
@@ -141,8 +140,8 @@ def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
 
 
 def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
-    """`PartsPlan.sources`: of samples of these names (None: they have none) and sizes ([n] bytes),
-    for each range of them.
+    """Computes `PartsPlan.sources` from the names (None: there are none) and sizes of samples ([n]
+    bytes).
     """
     texts = (b"%d " % size for size in sizes.tolist())
     if names is not None:
@@ -157,7 +156,7 @@ def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> l
 
 
 def read_plan(folder: Destination) -> PartsPlan | None:
-    """The plan of a pack; None: there is none.
+    """The plan of a pack, or None if there is none.
 
     Raises:
         FormatError: it is damaged, of a later headrace, or no plan of headrace.
@@ -183,7 +182,7 @@ def read_plan(folder: Destination) -> PartsPlan | None:
 
 
 def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
-    """Writes the plan, if there is none yet; True if it takes the place of another one.
+    """Writes the plan if there is none yet. True if it replaces another one.
 
     Raises:
         TargetExistsError: there is another one, and it may not be replaced; the message shows how
@@ -202,8 +201,8 @@ def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
 
 
 def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) -> None:
-    """Raises a TargetExistsError where the plan that is there is another one; the message shows
-    how they differ.
+    """Raises a TargetExistsError if the existing plan is another one; the message shows the
+    differences.
     """
     if there is None or there.digest != plan.digest:
         how = "" if there is None else f" ({differences(there, plan)})"
@@ -214,7 +213,7 @@ def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) ->
 
 
 def differences(there: PartsPlan, now: PartsPlan) -> str:
-    """How two plans differ, in words."""
+    """The differences of two plans, for a message."""
     before = _flat(there)
     after = _flat(now)
     said = []
@@ -231,7 +230,7 @@ def differences(there: PartsPlan, now: PartsPlan) -> str:
 
 
 def _flat(plan: PartsPlan) -> dict[str, Any]:
-    """What decides a plan, by name; what says most comes first."""
+    """The fields of a plan by name, the most telling ones first."""
     said = plan.said
     options = said.pop("options")
     return {**options, **options.get("versions", {}), **said}
@@ -245,7 +244,7 @@ _THREADS = 32
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What a finished part says of itself, in the file beside it.
+    """The file beside a finished part that describes it.
 
     Attributes:
         plan: the digest of the plan that it is of.
@@ -268,7 +267,7 @@ class Sidecar:
         return checked_text(asdict(self))
 
     def entry(self, plan: PartsPlan) -> dict[str, Any]:
-        """What the manifest says of the part."""
+        """The entry of the part in the manifest."""
         return {
             "name": plan.name(self.part),
             "samples": self.samples,
@@ -279,7 +278,7 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class PackStatus:
-    """Where a pack of several parts stands.
+    """The state of a pack of several parts.
 
     Attributes:
         folder: of the pack; or its URL.
@@ -315,7 +314,7 @@ class PackStatus:
 
 
 def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
-    """The sidecar of a part; None: there is none of this plan that can be read."""
+    """The sidecar of a part, or None if there is no readable one of this plan."""
     data = folder.read(plan.sidecar_name(part)) or b""
     try:
         sidecar = Sidecar(**checked_json(data))
@@ -344,7 +343,7 @@ def pack_status(
 
 
 def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
-    """Where a pack stands, and the sidecars of the finished parts, by number."""
+    """The state of a pack, and the sidecars of its finished parts by number."""
     sizes = folder.sizes()
     parts = range(plan.parts)
     there = [part for part in parts if plan.sidecar_name(part) in sizes]
@@ -388,7 +387,7 @@ def planned(folder: Destination) -> PartsPlan:
 
 
 def read_manifest(folder: Destination) -> dict[str, Any] | None:
-    """The manifest of a pack; None: there is none.
+    """The manifest of a pack, or None if there is none.
 
     Raises:
         FormatError: it is damaged.
@@ -427,7 +426,7 @@ def join(
 
 
 def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
-    """See `join`; of a pack whose parts are all finished, and have these sidecars."""
+    """`join` for a pack whose parts are all finished, with these sidecars."""
     left_out = list[str]()
     parts = list[dict[str, Any]]()
     for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
@@ -459,12 +458,12 @@ def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar
 
 
 def manifest_of(folder: Path | str) -> Path | str:
-    """Where the manifest of a pack lies; ``folder`` is its folder, or its URL."""
+    """The path or URL of the manifest in a folder."""
     return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
 
 
 def remove_other(folder: Destination, plan: PartsPlan) -> None:
-    """Removes parts and sidecars that are of another plan."""
+    """Removes the parts and sidecars of other plans."""
     parts = range(plan.parts)
     ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
     for name in folder.sizes():
@@ -473,8 +472,8 @@ def remove_other(folder: Destination, plan: PartsPlan) -> None:
 
 
 def refuse_foreign(folder: Destination) -> None:
-    """Raises a TargetExistsError where a pack into a folder without a plan would replace or remove
-    files: no pack has written them, or one that has lost its plan.
+    """Raises a TargetExistsError if a pack into a folder without a plan would replace or remove
+    files.
     """
     replaced = [name for name in folder.sizes() if name == MANIFEST or is_of_part(name)]
     if replaced and folder.read(PLAN) is None:
@@ -486,7 +485,7 @@ def refuse_foreign(folder: Destination) -> None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in words: ``0-3, 7, 9-12``."""
+    """Numbers as ranges: ``0-3, 7, 9-12``."""
     array = np.asarray(numbers)
     groups = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
     shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups[:20]]

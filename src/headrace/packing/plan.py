@@ -74,7 +74,7 @@ class Rows(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def as_json(self) -> dict[str, Any]:
-        """The same as the options of a plan of several parts hold it."""
+        """The same as the options of a plan hold it."""
         # lists, as they are when it is read
         dtype = json.loads(json.dumps(dtype_to_descr(self.dtype)))
         values = {} if self.values is None else {"values": self.values}
@@ -83,7 +83,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a packed file will hold.
+    """The contents and layout of a packed file.
 
     Attributes:
         info: what it will say about itself.
@@ -107,7 +107,7 @@ class Plan:
 
 
 class Packing(NamedTuple):
-    """What is written, and how.
+    """A plan, and how its samples are read.
 
     Attributes:
         plan: of the file.
@@ -123,8 +123,8 @@ class Packing(NamedTuple):
 
 
 def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
-    """Samples a chunk, of so many: the largest power of two that stays below `_CHUNK_BYTES`, unless
-    `chunks` says how many. None: contiguous, as samples of nothing are.
+    """Samples per chunk: `chunks`, or the largest power of two that stays below `_CHUNK_BYTES`.
+    None: contiguous, which empty samples always are.
 
     Raises:
         ConfigError: samples that lie flat have no chunks; one would be too large.
@@ -158,9 +158,7 @@ def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
 
 
 def files_of(source: Any) -> list[HDF5Source]:
-    """The sources of rows, or of what was packed, that a source consists of; []: it is another
-    one.
-    """
+    """The HDF5 sources that a source consists of; empty if it is another one."""
     each = source.sources if isinstance(source, ConcatSource) else [source]
     return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
 
@@ -169,7 +167,7 @@ def files_of(source: Any) -> list[HDF5Source]:
 
 
 def target_arrays(targets: Any) -> dict[str, Column]:
-    """The arrays that a pack has of the targets, by name; {}: there are none.
+    """The arrays of a pack that hold the targets, by name.
 
     Raises:
         ConfigError: see `as_column`, `check_names`.
@@ -195,7 +193,7 @@ def crc_of_columns(columns: Mapping[str, Column]) -> int:
 
 
 def columns_in(targets: Any) -> Mapping[str, Any] | None:
-    """The columns of targets that are dicts with the same names; None: they are something else."""
+    """The columns of targets that are dicts with the same names. None: they are not."""
     if isinstance(targets, ColumnTargets):
         return targets.columns
     if isinstance(targets, np.ndarray):
@@ -214,9 +212,7 @@ def columns_in(targets: Any) -> Mapping[str, Any] | None:
 
 
 def check_names(names: Iterable[Any], what: str = "these targets") -> None:
-    """Raises a ConfigError where one of the names in dicts is no text, as which it would come
-    back, or is empty.
-    """
+    """Raises a ConfigError if a name in dicts is not a str, or is empty."""
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(
@@ -226,7 +222,7 @@ def check_names(names: Iterable[Any], what: str = "these targets") -> None:
 
 
 def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
-    """Targets as an array whose rows give back the same targets.
+    """Targets as an array whose rows are equal to them.
 
     Args:
         targets: one a sample.
@@ -258,8 +254,8 @@ def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Colum
 
 
 def as_row(what: str, value: Any) -> Column:
-    """The array of a number, an array or a tensor; of a dict of these a compound, whose fields are
-    sorted by name.
+    """The array of a number, array or tensor; of a dict of these a compound, with its fields sorted
+    by name.
 
     Raises:
         ConfigError: it is something else, or a dict whose names are no texts.
@@ -301,7 +297,7 @@ def as_row(what: str, value: Any) -> Column:
 
 
 def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> Iterator[range]:
-    """Samples in groups.
+    """Divides samples into groups.
 
     Args:
         sizes: [n] int64, bytes that each takes while it is read.
@@ -326,7 +322,7 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> 
 
 
 def some_of(count: int) -> list[int]:
-    """The numbers of samples by which sizes are estimated, evenly spread over all `count`."""
+    """Numbers of samples, evenly spread, by which sizes are estimated."""
     spread = np.linspace(0, count - 1, min(_ESTIMATED_BY, count)).astype(np.int64)
     numbers: list[int] = distinct(spread).tolist()
     return numbers
@@ -340,8 +336,8 @@ def stream(
     total: int,
     desc: str,
 ) -> Generator[tuple[range, T], None, None]:
-    """The results of a task for each group, in order, with a progress bar; threads work at most
-    `workers` + 1 groups ahead; 0: this thread. They have ended when the generator is closed.
+    """Yields the result of a task for each group, in order, with a progress bar. Threads work at
+    most `workers` + 1 groups ahead (0: no threads), and end when the generator is closed.
     """
     with progress_bar(progress, total=total, desc=desc, unit="sample") as bar:
         if not workers:
@@ -360,8 +356,7 @@ def stream(
 
 
 class Spool:
-    """Samples in a temporary file without a name, one behind the other: a file is laid out when all
-    sizes are known.
+    """Samples in an unnamed temporary file, for a file that is laid out when all sizes are known.
 
     Args:
         part: beside which the file is, which takes as much room as the samples, and with which it
@@ -374,7 +369,7 @@ class Spool:
         self._sizes = list[int]()
 
     def append(self, *pieces: Any) -> None:
-        """Adds the next sample, of bytes or arrays."""
+        """Adds the next sample, as bytes or arrays."""
         with self._part.explained():
             for piece in pieces:
                 write_full(self._fd, piece)
@@ -390,7 +385,7 @@ class Spool:
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def read(self, group: range) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of the samples of a group, once all are there; for any thread."""
+        """The bytes of the samples of a group, after all were added. Thread-safe."""
         edges = self._edges[group.start : group.stop + 1] - self._edges[group.start]
         data = np.empty(int(edges[-1]), np.uint8)
         read_full(self._fd, [data.data], int(self._edges[group.start]))

@@ -236,8 +236,8 @@ def pack(
 
 @contextlib.contextmanager
 def _opened(dataset: Any) -> Iterator[BaseDataset]:
-    """What is packed: a dataset of headrace's; or as one a path, or a map-style dataset that is
-    not headrace's, closed at the end.
+    """The dataset to pack: as given, or opened from a path or a map-style dataset, and then closed
+    at the end.
     """
     opened = dataset
     if not isinstance(dataset, BaseDataset):
@@ -254,7 +254,7 @@ def _opened(dataset: Any) -> Iterator[BaseDataset]:
 
 
 def open_source(path: DataPath, **options: Any) -> BaseDataset:
-    """`open_dataset`, and packed arrays with their targets: a copy of them must not lose these."""
+    """`open_dataset`, which opens packed arrays with their targets, so that a copy keeps them."""
     dataset = open_dataset(path, **options)
     if isinstance(dataset, ArrayDataset) and dataset.targets is None:
         files = files_of(dataset.sample_source)
@@ -297,8 +297,8 @@ def _pack_file(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackO
 
 
 def _write(part: PartFile, contents: Contents) -> tuple[PackedInfo, list[str]]:
-    """Writes all samples; or, where some can't be read and may be left out, those that can. Gives
-    what the file says of itself, and what is wrong with the others.
+    """Writes all samples, without those that can't be read and may be left out. Returns the
+    description of the file, and the errors of the samples left out.
 
     Args:
         part: entered.
@@ -316,8 +316,8 @@ def _write(part: PartFile, contents: Contents) -> tuple[PackedInfo, list[str]]:
 
 
 def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict[int, SampleError]:
-    """Writes all samples; returns those that can't be read, by position. After the first of these
-    nothing more is written.
+    """Writes all samples. Returns the errors of unreadable ones by position; nothing is written
+    after the first.
     """
     plan = packing.plan
     failures = dict[int, SampleError]()
@@ -346,7 +346,7 @@ def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict
 
 
 def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int, int]:
-    """Verifies what was written, and writes the checksum of the whole file; returns its bytes and
+    """Verifies what was written, and writes the checksum of the whole file. Returns its bytes and
     CRC.
 
     Raises:
@@ -370,8 +370,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
 
 
 def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> PartsPlan:
-    """The plan for a dataset. Reads the plan that is in the folder, if there is one, and writes
-    nothing.
+    """Plans the parts. Reads the plan in the folder, if there is one, and writes nothing.
 
     One of many jobs (`part`, `parts`), where the plan that is there is that of this dataset, does
     not ask for the size of each file again; those of the parts that it packs are compared then.
@@ -398,7 +397,7 @@ def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
 
 
 def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
-    """What `pack` would do; raises what it would find wrong before it writes."""
+    """Plans a pack, and raises the errors that `pack` would raise before it writes."""
     left = {0}
     if options.shard_size is None:
         path: Path | str = Path(PartFile(dst, options.overwrite).target)
@@ -432,7 +431,7 @@ def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOpt
 
 @dataclass
 class PackJob:
-    """Packs single parts; a pickle of it can do so in any process that reaches the source and the
+    """Packs single parts. A pickle can do so in any process that reaches the source and the
     destination.
 
     Attributes:
@@ -490,7 +489,7 @@ class PackJob:
 
 
 def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> Path | str:
-    """Packs the parts of a share which are not finished, and joins the pack if all are."""
+    """Packs the unfinished parts of a share, and joins the pack if all are finished."""
     refuse_own_source(dataset, folder.path)
     folder.prepare()
     plan = _plan_parts(dataset, folder, options)
@@ -531,7 +530,7 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
 def _packed(
     job: PackJob, numbers: Sequence[int], executor: Executor | None
 ) -> Generator[None, None, None]:
-    """Packs parts, and yields after each. After an error parts that have not begun are cancelled,
+    """Packs parts, and yields after each. After an error, parts that have not begun are cancelled,
     and threads end.
     """
     options = job.options
@@ -573,8 +572,8 @@ def _packed(
 
 
 def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[None, None, None]:
-    """Packs each part in a process of its own, some at the same time, and yields after each.
-    After an error those that run still finish their parts.
+    """Packs each part in a process of its own, and yields after each. After an error, running
+    processes still finish their parts.
 
     NOTE [ No ProcessPoolExecutor ]: that of Python 3.11 may forget a future, or never end, if one
     of its processes is killed during a `submit`.
@@ -634,7 +633,7 @@ def _died(job: PackJob, number: int) -> WriteError:
 
 
 def _pack_alone(job: PackJob, part: int, sender: Any) -> None:
-    """What a process does that packs one part: sends None, or the error."""
+    """The main function of a process that packs one part. Sends None, or the error."""
     end_with_parent()
     torch.set_num_threads(1)  # those that it inherited stay behind
     failure = None

@@ -70,8 +70,8 @@ def are_stored(dataset: BaseDataset) -> bool:
 
 
 def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
-    """What packed files say of themselves, as the first of them does; None: some are none, or
-    were packed in another way.
+    """The description of packed files, by the first of them. None: one is not packed, or was packed
+    in another way.
     """
     infos = [one.of_samples for one in files]
     ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
@@ -79,7 +79,7 @@ def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
 
 
 class StoredContents(Contents):
-    """See `are_stored`."""
+    """Samples for which `are_stored` holds."""
 
     def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
         super().__init__(dataset, options)
@@ -153,8 +153,8 @@ class StoredContents(Contents):
         return {**about, "classes": about["classes"] or None}
 
     def _stored_plan(self, read_sizes: IntArray, image_sizes: IntArray | None = None) -> Plan:
-        """The plan of samples of these sizes ([n] int64); of images that were encoded anew also
-        without their masks.
+        """The plan of samples of these sizes ([n] int64); for re-encoded images also without their
+        masks.
         """
         rows = self._stored_rows()
         is_encoded = rows.store == "encoded"
@@ -186,7 +186,7 @@ class StoredContents(Contents):
         return replace(plan, read_sizes=read_sizes)
 
     def _image_sizes(self, read_sizes: IntArray) -> IntArray:
-        """Bytes of each image without its mask; where no sizes are wanted, none are asked for."""
+        """Bytes of each image without its mask; zeros where `read_sizes` are."""
         if not read_sizes.any():
             return read_sizes
         source = self.dataset.sample_source
@@ -195,7 +195,7 @@ class StoredContents(Contents):
         return np.concatenate([one.image_sizes() for one in self._files])[self._whole_indices()]
 
     def _stored_rows(self) -> Rows:
-        """What samples have in common that are stored as they are, or as pixels."""
+        """What the stored samples or pixels have in common."""
         if self.rows is not None:
             return self.rows
         dataset = self.dataset
@@ -228,7 +228,7 @@ class StoredContents(Contents):
         return Rows("decoded", np.dtype(fields), ())
 
     def _mask_dtype(self) -> np.dtype[Any]:
-        """The dtype of the first mask that can be read.
+        """The dtype of the first readable mask.
 
         Raises:
             SampleError: there is none.
@@ -250,8 +250,7 @@ class StoredContents(Contents):
         raise failure
 
     def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> npt.NDArray[Any]:
-        """Height and width that boxes are in pixels of; where images are stored in other sizes,
-        all must be known.
+        """Height and width that boxes refer to. If images are resized, all must be known.
 
         Raises:
             SampleError: an image whose size is not known can't be read.
@@ -298,9 +297,8 @@ class StoredContents(Contents):
         return self.each(group, one)
 
     def _encoded(self, position: int, index: int, record: Any) -> tuple[Any, ...] | SampleError:
-        """The bytes of an encoded image, and of its mask: encoded anew; or as they are, after they
-        were looked at. An error if they are damaged, don't fit each other, or the image is not as
-        large as its annotations say.
+        """The bytes of an encoded image and its mask: re-encoded, or checked. An error if they are
+        damaged, don't fit each other, or the image has another size than its annotations say.
         """
         left = self.dataset.budget.left
         image, *masks = record if self._has_masks else (record,)
@@ -323,7 +321,7 @@ class StoredContents(Contents):
         return made
 
     def _row(self, plan: Plan, position: int, index: int, record: Any) -> Column | SampleError:
-        """A row as it is; or the pixels of an image, with their mask.
+        """A row as it is; or the pixels of an image with its mask.
 
         Raises:
             ConfigError: the mask has another dtype than the first one.
@@ -358,7 +356,7 @@ class StoredContents(Contents):
     # -- images that are encoded anew
 
     def _reencoded(self, part: PartFile) -> Packing:
-        """Images as JPEG, each with its mask where they have masks."""
+        """Images as JPEG, with their masks."""
         image_sizes = array("q")
         spool = Spool(part)
 
@@ -375,9 +373,8 @@ class StoredContents(Contents):
         return self.each(group, self._encoded)
 
     def _jpeg(self, image: Any, mask: Any = None) -> tuple[bytes, ...]:
-        """An encoded image as JPEG, its longer side at most `max_size`, and its mask: as it is or,
-        where the image has fewer pixels now, of its size, without loss. All as they were, where
-        they would not become smaller.
+        """Re-encodes an image as JPEG, its longer side at most `max_size`. Resizes its mask,
+        without loss, if the image shrinks. Returns both unchanged unless they become smaller.
 
         Raises:
             FormatError: one can't be decoded; they don't fit each other.
@@ -411,8 +408,8 @@ class StoredContents(Contents):
         return (made, *fitted) if is_smaller else before
 
     def _jpeg_ratio(self, sizes: IntArray) -> float:
-        """About how large re-encoded images are beside what they were, by some of them, evenly
-        spread.
+        """Estimates by evenly spread samples how large re-encoded images are, relative to the
+        originals.
         """
         before = 0
         after = 0

@@ -1,4 +1,4 @@
-"""Packs texts as tokens: those of whole documents, which are there already or are made for it."""
+"""Packs texts as the tokens of whole documents."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _TOKENISING = PerProcess(threading.Lock)
 
 
 class TextContents(Contents):
-    """The documents of a dataset, or of a view of one: of texts, of windows or blocks of them, or
-    of packed tokens.
+    """The documents of a text dataset or of a view of one. They may be tokens already, packed or
+    cached.
 
     Raises:
         ConfigError: a view of windows or blocks, which are no documents; an option that is not for
@@ -131,22 +131,20 @@ class TextContents(Contents):
 
     @functools.cached_property
     def source_sizes(self) -> IntArray | None:
-        """Bytes of each text, if each is a file that is read when it is packed: another job may
-        meet another one.
-        """
+        """Bytes of each text, if each is a file, which may change until it is packed."""
         if self._tokens is None and isinstance(self.dataset.sample_source, FilesSource):
             return self._sizes()
         return None
 
     def _sizes(self) -> IntArray:
-        """Bytes of each document where it lies: of its text, or of its tokens."""
+        """Bytes of each document in the source: of its text, or its tokens."""
         if self._tokens is None:
             return self.dataset.text_nbytes(self._chosen)
         edges: IntArray = self._tokens.short[0]
         return (edges[self._chosen + 1] - edges[self._chosen]) * self._tokens.dtype.itemsize
 
     def _targets(self) -> Any:
-        """Class numbers of folders, or a field of each record; None: there are none."""
+        """Class numbers of folders, or a field of each record. None: there are none."""
         if self._pack is not None:
             targets: Any = self._pack.targets
             if targets is not None:
@@ -171,7 +169,7 @@ class TextContents(Contents):
         return {"kind": KIND, "classes": dataset.classes or None, "text": text}
 
     def _survey(self) -> Survey:
-        """Parts are cut by bytes of the texts, so that each job tokenises its own parts alone."""
+        """Cuts parts by the bytes of the texts, so that each job tokenises only its own."""
         read_sizes = self._sizes()
         sizes = read_sizes
         about = self._about(None)
@@ -202,8 +200,8 @@ class TextContents(Contents):
         return Survey(info, sizes, read_sizes, options)
 
     def packing(self, part: PartFile | None) -> Packing:
-        """Documents as tokens. Where `on_error` is "skip", those that can't be read are left out.
-        Into one file the dataset makes tokens that are not there yet, and keeps them.
+        """Packs documents as tokens; unreadable ones are left out if `on_error` is "skip". For a
+        single file, the dataset makes missing tokens and caches them.
 
         Raises:
             ConfigError: targets that can't be packed.
@@ -234,12 +232,12 @@ class TextContents(Contents):
         return Packing(readable._tokens_plan(lengths, tokens.dtype), prepare, left_out)
 
     def _tokens_plan(self, lengths: IntArray, dtype: np.dtype[Any]) -> Plan:
-        """Of so many tokens each ([n] int64)."""
+        """The plan of documents of these lengths ([n] int64)."""
         targets = self._targets()
         return self._plan(Rows(STORE, dtype, ()), lengths, targets, **self._about(targets))
 
     def _ids_of(self, numbers: Sequence[int]) -> list[Any]:
-        """The ids of some documents; a SampleError for each that may be left out.
+        """The ids of documents; a SampleError for each that may be left out.
 
         Raises:
             SampleError: `on_error` is a callable: what it makes up is no matter for a file.
@@ -252,8 +250,8 @@ class TextContents(Contents):
         return values
 
     def _tokenised(self, part: PartFile) -> Packing:
-        """Tokens go through a spool, 4 bytes each, since their number must be known before a file
-        is laid out; they are made by one thread of a process at a time.
+        """Tokens go through a spool, 4 bytes each, since their number must be known before the file
+        is laid out. One thread of a process makes them.
         """
         end = np.array([] if self._end_token is None else [self._end_token], np.int32)
         made = _Ids()
@@ -275,7 +273,7 @@ class TextContents(Contents):
 
 
 class _Ids:
-    """How many ids came, and the dtype that holds them."""
+    """Counts ids, and finds the dtype that holds them."""
 
     count = 0
     _least = 0

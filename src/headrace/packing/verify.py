@@ -125,7 +125,7 @@ def _damage(
     workers: int,
     progress: bool | None,
 ) -> list[Damage]:
-    """What is wrong with a file: nothing if its sums say so, else each sample is compared."""
+    """The damage of a file: none if its sums are right, else found by comparing each sample."""
     if is_sound(_sum(path, NOTHING, progress)):
         return []
     bad = verify_samples(path, workers, progress)[0]
@@ -134,8 +134,8 @@ def _damage(
 
 
 def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list[Damage], FileSums]:
-    """Compares each sample of a file, and what lies beside the samples, with its checksum; not the
-    file as a whole, whose sums it gives.
+    """Compares each sample of a file, and the arrays beside the samples, with its checksum. Returns
+    also the sums of the whole file, which it does not compare.
     """
     with contextlib.closing(HDF5Source(path)) as source:
         checksums = source.checksums
@@ -168,7 +168,7 @@ def _sum(path: str, edges: IntArray, progress: bool | None) -> FileSums:
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
-    """What is wrong with samples that don't lie in the file as they are."""
+    """The damage of samples that must be decoded."""
 
     def task(group: range) -> list[Damage]:
         bad = list[Damage]()
@@ -194,7 +194,7 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
 
 
 def seal_of(path: str) -> int:
-    """The byte of a file at which the checksum of the whole file lies.
+    """The offset of the checksum of the whole file.
 
     Raises:
         FormatError: there is none, or it is damaged.
@@ -210,9 +210,7 @@ def seal_of(path: str) -> int:
 
 
 def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> VerifyResult:
-    """The same of a folder of parts: samples are numbered through all of them; -1 stands for a
-    file.
-    """
+    """Verifies a folder of parts. Samples are numbered through all; -1 stands for a file."""
     plan = planned(folder)
     manifest = read_manifest(folder)
     status, sidecars = finished_in(folder, plan)
@@ -245,7 +243,7 @@ def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> V
 def _damaged_part(
     folder: Destination, plan: PartsPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int
 ) -> list[Damage]:
-    """What is wrong with a part of a pack, of which the manifest says `entry`."""
+    """The damage of a part, of which the manifest says `entry`."""
     bad = list[Damage]()
     name = folder.shown_name(plan.name(sidecar.part))
     if entry != sidecar.entry(plan):
