@@ -140,8 +140,6 @@ def test_what_is_a_sample(tmp_path: Path) -> None:
     again = [(name, b"1") for name in ("a.jpg", "b.jpg", "a.jpg", "a.cls")]
     path = make_tar(tmp_path / "c.tar", again)
     assert read_all(path) == by_tarfile(path) and len(by_tarfile(path)) == 3
-    path = make_tar(tmp_path / "d.tar", [(f"a.{n}", b"%d" % n) for n in range(5)])
-    assert read_all(path) == [{"__key__": "a", **{str(n): b"%d" % n for n in range(5)}}]
 
 
 def test_members_that_are_no_one_sample_are_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,12 @@ from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tar import RESERVED
+from headrace.formats.text.plain import (
+    Room,
+    decompressed,
+    is_compressed,
+    without_compression,
+)
 from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact
@@ -120,22 +127,28 @@ class BytesDecoder(Decoder):
         if data is None:
             raise FormatError(f"{self.kind} {name!r} has no bytes (null) there")
         try:
-            return _image(data, self._left) if function is _image else function(data)
+            return self._apply(function, data)
         except MemoryError:
             raise
         except Exception as error:
             why = str(error) or type(error).__name__
             raise FormatError(f"{self.kind} {name!r}: {why}") from error
 
+    def _apply(self, function: Decode, data: bytes) -> Any:
+        if function is _image:
+            return _image(data, self._left)
+        return function(data)
+
 
 class MemberDecoder(BytesDecoder):
     """Samples of tar shards as dicts, each member decoded by its extension or the last part of it,
-    as `DECODERS` has it; key and shard as they are.
+    as `DECODERS` has it; key and shard as they are. Where the last part is "gz" or "zst", the
+    member is decompressed, and the part before it decides.
 
     Args:
-        decode: True: all; False: none; or decoders by extension ("seg.png", or its last part
-            "png"), which come before those.
-        left: says what the memory budget leaves for one image.
+        decode: True: all; False: none, and nothing is decompressed; or decoders by extension
+            ("seg.png", or its last part "png"), which come before those.
+        budget: limits an image, and what a member is decompressed to; None: nothing does.
 
     Raises:
         ConfigError: `decode` is none of these.
@@ -143,19 +156,33 @@ class MemberDecoder(BytesDecoder):
 
     kind = "member"
 
-    def __init__(self, decode: bool | Decoders = True, left: Left | None = None) -> None:
+    def __init__(self, decode: bool | Decoders = True, budget: MemoryBudget | None = None) -> None:
         decoders = dict[str, Decode | None]()
         if decode is not False:
             decoders.update(DECODERS)
         if not isinstance(decode, bool):
             for extension, function in checked_decoders(decode).items():
                 decoders[str(extension).lower().removeprefix(".")] = function
-        super().__init__(decoders, left=left)
+        super().__init__(decoders, left=None if budget is None else budget.left)
+        self._room = Room(budget)
+        self._decompresses = decode is not False
 
     def decoder_of(self, name: str) -> Decode | None:
         if name in RESERVED:
             return None
-        return self.decoders.get(name, self.decoders.get(name.rpartition(".")[2]))
+        for extension in (name, name.rpartition(".")[2]):
+            if extension in self.decoders:
+                return self.decoders[extension]
+        if self._decompresses and is_compressed(name):
+            return functools.partial(self._decode_compressed, name)
+        return None
+
+    def _decode_compressed(self, name: str, data: bytes) -> Any:
+        content = decompressed(data, name, self._room)
+        function = self.decoder_of(without_compression(name))
+        if function is None:
+            return content
+        return self._apply(function, content)
 
 
 class LineDecoder(Decoder):

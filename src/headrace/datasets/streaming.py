@@ -57,7 +57,8 @@ class StreamingDataset(BaseDataset):
 
     * .tar (WebDataset): a dict by extension, with ``"__key__"`` and ``"__url__"``. Images (.jpg,
       .png, .webp, ...) are uint8 tensors [3, H, W], .cls and the like int, .txt str, .json parsed
-      values, .npy arrays, .npz dicts of arrays, all others bytes;
+      values, .npy arrays, .npz dicts of arrays, all others bytes. A .json.gz or .txt.zst is
+      decompressed first;
     * .jsonl: the parsed line. .txt: the line as str. Both also as .gz and .zst;
     * .h5 and .zarr: as in `HDF5Dataset` and `ZarrDataset`. Packs of `headrace.pack`: for images as
       in `ImageDataset`, for texts as in `TextDataset`.
@@ -174,7 +175,7 @@ def _open(
     budget = MemoryBudget(usage, local_world_size=local_ranks)
     if kind == "tar":
         members = TarSource(files, progress=progress, reach=reach)
-        return BaseDataset(members, sample_decoder=MemberDecoder(decode, budget.left), **passed)
+        return BaseDataset(members, sample_decoder=MemberDecoder(decode, budget), **passed)
     if kind in ("jsonl", "txt"):
         unit = "record" if kind == "jsonl" else "line"
         lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)

@@ -143,6 +143,9 @@ def test_members_are_decoded_by_their_extension(tmp_path: Path, tiny_photos: Pat
         "seg.png": b"mask",
         "pickle": pickle.dumps(1),
         "bin": b"\0\1",
+        "json.gz": gzip.compress(b"[3]"),
+        "x.txt.zst": zstandard.compress(b"four"),
+        "nii.gz": gzip.compress(b"voxels"),
     }
     named = [(f"some/one.{name}", data) for name, data in members.items()]
     path = make_tar(tmp_path / "a.tar", named)
@@ -158,13 +161,18 @@ def test_members_are_decoded_by_their_extension(tmp_path: Path, tiny_photos: Pat
         "pickle": pickle.dumps(1),  # nothing is run
         "bin": b"\0\1",
         "seg.png": "mask",
+        "json.gz": [3],
+        "x.txt.zst": "four",
+        "nii.gz": b"voxels",
         "__key__": "some/one",
         "__url__": str(path),
     }
     assert {name: sample[name] for name in plain} == plain
     # decoders of one's own come first
-    (sample,) = StreamingDataset(path, decode={".JPG": None, "png": len, "bin": list})
-    assert sample["jpg"] == members["jpg"]
+    own = {".JPG": None, "png": len, "bin": list, "txt": len, "gz": None}
+    (sample,) = StreamingDataset(path, decode=own)
+    assert [sample[name] for name in ("jpg", "nii.gz")] == [members["jpg"], members["nii.gz"]]
+    assert sample["x.txt.zst"] == 4
     assert (sample["seg.png"], sample["bin"], sample["cls"]) == (4, [0, 1], 7)
     (raw,) = StreamingDataset(path, decode=False)
     assert {name: raw[name] for name in members} == members
@@ -181,6 +189,11 @@ def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     assert numbers(StreamingDataset(tmp_path / "a.jsonl", on_error="skip")) == [1]
     stand_in = StreamingDataset(path, on_error=lambda index, where, error: {"cls": -1})
     assert sorted(numbers(stand_in)) == [-1, 1]
+    bomb = gzip.compress(bytes(64 << 20))
+    for data, why in ((bomb, "its content of .* is too large"), (bomb[:99], ".* is cut short")):
+        path = make_tar(tmp_path / "c.tar", [("c.json.gz", data)])
+        with pytest.raises(SampleError, match=rf"c\.tar, sample 'c': member 'json\.gz': {why}"):
+            list(StreamingDataset(path, max_memory_usage="40MB"))
 
 
 def test_lines(tmp_path: Path) -> None:

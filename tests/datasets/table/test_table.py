@@ -561,37 +561,23 @@ def test_a_file_that_changes_is_not_read_on(tmp_path: Path) -> None:
 
 
 class _Keys(pe.KmsClient):  # type: ignore[misc]
-    """Wraps keys with their names only."""
+    """Leaves keys as they are."""
 
-    def __init__(self, _: Any) -> None:
-        super().__init__()
-
-    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
-        return base64.b64encode(master_key_identifier.encode() + key_bytes)
-
-    def unwrap_key(self, wrapped_key: bytes, master_key_identifier: str) -> bytes:
-        return base64.b64decode(wrapped_key)[len(master_key_identifier) :]
-
-
-def write_encrypted(path: Path, plaintext_footer: bool) -> Path:
-    config = pe.EncryptionConfiguration(
-        footer_key="footer__",
-        column_keys={"colkey__": ["secret"]},
-        plaintext_footer=plaintext_footer,
-        data_key_length_bits=128,
-    )
-    factory, connection = pe.CryptoFactory(_Keys), pe.KmsConnectionConfig()
-    properties = factory.file_encryption_properties(connection, config)
-    table = pa.table({"open": list(range(10)), "secret": [f"s{row}" for row in range(10)]})
-    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
-        writer.write_table(table, row_group_size=4)
-    return path
+    def wrap_key(self, key_bytes: bytes, _: str) -> bytes:
+        return base64.b64encode(key_bytes)
 
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])
 def test_encrypted_files_are_refused(plaintext_footer: bool, tmp_path: Path) -> None:
     """At the metadata of encrypted columns pyarrow aborts the process."""
-    path = write_encrypted(tmp_path / "a.parquet", plaintext_footer)
+    path = tmp_path / "a.parquet"
+    config = pe.EncryptionConfiguration("footer__", column_keys={"colkey__": ["secret"]})
+    config.plaintext_footer = plaintext_footer
+    factory = pe.CryptoFactory(lambda _: _Keys())
+    properties = factory.file_encryption_properties(pe.KmsConnectionConfig(), config)
+    table = pa.table({"open": list(range(10)), "secret": [f"s{row}" for row in range(10)]})
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table, row_group_size=4)
     with pytest.raises(FormatError, match=r"a\.parquet is encrypted"):
         TableDataset(path, ["open"])
 

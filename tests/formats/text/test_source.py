@@ -199,7 +199,7 @@ def test_one_that_does_not_fit_is_refused_unread(
     room = room_of("12MB")
     for name in ("a.json", "a.csv"):  # which are read at the start
         (tmp_path / name).write_bytes(b"[" + b" " * (5 << 20))
-        with pytest.raises(FormatError, match=f"{name}: a text of .* is too large"):
+        with pytest.raises(FormatError, match=f"{name}: its content of .* is too large"):
             opened(tmp_path / name, "record", room=room)
     write_long(tmp_path / "a.txt", 5 << 20)
     source = opened(tmp_path / "a.txt", room=room)
@@ -242,7 +242,7 @@ def test_a_line_of_more_than_2_gb(tmp_path: Path) -> None:
             print(error)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
     """
-    assert "a.txt, line 2: a text of 2.1 GB" in run(code)
+    assert "a.txt, line 2: its content of 2.1 GB" in run(code)
     (line,) = opened(tmp_path / "a.txt").read([1])
     assert len(line) == size
     assert not np.frombuffer(line, np.uint8).any()

@@ -141,9 +141,9 @@ class Room:
         most = max(LARGE, self._budget.available // 4)
         if nbytes > most:
             raise FormatError(
-                f"a text of {format_size(nbytes)} (or more) is too large for the memory budget, "
-                f"which leaves room for {format_size(most)}: "
-                "split it, or raise max_memory_usage"
+                f"its content of {format_size(nbytes)} (or more) is too large for the memory "
+                f"budget, which leaves room for {format_size(most)}: split it, or raise "
+                "max_memory_usage"
             )
 
 
