@@ -42,7 +42,10 @@ READERS: dict[str, tuple[str, ...]] = {
     "ZarrDataset": (".zarr", ".zarr.zip"),
     "StreamingDataset": (".tar",),
     "TableDataset": (*_TABLES, ".npy", ".npz"),
-    "open_dataset": (".mds", ".mds.gz", ".zstd", ".bin", ".tfrecord", ".tfrecords"),
+    "open_dataset": (
+        *(".mds", ".mds.gz", ".zstd", ".bin"),
+        *(".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
+    ),
 }
 """What reads files of some endings, such as a class."""
 BOOKKEEPING = (
