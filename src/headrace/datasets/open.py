@@ -35,7 +35,7 @@ _KINDS: dict[type[BaseDataset], str] = {
     StreamingDataset: "shards",
     EpisodeDataset: "episodes",
     TableDataset: "tables",
-    ColumnsDataset: "files of other libraries",
+    ColumnsDataset: "files of named columns",
 }
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 _KEYWORDS = {cls: keywords_of(cls) for cls in _KINDS}

@@ -48,8 +48,8 @@ def installed_formats() -> tuple[Format, ...]:
         if not isinstance(format_, Format) or format_.open is None:
             raise ConfigError(
                 f"the entry point {point.name} = {point.value!r} of {GROUP} is "
-                f"{type(format_).__name__}, and not a headrace.Format with open=: repair or "
-                "uninstall its package"
+                f"{type(format_).__name__}, and not a headrace.formats.registry.Format with open=: "
+                "repair or uninstall its package"
             )
         found.append(format_)
     return tuple(found)
