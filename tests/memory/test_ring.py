@@ -218,7 +218,7 @@ class TestLife:
         assert ring.total == 10 and os.fstat(ring._memory.fd).st_blocks * 512 >= 10 << 20
         batches.clear()
         assert in_use(ring) == 0
-        ring.give(ring.take())
+        ring.lease(ring.take())
         assert os.fstat(ring._memory.fd).st_blocks * 512 <= 3 << 20
         assert ring.stats()["ring_bytes"] <= 3 * (2 << 20)
         for number in range(12):  # and are whole again when they are needed

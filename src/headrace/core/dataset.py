@@ -74,7 +74,6 @@ from headrace.order.seeding import (
     rng_states,
     warn_off_main_thread,
 )
-from headrace.order.splits import fold_parts, split_parts
 from headrace.order.world import local_ranks
 
 STEPS = ("decode", "value_spec", "split_target", "to_input", "make_sample")
@@ -579,6 +578,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         Raises:
             ConfigError: an argument is invalid, or a view would have no samples.
         """
+        from headrace.order.splits import split_parts  # later: few programs split
+
         labels = self._labels_of("split: all views", val_transform, stratify, groups)
         if not isinstance(fraction, (Sequence, np.ndarray)):
             fraction = [fraction, 1 - fraction]
@@ -599,6 +600,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
         Each sample is in exactly one validation view. The other arguments are those of `split`.
         """
+        from headrace.order.splits import fold_parts
+
         labels = self._labels_of("folds: the validation views too", val_transform, stratify, groups)
         pairs = []
         for part in fold_parts(len(self), k, seed, **labels):

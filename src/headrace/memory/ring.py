@@ -107,9 +107,8 @@ class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
 class Ring:
     """A number of recycled batch buffers; see NOTE [ ring life cycle ].
 
-    `take` and `give` belong to the process that made the ring. An `Arena` works in any process that
-    inherited it or received it. `give` may be called from any thread and from the garbage
-    collector.
+    `take` and `lease` belong to the process that made the ring. An `Arena` works in any process
+    that inherited it or received it. A lease may die in any thread and in the garbage collector.
 
     Args:
         slots: planned number of batches at a time. More slots are made when they are needed, and
@@ -157,10 +156,6 @@ class Ring:
         self.total += 1
         self._memory.grow(self.total * STRIDE)
         return self.total - 1
-
-    def give(self, slot: int) -> None:
-        """The slot is free (an append to a deque: atomic, no lock)."""
-        self._free.append(slot)
 
     @property
     def is_crowded(self) -> bool:
