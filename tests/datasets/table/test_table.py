@@ -442,6 +442,12 @@ def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
             TableDataset(folder)
         with TableDataset(folder, "x") as dataset:
             assert len(dataset) == 2
+        texts = [pa.nulls(2), pa.array(["a", None])]
+        parts = [
+            write(folder / f"t{n}{name_of(kind)}", pa.table([texts[n]], ["t"]), kind)
+            for n in (0, 1)
+        ]
+        assert list(TableDataset(parts, "t")) == [None, None, "a", None]
 
 
 def test_a_file_that_is_cut_short_or_none(tmp_path: Path) -> None:

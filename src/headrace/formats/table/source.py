@@ -53,6 +53,7 @@ from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
+_NULL = "null"
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
 Out = npt.NDArray[Any] | list[Any]
@@ -176,12 +177,14 @@ class TableSource(RowSource, Locatable):
         self.names = tuple(names)
         self.is_one = is_one
         filled = [table for table in self.tables if table.rows.any()]
-        first = self.first = (filled or self.tables)[0]
-        """The first one with rows: of a table without any the types may be anything."""
         for table in self.tables:
             table.choose(self.names)
+        first = self.first = min(filled or self.tables, key=_missing_columns)
+        """The first one with rows, and with types: without values a column may be anything."""
+        for table in filled:
             for name in self.names:
-                if table in filled and table.kinds[name] != first.kinds[name]:
+                is_missing = table.kinds[name] == _NULL and first.spec(name) is None
+                if table.kinds[name] != first.kinds[name] and not is_missing:
                     raise FormatError(
                         f"{table.shown} and {first.shown} can't be one table: column {name!r} is "
                         f"{table.kinds[name]} here, and {first.kinds[name]} there"
@@ -415,6 +418,11 @@ class TableSource(RowSource, Locatable):
         classes = sorted(set(values))
         numbers = {text: number for number, text in enumerate(classes)}
         return np.array([numbers[text] for text in values], np.int64), classes
+
+
+def _missing_columns(table: TableFile) -> int:
+    """How many columns of a table have no values at all, and so no type."""
+    return sum(kind == _NULL for kind in table.kinds.values())
 
 
 def _runs(numbers: IntArray) -> list[tuple[int, int]]:
