@@ -77,7 +77,16 @@ _OPENING_RETRIES = 2  # of a server that has never answered, where nobody answer
 # theirs
 _GONE = 4
 # names under which file systems give a version
-_TAGS = ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
+_TAGS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "blob_id",
+    "LastModified",
+    "Last-Modified",
+    "mtime",
+    "created",
+)
 
 _log = logging.getLogger(__name__)
 

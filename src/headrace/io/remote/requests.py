@@ -228,8 +228,12 @@ async def fetch(
         finally:
             answer["Body"].close()
         return Answer(b"".join(parts), answer.get("ETag"), None, size)
-    ends = {} if stop is None else {"start": start, "end": stop}
-    data: bytes = await call(fs, "cat_file", path, **ends)
+    options = {}
+    if stop is not None:
+        options = {"start": start, "end": stop}
+    if "hf" in fs.protocol:
+        options["cache_type"] = "none"  # else it would read some megabytes more
+    data: bytes = await call(fs, "cat_file", path, **options)
     return Answer(data)
 
 
@@ -307,7 +311,7 @@ def server_of(url: str, filesystem: Any) -> dict[str, Any]:
 
 
 _BUCKETS = ("s3://", "s3a://")
-_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http", "hf": "hf"}
 """What is to be installed, by protocol."""
 
 
@@ -569,8 +573,11 @@ def status_of(error: BaseException) -> tuple[int | None, Any]:
     for one in _chain(error):
         status = getattr(one, "status", None)
         headers = getattr(one, "headers", None)
-        response = getattr(one, "response", None)  # botocore's
-        if isinstance(response, dict):
+        response: Any = getattr(one, "response", None)  # botocore's; httpx's
+        if hasattr(response, "status_code"):
+            status = response.status_code
+            headers = response.headers
+        elif isinstance(response, dict):
             said = response.get("ResponseMetadata", {})
             status = said.get("HTTPStatusCode")
             headers = said.get("HTTPHeaders")

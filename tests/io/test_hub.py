@@ -1,0 +1,58 @@
+"""hf://: data sets of Hugging Face's Hub."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import ConfigError, StreamingDataset, create_dataloader
+from headrace.errors import AccessError, DataNotFoundError
+from headrace.testing.contract import same
+from tests.data.make import make_shards
+from tests.servers.hub import hub
+from tests.servers.ranges import RangeServer
+
+pytest.importorskip("huggingface_hub")
+TOKEN = "hf_secret"
+
+
+def test_shards_of_the_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are those on this machine; tokens are never shown."""
+    shards = make_shards(tmp_path / "served" / "data", (7, 0, 14), "tar").parent
+    with RangeServer(shards) as cdn, hub(shards, cdn.url, TOKEN) as url:
+        reach: dict[str, Any] = {"endpoint": url, "token": TOKEN}
+
+        def opened(path: str, **options: Any) -> StreamingDataset:
+            where = f"hf://datasets/owner/name{path}"
+            options = {**reach, **options}
+            return StreamingDataset(where, storage_options=options, cache_dir=tmp_path / "kept")
+
+        def batches(dataset: StreamingDataset) -> list[Any]:
+            loader = create_dataloader(dataset, batch_size=4, num_workers=2, seed=1)
+            return [{**batch, "__url__": None} for batch in loader]
+
+        wanted = batches(StreamingDataset(shards / "data"))
+        for path in ("", "@v1/data", "@main/data/*.tar"):
+            dataset = opened(path)
+            assert same(batches(dataset), wanted), path
+            assert TOKEN not in repr(dataset) + dataset.explain()
+        for path, token, error in (
+            ("@v2/data", TOKEN, DataNotFoundError),
+            ("/none", TOKEN, DataNotFoundError),
+            ("/data", "hf_other", AccessError),
+            ("/data/0.tar", False, AccessError),
+        ):
+            with pytest.raises(error, match="hf://datasets/owner/name") as caught:
+                opened(path, token=token)
+            assert "hf_" not in str(caught.value)
+        assert "hf_" not in caplog.text
+
+
+def test_what_is_to_be_installed_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "hf", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[hf\]'"):
+        StreamingDataset("hf://datasets/owner/name/a.tar")
