@@ -67,6 +67,8 @@ class ValueSource(ABC):
     """True if values are read straight from the storage, so that a batch may be read there past
     this source: they are not held, nor read ahead by threads.
     """
+    holds: str = ""
+    """What a mode of one's own holds, in words, for `explain()`; "": what the loading mode says."""
 
     def __init__(self, parent: ValueSource) -> None:
         self.parent = parent
