@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import http.server
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.servers.plain import served
 
 _INFO = {"id": "owner/name", "sha": "1" * 40, "siblings": [], "private": True}
 
@@ -61,8 +61,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@contextlib.contextmanager
-def hub(folder: Path, cdn: str, token: str) -> Iterator[str]:
+def hub(folder: Path, cdn: str, token: str) -> contextlib.AbstractContextManager[str]:
     """Serves the tree of a folder as the data set "owner/name", at "main" and "v1"; the URL.
 
     Args:
@@ -70,13 +69,4 @@ def hub(folder: Path, cdn: str, token: str) -> Iterator[str]:
         cdn: the URL of the server that the files come from.
         token: without which nothing is told.
     """
-    about = {"folder": folder, "cdn": cdn, "token": token}
-    handler = type("Hub", (_Hub,), about)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(type("Hub", (_Hub,), {"folder": folder, "cdn": cdn, "token": token}))

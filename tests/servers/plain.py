@@ -38,6 +38,13 @@ def plain_server(folder: Path, signature: str = "") -> Iterator[str]:
         signature: what a URL must hold; others are denied (403).
     """
     handler = functools.partial(_Handler, directory=str(folder), signature=signature)
+    with served(handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def served(handler: Any) -> Iterator[str]:
+    """Runs a server in a thread; its URL."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -8,9 +8,8 @@ import itertools
 import pickle
 import random
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from headrace.io.remote import client as module
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 from tests.io.remote.reading import Range, read, remote_of_url, versions_of
+from tests.servers.plain import served
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -86,14 +86,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield answers, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(Handler) as url:
+        yield answers, url
 
 
 @pytest.fixture(params=[None, {"client_kwargs": {"trust_env": False}}], ids=["plain", "fsspec"])
