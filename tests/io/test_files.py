@@ -225,7 +225,7 @@ def test_an_index_is_made_once(server: RangeServer, files_of: Any, tmp_path: Pat
     for path, kind in ((url, KEPT._replace(version=2)), (server.url + "/b.bin", KEPT)):
         with pytest.raises(AssertionError, match="anew"):
             index_of(files_of(), path, kind)
-    kept = next((tmp_path / "cache").glob("headrace-test-index-*"))
+    kept = next((tmp_path / "cache").glob("headrace-index-*"))
     content = bytearray(kept.read_bytes())
     content[-9] ^= 1
     kept.write_bytes(content)

@@ -16,9 +16,9 @@ import numpy as np
 
 from headrace.display import progress_bar
 from headrace.errors import AccessError, FormatError, HeadraceError
-from headrace.io.array_file import ArrayFile, Arrays, unkept
+from headrace.io.array_file import Arrays, unkept
 from headrace.io.files import Files
-from headrace.io.index import IndexKind, index_of, learn_indexed
+from headrace.io.index import IndexKind, cached_index, index_of, learn_indexed
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
@@ -86,9 +86,7 @@ def _index_of(
 ) -> Arrays:
     if files.is_remote:
         return index_of(cast(RemoteFiles, files), path, kind)
-    folder = str(cache_folder(cache_dir))
-    about = {"of": files.identity(path)}
-    cached = ArrayFile(folder, kind.name, about, kind.version, kind.types)
+    cached = cached_index(files, path, kind, cache_dir)
     if (arrays := cached.found()) is not None:
         return [arrays.long, *arrays.short]
     try:
@@ -101,6 +99,7 @@ def _index_of(
     finally:
         files.close()  # each process opens what it reads
     if cache_dir is not None or len(index[0]) > KEPT_FROM:
+        folder = str(cache_folder(cache_dir))
         with unkept(folder, f"indices of {kind.name}s are", "headers are read at every start"):
             cached.write(index)
     return index

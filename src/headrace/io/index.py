@@ -1,4 +1,4 @@
-"""Indexes of remote files: the data needed to open one fast, cached on disk or found next to it.
+"""Indexes of files: the data needed to open one fast, cached on disk or found next to it.
 
 NOTE [ life of an index ]
 
@@ -29,6 +29,7 @@ from headrace.io.array_file import (
     arrays_of,
     hash_of,
 )
+from headrace.io.files import Files
 from headrace.io.paths import cache_folder, redact
 from headrace.io.remote_files import RemoteFiles
 
@@ -78,7 +79,7 @@ def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
     version = files.version(url)
     cached = None
     if version.tag is not None:
-        cached = _kept_index(files, url, kind).found()
+        cached = cached_index(files, url, kind, files.options.cache_dir).found()
     if cached is not None:
         return [cached.long, *cached.short]
     beside = files.beside(url)
@@ -117,7 +118,7 @@ def learn_indexed(
     def is_unknown(url: str) -> bool:
         if is_needless():
             return False
-        is_kept = os.path.exists(_kept_index(files, url, kind).path)
+        is_kept = os.path.exists(cached_index(files, url, kind, files.options.cache_dir).path)
         return files.version(url).tag is None or not is_kept
 
     files.learn(urls, is_unknown)
@@ -133,7 +134,7 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
     if files.version(url).tag is None:
         return
     try:
-        _kept_index(files, url, kind).write(made)
+        cached_index(files, url, kind, files.options.cache_dir).write(made)
     except OSError as error:
         if not files.has_warned:  # of many shards once
             files.has_warned = True
@@ -144,12 +145,12 @@ def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took
             )
 
 
-def _kept_index(files: RemoteFiles, url: str, kind: IndexKind) -> ArrayFile:
-    """Where the index of a file is kept on this machine."""
-    version = files.version(url)
-    about = {"url": redact(url), "place": files.place, "size": version.size, "tag": version.tag}
-    folder = str(cache_folder(files.options.cache_dir))
-    return ArrayFile(folder, f"{kind.name}-index", about, kind.version, kind.types)
+def cached_index(
+    files: Files, path: str, kind: IndexKind, cache_dir: str | os.PathLike[str] | None
+) -> ArrayFile:
+    """The cache file of an index, of a local file or of a remote one."""
+    about = {"index": kind.name, "of": files.identity(path)}
+    return ArrayFile(str(cache_folder(cache_dir)), "index", about, kind.version, kind.types)
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:

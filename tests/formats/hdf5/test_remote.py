@@ -122,7 +122,7 @@ def test_a_bad_file_among_others_leaves_nothing_running(
     (folder / tmp_path.name / "1.h5").write_bytes(b"no HDF5 file" * 100)
     with pytest.raises(FormatError, match=r"http://.*/1\.h5"):
         HDF5Dataset(shards[:2], "raw", cache_dir=tmp_path / "cache")
-    assert len(list((tmp_path / "cache").glob("headrace-hdf5-index-*"))) == 1
+    assert len(list((tmp_path / "cache").glob("headrace-index-*"))) == 1
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("headrace-open")]
 
