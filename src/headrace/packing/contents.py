@@ -399,8 +399,9 @@ class Contents:
             shape = (int(lengths.sum()), *rows.shape)
             sizes = lengths * rows.nbytes
             columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        if self.names is not None:
-            columns[NAMES], columns[NAME_OFFSETS] = self.names.arrays
+        names = self.names
+        if names is not None:
+            columns[NAMES], columns[NAME_OFFSETS] = names.arrays
         info = PackedInfo(
             store=rows.store,
             count=count,
