@@ -2,16 +2,13 @@
 
 import io
 import pickle
-import runpy
 import sys
 import threading
-import warnings
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
-from headrace import display as display_module
 from headrace.display import Lines, progress_bar
 from tests.testing.test_contract import SquareDataset
 
@@ -23,26 +20,14 @@ def test_explanations_show_as_lines() -> None:
     assert type(again) is Lines and again == text
 
 
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process of Jupyter, without ipywidgets."""
+def test_bars_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of Jupyter, without ipywidgets."""
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-
-
-def test_bars_in_a_notebook(notebook: None) -> None:
     with progress_bar(None, total=3) as bar, progress_bar(None, is_short=True, total=3) as short:
         assert not bar.disable and short.disable
-
-
-def test_no_warning_without_ipywidgets(notebook: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runpy.run_path(display_module.__file__)
 
 
 def test_a_bar_starts_no_thread() -> None:

@@ -98,11 +98,10 @@ def nodes_of(path: Path, types: bool = True) -> list[Any]:
         tree = ast.parse(path.read_text())
         kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.If)
         return [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    nodes = nodes_of(path)
-    blocks = [node for node in nodes if isinstance(node, ast.If)]
+    blocks = [node for node in nodes_of(path) if isinstance(node, ast.If)]
     guarded = [block for block in blocks if getattr(block.test, "id", "") == "TYPE_CHECKING"]
     for_checkers = {node for block in guarded for node in ast.walk(block)}
-    return [node for node in nodes if node not in for_checkers]
+    return [node for node in nodes_of(path) if node not in for_checkers]
 
 
 def modules(path: Path, types: bool = True) -> set[str]:

@@ -172,13 +172,6 @@ def test_public_functions_name_the_keyword_they_lack() -> None:
                 function(*required.get(name, [[1, 2]]), xyzzy=1)
 
 
-def test_unknown_options_of_a_multi_loader_are_compared_with_its_own() -> None:
-    with pytest.raises(ConfigError, match="has no 'stratgy': did you mean strategy"):
-        MultiDataLoader({"a": [1, 2]}, stratgy="weighted")
-    with pytest.raises(ConfigError, match=r"has no 'xyz': it has .*cycle_short_loaders.*strategy"):
-        MultiDataLoader({"a": [1, 2]}, xyz=1)
-
-
 def test_a_misspelt_name_of_the_package() -> None:
     with pytest.raises(
         AttributeError, match=r"^headrace has no 'ImageDatset': did you mean ImageDataset"

@@ -198,6 +198,6 @@ def test_what_is_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install it")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    for protocol, extra in (("https", "http"), ("s3", "s3")):
+    for protocol, extra in (("https", "http"), ("s3", "s3"), ("hf", "hf")):
         with pytest.raises(ConfigError, match=rf"pip install 'headrace\[{extra}\]'"):
             ImageDataset(f"{protocol}://bucket/a")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import ConfigError, StreamingDataset, create_dataloader
+from headrace import StreamingDataset, create_dataloader
 from headrace.errors import AccessError, DataNotFoundError
 from headrace.testing.contract import same
 from tests.data.make import make_shards
@@ -49,10 +48,3 @@ def test_shards_of_the_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
                 opened(path, token=token)
             assert "hf_" not in str(caught.value)
         assert "hf_" not in caplog.text
-
-
-def test_what_is_to_be_installed_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "hf", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'headrace\[hf\]'"):
-        StreamingDataset("hf://datasets/owner/name/a.tar")
