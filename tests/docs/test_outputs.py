@@ -22,7 +22,7 @@ from tests.test_multinode import NEEDS_NETWORKS
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = {
-    "architecture: parent   Loader.__iter__": "a diagram of calls",
+    "architecture: parent  loader/loader.py": "a diagram of calls",
     "architecture:   formats/    Source": "a diagram of the chain",
     "order: lane(p) = (p div global_batch)": "a formula",
     "shuffling: L = min(m, interleave": "a formula",

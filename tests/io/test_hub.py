@@ -34,7 +34,7 @@ def test_shards_of_the_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
             return [{**batch, "__url__": None} for batch in loader]
 
         wanted = batches(StreamingDataset(shards / "data"))
-        for path in ("", "@v1/data", "@main/data/*.tar"):
+        for path in ("", "@v1/data/*.tar"):
             dataset = opened(path)
             assert same(batches(dataset), wanted), path
             assert TOKEN not in repr(dataset) + dataset.explain()

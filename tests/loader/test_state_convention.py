@@ -271,8 +271,8 @@ def states_of(loader: Any) -> Iterator[tuple[int, int, Any]]:
     [
         *((make, "alone") for make in (Plain, Stream, StatefulStream, Both, Share, Epochs)),
         *(slow(make, "alone") for make in (Counting, StatefulIterator, Forgetting, Keeping)),
-        *((make, "lasting") for make in (StatefulIterator, Counting)),
-        *(slow(make, "lasting") for make in (Plain, Stream, StatefulStream, Share)),
+        (StatefulIterator, "lasting"),
+        *(slow(make, "lasting") for make in (Plain, Stream, StatefulStream, Share, Counting)),
         *(slow(make, "lasting") for make in (Forgetting, Keeping, Both, Epochs)),
         *(slow(make, "fresh") for make in (Plain, StatefulIterator, StatefulStream, Keeping)),
     ],

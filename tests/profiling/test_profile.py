@@ -92,7 +92,7 @@ def slow_step(batch: Any) -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "limit"),
     [
-        ({"decode": 0.005}, {}, "decode"),
+        pytest.param({"decode": 0.005}, {}, "decode", marks=pytest.mark.slow),
         pytest.param({"read": 0.005}, {}, "read", marks=pytest.mark.slow),
         pytest.param({"transform": slow}, {}, "transform", marks=pytest.mark.slow),
         pytest.param({}, {"collate_fn": slow_batch}, "collate", marks=pytest.mark.slow),

@@ -135,6 +135,7 @@ def test_other_version_from_a_server_that_ignores_if_match(answers: Any, remote:
             read(remote, wanted)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("heeds_if_match", [True, False])
 def test_mirrors_with_tags_of_their_own(answers: Any, remote: Any, heeds_if_match: bool) -> None:
     server, url = answers
