@@ -96,7 +96,7 @@ def nodes_of(path: Path, types: bool = True) -> list[Any]:
     """What a file imports and calls, inside functions too; for type checkers alone, or not."""
     if types:
         tree = ast.parse(path.read_text())
-        kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.If)
+        kinds = ast.Import | ast.ImportFrom | ast.Call | ast.If
         return [node for node in ast.walk(tree) if isinstance(node, kinds)]
     blocks = [node for node in nodes_of(path) if isinstance(node, ast.If)]
     guarded = [block for block in blocks if getattr(block.test, "id", "") == "TYPE_CHECKING"]

@@ -100,7 +100,7 @@ def windows_of(
 # -- what samples are
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(6)
 @pytest.mark.parametrize("layout", [*DEMOS, *BUFFERS])
 def test_episodes_and_windows_are_those_of_a_loop(tmp_path: Path, layout: str) -> None:
     path, episodes = written(tmp_path, layout)
@@ -135,6 +135,7 @@ def test_episodes_and_windows_are_those_of_a_loop(tmp_path: Path, layout: str) -
     ("mode", "layout"),
     [("lazy", "contiguous"), ("eager", "gzip"), ("cached", "buffer, Zarr 2"), ("streaming", "lzf")],
 )
+@pytest.mark.quick_every(2)
 def test_batches_are_those_of_single_samples(
     tmp_path: Path, make_loader: Any, layout: str, mode: Any
 ) -> None:

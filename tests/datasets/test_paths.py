@@ -134,6 +134,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.quick_every(2)
 def test_an_expression_means_the_same_files(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
@@ -156,6 +157,7 @@ def folder(folders: dict[str, Path]) -> Path:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.quick_every(2)
 def test_queries_caches_and_missing_files(
     folders: dict[str, Path], server: RangeServer, tmp_path: Path, name: str
 ) -> None:

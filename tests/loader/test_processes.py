@@ -221,6 +221,7 @@ def _sleep(doing: str, ready: Any) -> None:
     ("doing", "stopped", "expected"),
     [("sleeping", False, True), ("busy", False, False), ("sleeping", True, False)],
 )
+@pytest.mark.quick_every(3)
 def test_which_newborn_hangs(
     doing: str, stopped: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

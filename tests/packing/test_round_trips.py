@@ -94,6 +94,7 @@ def joint(image: Any, target: Any) -> Any:
 
 @pytest.mark.parametrize("source", ["masks", "boxes"])
 @pytest.mark.parametrize("way", ["file", "decoded parts"])
+@pytest.mark.quick_every(2)
 def test_transforms_draw_the_same(source: str, way: str, tmp_path: Path) -> None:
     case = make_case(source, way, tmp_path)
     steps = [RandomResizedCrop(6, scale=(0.3, 1)), RandomHorizontalFlip(), joint]

@@ -98,6 +98,7 @@ def test_images_without_their_masks(masks: Path, how: Any, tmp_path: Path) -> No
     assert info is not None and info.version == 1
 
 
+@pytest.mark.slow
 def test_masks_lose_nothing_in_re_encoding(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "in", "L", (320, 240))
     rows = (2 * np.arange(75) + 1) * 240 // 150
@@ -300,6 +301,7 @@ def test_packs_of_other_columns_are_no_dataset(trees: Path) -> None:
         ImageDataset(str(trees / "*.h5"))
 
 
+@pytest.mark.slow
 def test_commands_with_targets(masks: Path, coco: Path, trees: Path, tmp_path: Path) -> None:
     small: Any = {"image_size": 20}
     boxes = [coco / "images", "--targets", coco / "instances.json", "--masks"]

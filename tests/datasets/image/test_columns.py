@@ -171,6 +171,7 @@ def test_batches_are_made_row_by_row(tmp_path: Path) -> None:
         ("zarr", "pixels", {"normalize": False}),
     ],
 )
+@pytest.mark.quick_every(7)
 def test_images_of_arrays_in_all_modes(
     ending: str, column: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

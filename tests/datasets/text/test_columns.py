@@ -99,6 +99,7 @@ def test_columns_of_tables_in_all_modes(cut: dict[str, Any], tmp_path: Path) -> 
                     assert count == len(texts)
 
 
+@pytest.mark.slow
 def test_texts_bytes_and_ids_of_any_container(tmp_path: Path) -> None:
     ids = [[ord(letter) + 2 for letter in text] for text in TEXTS]
     write_table(tmp_path / "a.parquet", text=TEXTS, bytes=[t.encode() for t in TEXTS], ids=ids)

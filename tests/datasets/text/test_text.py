@@ -334,6 +334,7 @@ class TestAround:
         for how, count in (({"unit": "line"}, 5), ({"end_token": 1}, 3), ({"name": "2"}, 3)):
             assert len(made_by(**how)) == count
 
+    @pytest.mark.slow
     def test_held_tokens_count_in_the_budget(self, tmp_path: Path) -> None:
         """Those of a tokenizer that can't be known again are not kept on the disk."""
         path = write(tmp_path, {"a.txt": "x" * 3_000_000}) / "a.txt"

@@ -105,6 +105,7 @@ def test_the_same_samples(name: str, way: str, far_of: Any, folder: Path, make_l
             assert same(found, batches(make_loader, near, shuffle=shuffle)), (mode, shuffle)
 
 
+@pytest.mark.slow
 def test_what_is_said_and_found(far_of: Any, folder: Path, server: RangeServer) -> None:
     far, near = far_of("classes.h5"), TextDataset(folder / "classes.h5")
     assert far.classes == ["prose", "verse"]

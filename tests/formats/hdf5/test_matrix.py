@@ -46,6 +46,7 @@ def check(path: Path, name: str, expected: Any, direct: bool = True) -> HDF5Sour
 @pytest.mark.parametrize(
     "filters", [*FILTERS, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE)]
 )
+@pytest.mark.quick_every(3)
 def test_filters_and_chunk_shapes(tmp_path: Path, filters: str) -> None:
     expected: dict[str, Any] = {}
     all_filters = {**FILTERS, **RARE}

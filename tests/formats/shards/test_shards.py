@@ -32,7 +32,7 @@ from headrace import (
 )
 from headrace.datasets.columns import ColumnsDataset
 from headrace.formats.shards import heads
-from headrace.testing.contract import DatasetContract, same
+from headrace.testing.contract import MODES, DatasetContract, same
 from tests.data.make import make_mds
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
@@ -44,7 +44,6 @@ KINDS = (
     *("litdata/plain-0.2.40", "litdata/plain-0.2.76"),
     *("litdata/zstd-0.2.40", "litdata/sample-0.2.76"),
 )
-MODES = ("lazy", "eager", "cached", "streaming")
 COLUMNS = {"id": ("int", 8), "text": ("str", None), "x": ("ndarray:float32:3", 12)}
 IN_ORDER: Any = {"batch_size": 7, "shuffle": False, "num_workers": 0, "collate_fn": "list"}
 SHARDS = (7, 0, 5, 12)
@@ -223,9 +222,8 @@ def test_an_index_means_its_shards_and_no_others(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     chunks = DATA / KINDS[2]
     with RangeServer(folder) as mds, RangeServer(chunks) as litdata:  # which list no folders
-        urls = [f"{server.url}/index.json" for server in (mds, litdata)]
-        for index in (folder / "index.json", chunks / "index.json", *urls):
-            with open_dataset(index, cache_dir=tmp_path / "cache") as dataset:
+        for place in (folder, chunks, mds.url, litdata.url):
+            with open_dataset(f"{place}/index.json", cache_dir=tmp_path / "cache") as dataset:
                 assert type(dataset) is ColumnsDataset and len(dataset) in (7, 24)
                 assert len(dataset[3]) > 1
     assert len(TextDataset(folder / "index.json")) == 1

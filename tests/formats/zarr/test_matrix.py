@@ -42,7 +42,7 @@ V2: dict[str, Any] = {
     "separator": {"compressors": numcodecs.Zstd(3), **SEPARATOR},
 }
 LIBRARY = {"lz4", "bz2", "delta, zlib"}
-QUICK = {"raw", "zlib", "zstd, crc32c", "big-endian, zstd", "F, zstd", "lz4"}
+QUICK = {"raw", "zlib", "zstd, crc32c"}
 FOR_DTYPES = {"delta, zlib": ["i8"], "shuffle, zlib": ["i4", ">f4", "f8", "c16"]}
 
 

@@ -45,6 +45,7 @@ def made(kind: str, folder: Path, version: int = 3) -> Any:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", ["memory", "zip", "local"])
+@pytest.mark.quick_every(3)
 def test_samples_are_those_of_the_folder(tmp_path: Path, kind: str, version: int) -> None:
     store = made(kind, tmp_path, version)
     filled(tmp_path / "a.zarr", version)
