@@ -186,8 +186,7 @@ def check_callable(name: str, value: object) -> None:
     """
     if isinstance(value, type) and is_of_callables(value):
         raise ConfigError(
-            f"{name} is the class {value.__name__}, and one of its instances was meant: write "
-            f"{value.__name__}(...)"
+            f"{name} is the class {value.__name__}, not an instance: write {value.__name__}(...)"
         )
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a callable, not {described(value)}")

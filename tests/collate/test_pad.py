@@ -221,7 +221,7 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
     ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
     ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
-    ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 is no value of int64"),
+    ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 doesn't fit int64"),
     ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
     ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
     ({}, [[1], [2**63]], "sample 1 is 'list'"),

@@ -38,11 +38,10 @@ def _age(text: str) -> int:
 
 
 def cache_verb(given: argparse.Namespace, output: Output) -> int:
-    """Shows what lies in the cache folder, and removes what is old.
+    """Lists the cache folder, and removes old entries.
 
-    Show what headrace keeps in a cache folder, how old it is and whose. All of it is made again
-    when it is needed. With --prune what was not used for long is removed, and what killed processes
-    left behind.
+    List what headrace keeps in a cache folder, with age and owner. headrace rebuilds entries when
+    it needs them. --prune removes entries unused for long, and leftovers of killed processes.
 
     examples:
       %(prog)s                                 what is in the user's cache folder
@@ -203,7 +202,7 @@ VERBS = {
         cache_verb,
         options={
             "dir": (str, "the cache_dir of a dataset (default: the user's cache folder)"),
-            "prune": (bool, "remove what was not used for long, and what killed processes left"),
+            "prune": (bool, "remove entries unused for long, and leftovers of killed processes"),
             "older": (_age, "with --prune: unused for so long, such as 12h, 30d (default: 30d)"),
         },
     ),

@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """Parses and runs one verb of the `headrace` command.
 
-Exit codes: 0 done; 1 the data are wrong; 2 used wrongly, or it could not be done; 130 interrupted.
+Exit codes: 0 done; 1 the data are wrong; 2 wrong usage, or the command failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="headrace",
         description="See, prepare and measure training data for PyTorch.",
         epilog="examples:\n  %(prog)s info photos/train\n  %(prog)s pack photos/train train.h5\n\n"
-        "Exit codes: 0 fine; 1 something is wrong with the data; 2 used wrongly, or it could not "
-        "be done; 130 interrupted.",
+        "Exit codes: 0 fine; 1 something is wrong with the data; 2 wrong usage, or the command "
+        "failed; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

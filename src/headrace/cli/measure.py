@@ -74,7 +74,7 @@ def preview_verb(given: argparse.Namespace, output: Output) -> int:
 
 
 def bench_verb(given: argparse.Namespace, output: Output) -> int:
-    """Measures how fast data come out of a path here, in each loading mode.
+    """Measures how fast a path loads on this machine, in each loading mode.
 
     Measure how fast batches come out of a path on this machine: the loading modes side by side in
     about a minute, the time to the first batch, and how fast the files alone are read. A training
@@ -126,7 +126,7 @@ def _line(rate: ModeRate) -> str:
 
 
 def profile_verb(given: argparse.Namespace, output: Output) -> int:
-    """Finds what holds a training back, and measures what helps.
+    """Finds what limits training speed, and measures what helps.
 
     Measure what limits a training: the step, the number of workers, reading, decoding, a transform
     or a collate function; and what would help, by how much. --apply measures the first advice

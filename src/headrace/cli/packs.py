@@ -171,7 +171,7 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     if (texts or given.end_token is not None) and (is_for_images or given.store is not None):
         raise ConfigError(
             "--store, --size, --color, --targets, --target-name and --masks are for images, and "
-            "what else is said is for texts"
+            "the other options are for texts"
         )
     if texts and is_hdf5(given.src):
         raise ConfigError(
@@ -297,10 +297,9 @@ def join_verb(given: argparse.Namespace, output: Output) -> int:
 
 
 def index_verb(given: argparse.Namespace, output: Output) -> int:
-    """Writes beside each shard what must be known of it to read it by URL.
+    """Writes an index beside each shard, for reading by URL.
 
-    Write beside each shard what must be known of it before its samples can be read by URL: the
-    first run then begins in a few round trips.
+    Write an index beside each shard. The first run by URL then begins in a few round trips.
 
     examples:
       %(prog)s shards/            every .tar, .h5 and .arrow file below a folder;

@@ -98,7 +98,7 @@ class Padding:
         first = rows[0]
         if not _fits(value, first.dtype):
             raise ConfigError(
-                f"pad_value={value!r} is no value of {str(first.dtype).removeprefix('torch.')}, "
+                f"pad_value={value!r} doesn't fit {str(first.dtype).removeprefix('torch.')}, "
                 f"the dtype of the samples{at_path(path)}: pass one, or cast them"
             )
         if self.truncation:
@@ -227,8 +227,8 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
         if row is None or row.ndim == 0:
             raise CollateError(
                 number,
-                f"{at_path(path)} is {shape_of(value)}: what is to be padded must be a tensor, an "
-                "array or a list of numbers, with a length; leave other fields out of fields=",
+                f"{at_path(path)} is {shape_of(value)}: padding needs a tensor, an array or a "
+                "list of numbers, with a length; leave other fields out of fields=",
             )
         rows.append(row)
         if isinstance(value, list) and value:

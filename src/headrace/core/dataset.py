@@ -112,7 +112,7 @@ class _Constructed(ABCMeta):
                 raise ConfigError(
                     f"{cls.__name__}.__init__ does not call that of its base class, which opens "
                     "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
-                    "a dataset that does all by itself is a torch.utils.data.Dataset"
+                    "or subclass torch.utils.data.Dataset"
                 )
             if isinstance(dataset.data_path, FileSet):
                 dataset.data_path = dataset.data_path.given

@@ -188,7 +188,7 @@ def checked_list(argument: str, names: Any, least: int = 1) -> tuple[str, ...]:
     if not is_list or len(names) < least or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{argument} must be a name or a list of names, not {names!r}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"{argument} has a name twice: {list(names)!r}")
+        raise ConfigError(f"{argument} repeats a name: {list(names)!r}")
     return tuple(names)
 
 

@@ -133,7 +133,7 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
             raise CollateError(
                 "samples of one batch can't be joined: ",
                 number,
-                f"{at_path(path)} is of another kind, shape or dtype than ",
+                f"{at_path(path)} differs in kind, shape or dtype from ",
                 0,
             )
     if not is_csr:

@@ -77,7 +77,7 @@ class DiskCache:
     def __init__(self, folder: str, limit: int) -> None:
         if not HAS_LOCKS:
             raise ConfigError(
-                "disk_cache_size needs file locks, which this system has not: leave it out"
+                "disk_cache_size needs file locks, which this system lacks: leave it out"
             )
         if limit < 1:
             raise ConfigError(f"disk_cache_size must be above 0 bytes, not {limit}")

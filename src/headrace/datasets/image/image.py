@@ -391,7 +391,7 @@ class ImageDataset(BaseDataset):
         if dtype is not None and (transformed or not normalize):
             raise ConfigError(
                 f"dtype={dtype!r} is for images that are normalised, and here a transform or "
-                "normalize=False gives them their dtype: leave one of both out"
+                "normalize=False gives them their dtype: leave one of them out"
             )
         packed: Any = getattr(source, "sources", [source])[0]
         info: Any = getattr(packed, "info", None)
