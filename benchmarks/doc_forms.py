@@ -485,6 +485,7 @@ WHOLE: dict[str, Callable[[Any], Lines]] = {"elastic": elastic, "shuffling": shu
 """Forms with their own line of circumstances, by the name of the benchmark."""
 FORMS: dict[str, Callable[[Any], Lines]] = {
     **dict.fromkeys(("arrays", "read_rows", "cold", "episodes"), line_a_section),
+    **dict.fromkeys(("arrays_zarr", "others_stream"), table_a_section),
     **dict.fromkeys(
         ("text", "tables", "pack", "stream", "stream_zarr", "sparse_rows", "device"),
         table_a_section,

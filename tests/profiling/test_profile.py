@@ -89,14 +89,15 @@ def slow_step(batch: Any) -> None:
 # --- what is found; the waits are so long that other work on the machine does not change the answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "options", "limit"),
     [
-        pytest.param({"decode": 0.005}, {}, "decode", marks=pytest.mark.slow),
-        pytest.param({"read": 0.005}, {}, "read", marks=pytest.mark.slow),
-        pytest.param({"transform": slow}, {}, "transform", marks=pytest.mark.slow),
-        pytest.param({}, {"collate_fn": slow_batch}, "collate", marks=pytest.mark.slow),
-        pytest.param({"decode": 0.005}, {"num_workers": 2}, "decode", marks=pytest.mark.slow),
+        ({"decode": 0.005}, {}, "decode"),
+        ({"read": 0.005}, {}, "read"),
+        ({"transform": slow}, {}, "transform"),
+        ({}, {"collate_fn": slow_batch}, "collate"),
+        ({"decode": 0.005}, {"num_workers": 2}, "decode"),
     ],
 )
 def test_the_slow_stage_is_named(
