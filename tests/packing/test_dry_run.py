@@ -42,7 +42,7 @@ def test_what_pack_would_refuse(photos: Path, tmp_path: Path) -> None:
     rows: list[tuple[Any, str, Any, str]] = [
         (photos, "there.h5", TargetExistsError, "there.h5"),
         (photos, "no/out", DataNotFoundError, "no"),
-        (ImageDataset(photos).subset([]), "a.h5", ConfigError, "nothing to plan"),
+        (ImageDataset(photos).subset([]), "a.h5", ConfigError, "no samples to pack"),
     ]
     for source, name, error, word in rows:
         with pytest.raises(error, match=word):

@@ -260,7 +260,7 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
         ({"parts": "3:3"}, "parts must"),
         ({"parts": range(3)}, "parts must"),
         ({"parts": "0:1000"}, "the plan has"),
-        ({"part": "0/2", "parts": "0:1"}, "exclude each other"),
+        ({"part": "0/2", "parts": "0:1"}, "part or parts, not both"),
         ({"shard_size": 0}, "1 byte"),
         ({"shard_size": "huge"}, "shard_size"),
         ({"processes": 0}, "processes"),

@@ -42,8 +42,8 @@ _MAGIC = (
 def info_verb(given: argparse.Namespace, output: Output) -> int:
     """Shows what a file, a folder or a URL holds, and what a random sample costs.
 
-    Open a path as a dataset, and show what it says of itself: samples, arrays, classes, sizes; how
-    headrace reads it, and what a random sample costs. Only the headers of some images are read.
+    Open a path as a dataset, and show its samples, arrays, classes and sizes, how headrace reads
+    it, and what a random sample costs. Only the headers of some images are read.
 
     examples:
       %(prog)s train.h5                 any HDF5 file, Zarr store, tar, text, image, folder of these

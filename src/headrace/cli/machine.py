@@ -52,7 +52,7 @@ def cache_verb(given: argparse.Namespace, output: Output) -> int:
     from headrace.io.paths import cache_folder
 
     if given.older is not None and not given.prune:
-        raise ConfigError("--older says what --prune removes: pass both")
+        raise ConfigError("--older needs --prune")
     folder = str(cache_folder(given.dir))
     entries = cache_entries(folder)
     removed = []

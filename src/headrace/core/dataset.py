@@ -877,8 +877,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             return None
         if not self._arguments:  # which are known when the constructor is through
             raise ConfigError(
-                "shared='machine': samples are read before the constructor is through, and so "
-                "before it is known what they are"
+                "shared='machine': samples are read before the constructor has finished, when what "
+                "they are is not known yet"
             )
         world = detect_world()
         held = "encoded" if self.holds_encoded else "decoded"
@@ -1052,9 +1052,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         if rng_states() != after:
             warn(
                 f"{type(self).__name__}: the random transforms draw the same numbers in each "
-                "epoch, since nobody says which epoch it "
-                "is: call dataset.set_epoch(epoch) before each one, or use "
-                "headrace.create_dataloader, which does"
+                "epoch, since the epoch is unknown: call dataset.set_epoch(epoch) before each one, "
+                "or use headrace.create_dataloader, which does"
             )
 
     # -- construction and pickling

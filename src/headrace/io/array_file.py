@@ -251,7 +251,7 @@ def copy_of(
     if files.version(path).tag is None:
         raise AccessError(
             f"{redact(path)} is read through a plain copy, and the server gives it neither an ETag "
-            "nor a time, so that nobody can tell an old copy from a new one: copy the file to this "
+            "nor a time, so an old copy can't be told from a new one: copy the file to this "
             f"machine, or {instead} where it lies"
         )
     identity = files.identity(path if files.is_remote else os.path.realpath(path))

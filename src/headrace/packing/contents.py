@@ -201,7 +201,7 @@ class Contents:
         """
         survey = self._survey()
         if not len(survey.sizes):
-            raise ConfigError("a dataset without samples: there is nothing to plan")
+            raise ConfigError("the dataset has no samples to pack")
         if edges is None:
             edges = edges_of(survey.sizes, self.options.part_nbytes)
         info = survey.info

@@ -144,7 +144,7 @@ class PackOptions:
             ConfigError: `part` and `parts` make no sense, or both are given.
         """
         if self.part is not None and self.parts is not None:
-            raise ConfigError("part and parts exclude each other")
+            raise ConfigError("pass part or parts, not both")
         if self.part is not None:
             first, of = self._pair("part", "/", "'i/N' with i from 0 to N - 1, such as '3/8'")
             return range(first, count, of)

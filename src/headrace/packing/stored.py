@@ -290,7 +290,7 @@ class StoredContents(Contents):
                 raise SampleError(
                     f"{self.dataset.source_of(position)} changed while it was packed: "
                     f"{plan.sizes[position]:,} bytes ({plan.rows.dtype}) at the start, "
-                    f"{sample.nbytes:,} ({sample.dtype}) now: pack again when nobody writes there"
+                    f"{sample.nbytes:,} ({sample.dtype}) now: pack again when no process writes it"
                 )
             return sample
 

@@ -233,8 +233,8 @@ class _Finder:
             return ""
         groups = [name for name in tree.nodes() if tree.is_group(name)]
         raise MissingNameError(
-            f"{tree.shown}: nobody knows which groups are episodes; pass groups=, such as 'data/*' "
-            f"(a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
+            f"{tree.shown}: it does not say which groups are episodes; pass groups=, such as "
+            f"'data/*' (a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
             f"{listed_names(groups)}"
         )
 

@@ -548,8 +548,8 @@ def judged(error: BaseException, where: str) -> Passing:
 def was_replaced(where: str, why: str = "") -> FileChangedError:
     """The error of a remote file of which another version comes than that which was opened."""
     return FileChangedError(
-        f"{where}: the file has been replaced since it was opened{why}: begin the epoch anew with "
-        "the new one"
+        f"{where}: the file has been replaced since it was opened{why}: start the epoch again "
+        "with the new file"
     )
 
 
