@@ -109,7 +109,7 @@ class TableDecoder(BytesDecoder):
 
 def _nbytes(out: Any) -> int:
     if isinstance(out, list):
-        return sum(len(value) for value in out if value)
+        return sum(map(len, filter(None, out)))
     return int(out.nbytes)
 
 
