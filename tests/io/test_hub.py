@@ -14,7 +14,7 @@ from tests.data.make import make_shards
 from tests.servers.hub import hub
 from tests.servers.ranges import RangeServer
 
-pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.integration
 TOKEN = "hf_secret"
 
 
