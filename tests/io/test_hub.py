@@ -31,11 +31,7 @@ def test_shards_of_the_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
             return StreamingDataset(where, storage_options=options, cache_dir=tmp_path / "kept")
 
         def batches(dataset: StreamingDataset) -> list[Any]:
-            how: dict[str, Any] = {
-                "batch_size": 4,
-                "num_workers": 2,
-                "multiprocessing_context": "fork",
-            }
+            how: Any = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
             return [{**one, "__url__": None} for one in create_dataloader(dataset, seed=1, **how)]
 
         for path in ("", "@v1/data/*.tar"):
