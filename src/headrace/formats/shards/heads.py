@@ -205,8 +205,10 @@ class Heads:
         large = list[int]()
         small = list[int]()
         for place, number in enumerate(numbers):
-            is_large = self._shards[number].head_nbytes > _LARGE
-            (large if is_large else small).append(place)
+            if self._shards[number].head_nbytes > _LARGE:
+                large.append(place)
+            else:
+                small.append(place)
         heads = self.of([numbers[place] for place in small])
         for place, head in zip(small, heads, strict=True):
             at = inner[place]
@@ -217,12 +219,12 @@ class Heads:
 
     def _pairs(self, samples: Sequence[tuple[int, int]]) -> IntArray:
         """`bounds` of samples of large shards, read without the rest of their heads."""
+        for number in {number for number, _ in samples}:
+            size_of(self._files, self._shards[number])
         ranges = []
         for number, inner in samples:
-            shard = self._shards[number]
-            size_of(self._files, shard)
             at = OFFSET * (1 + inner)
-            ranges.append((shard.path, at, at + 2 * OFFSET))
+            ranges.append((self._shards[number].path, at, at + 2 * OFFSET))
         data = self._files.read_each(ByteRanges.of(ranges))
         found = np.array([np.frombuffer(one, "<u4") for one in data], np.int64)
         for (number, inner), (start, stop) in zip(samples, found.tolist(), strict=True):
@@ -237,12 +239,15 @@ class Heads:
     def frame_sizes(self) -> list[int]:
         """The decoded bytes of all frames, without those of bad shards."""
         framed = [number for number, shard in enumerate(self._shards) if shard.rows]
-        with contextlib.suppress(DataNotFoundError, FormatError):
-            self.of(framed)
+        heads = dict[int, Head]()
+        try:
+            heads.update(zip(framed, self.of(framed), strict=True))
+        except (DataNotFoundError, FormatError):
+            for number in framed:
+                with contextlib.suppress(DataNotFoundError, FormatError):
+                    [heads[number]] = self.of([number])
         sizes = list[int]()
-        for number in framed:
-            with contextlib.suppress(DataNotFoundError, FormatError):
-                [head] = self.of([number])
-                edges = head.edges[:: self._shards[number].rows]
-                sizes += np.diff(edges, append=head.edges[-1]).tolist()
+        for number, head in heads.items():
+            edges = head.edges[:: self._shards[number].rows]
+            sizes += np.diff(edges, append=head.edges[-1]).tolist()
         return sizes
