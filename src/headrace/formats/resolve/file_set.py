@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +221,11 @@ class Found:
     others: list[bytes] = field(default_factory=list)
 
 
+def encoded(endings: Iterable[str]) -> tuple[bytes, ...]:
+    """Endings as those of names have them."""
+    return tuple(map(os.fsencode, endings))
+
+
 def is_hidden_part(part: bytes) -> bool:
     """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
     which macOS adds to archives.
@@ -243,14 +248,14 @@ def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKK
 
 def are_tables(names: Sequence[bytes]) -> bool:
     """True if some files are Arrow or Parquet tables, and all others are written beside these."""
-    endings = tuple(map(os.fsencode, _TABLES))
+    endings = encoded(_TABLES)
     others = [name for name in names if not name.lower().endswith(endings)]
     return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
 def are_shards(names: Sequence[bytes]) -> bool:
     """True if some files are shards of another library."""
-    endings = tuple(map(os.fsencode, READERS["open_dataset"]))
+    endings = encoded(READERS["open_dataset"])
     return any(plain_bytes(name).endswith(endings) for name in names)
 
 

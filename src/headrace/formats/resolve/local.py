@@ -18,6 +18,7 @@ from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
+    encoded,
     is_hidden_part,
     plain_bytes,
     plain_name,
@@ -199,9 +200,7 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
     for kind in kinds:
         endings += kind.endings
         stores += kind.stores
-    wanted = _Wanted(
-        os.fsencode(root), tuple(map(os.fsencode, endings)), tuple(map(os.fsencode, stores))
-    )
+    wanted = _Wanted(os.fsencode(root), encoded(endings), encoded(stores))
     found = Found(root, [], searched=True)
     level = [_Folder(b"", frozenset())]
     dead_links = list[str]()

@@ -21,6 +21,7 @@ from headrace.formats.resolve.file_set import (
     MOST,
     Format,
     Found,
+    encoded,
     is_hidden,
     is_hidden_part,
     plain_bytes,
@@ -167,7 +168,7 @@ def _first_level(url: str, server: RemoteFiles) -> list[str]:
 def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
     if not kind.stores:
         return []
-    stores = tuple(map(os.fsencode, kind.stores))
+    stores = encoded(kind.stores)
     first = {_name_below(root, path).partition(b"/")[0] for path in paths}
     return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
 
@@ -225,7 +226,7 @@ def _name_below(root: str, path: str) -> bytes:
 def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
     """The files of some paths that end as they should."""
     found = Found(root, [])
-    ends = tuple(map(os.fsencode, endings))
+    ends = encoded(endings)
     for path in paths:
         name = _name_below(root, path)
         if not shows_hidden and is_hidden(name):

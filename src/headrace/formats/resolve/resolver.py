@@ -45,6 +45,7 @@ from headrace.formats.resolve.file_set import (
     are_bookkeeping,
     are_shards,
     are_tables,
+    encoded,
     summary_of,
 )
 from headrace.formats.resolve.local import find_local, recognized
@@ -302,7 +303,7 @@ def _chosen(
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
-        endings = itertools.repeat(tuple(map(os.fsencode, kind.all_endings)))
+        endings = itertools.repeat(encoded(kind.all_endings))
         fits.append(np.fromiter(map(bytes.endswith, lower, endings), bool, len(lower)))
         unknown &= ~fits[-1]
         if len(names) and fits[-1].all() and not kind.bookkeeping:
