@@ -60,19 +60,17 @@ INSIDE = {
     "previewing": "batch sheet",
     "formats/resolve": "file_set local remote resolver",
     "formats/arrays": "codecs chunks packed reader rows volumes",
-    "formats/sparse": "matrix rows opening",
+    "formats/sparse": "rows matrix",
     "formats/episodes": "source find",
-    "formats/hdf5": "kind files remote chunks tree rows",
-    "formats/zarr": """
-        stores zips shards library rows ome
-    """,
+    "formats/hdf5": "files remote chunks rows",
+    "formats/zarr": "stores shards library tree",
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
     "formats/shards": "values heads source index litdata mds",
     "formats": """
-        resolve source concat files arrays tree
+        resolve source concat files arrays tree ome
         hdf5 zarr
-        trees sparse episodes dialects table columns shards headers tar tfrecord text tokens
+        trees sparse episodes table columns shards tar tfrecord text tokens
         read_rows registry
     """,
 }

@@ -18,9 +18,9 @@ from headrace import HDF5Dataset, open_dataset, pack
 from headrace.cli.info import sniffed
 from headrace.cli.main import main
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.zarr.rows import ZarrSource
 from tests.data.make import make_tar
 from tests.datasets.table.test_table import some_table, write
+from tests.formats.arrays import zarr_rows
 from tests.servers.ranges import RangeServer
 
 ROWS = 90
@@ -106,7 +106,7 @@ def test_costs_are_those_of_reading(tmp_path: Path, name: str) -> None:
         compressors=compressors,
     )
     array[:] = PIXELS
-    sources: list[Any] = [HDF5Source(tmp_path / "a.h5", "x"), ZarrSource(tmp_path / "a.zarr")]
+    sources: list[Any] = [HDF5Source(tmp_path / "a.h5", "x"), zarr_rows(tmp_path / "a.zarr")]
     for source in sources:
         (column,) = source.describe().columns
         source.read([17])

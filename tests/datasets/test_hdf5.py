@@ -189,38 +189,23 @@ def test_open_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 WRITER = """
 import h5py, sys
 with h5py.File(sys.argv[1], "w", libver="latest") as file:
-    chunks = {"maxshape": (None, 4), "chunks": (8, 4), "compression": "gzip"}
-    rows = file.create_dataset("data", (30, 4), "i4", **chunks)
-    rows[:] = 7
+    file["data"] = [7] * 30
     file.swmr_mode = True
-    rows.flush()
     print("ready", flush=True)
-    sys.stdin.readline()
-    rows.resize((40, 4))
-    rows[30:] = 8
-    rows.flush()
-    print("more", flush=True)
     sys.stdin.readline()
 """
 
 
 @pytest.mark.slow
-def test_a_file_that_is_being_written(tmp_path: Path, loader_of: Any) -> None:
+def test_a_file_that_is_being_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "a.h5")]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as writer:
-        assert writer.stdin is not None and writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        dataset = HDF5Dataset(tmp_path / "a.h5")
-        assert "another process is writing" in dataset.explain()
-        print(file=writer.stdin, flush=True)
-        assert writer.stdout.readline() == "more\n"
-        assert len(dataset) == 30 and dataset[29].tolist() == [7] * 4
-        assert all((batch == 7).all() for batch in loader_of(dataset, num_workers=1))
-        dataset.close()
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+        with pytest.raises(AccessError, match=r"a\.h5 is being written by another process"):
+            HDF5Dataset(tmp_path / "a.h5")
         writer.communicate("\n")
-    dataset = HDF5Dataset(tmp_path / "a.h5")
-    assert len(dataset) == 40 and dataset[39].tolist() == [8] * 4
+    assert HDF5Dataset(tmp_path / "a.h5")[29] == 7
 
 
 def test_virtual_datasets_in_a_circle(tmp_path: Path) -> None:
@@ -328,7 +313,7 @@ def test_the_only_dataset_is_found_by_itself(tmp_path: Path) -> None:
     assert np.array_equal(dataset[5][0], rows()[5]) and dataset[5][1] == 5
     path = write(tmp_path / "b.h5", data=rows(), other=rows())
     assert np.array_equal(HDF5Dataset([path, path])[N + 1], rows()[1])
-    with pytest.raises(MissingNameError, match=r"a\.h5 has 2 .*deep/er/images \[40, 6, 5\] uint8"):
+    with pytest.raises(MissingNameError, match=r"a\.h5 has 2 .*deep/er/images \[40, 6, 5\]"):
         HDF5Dataset(tmp_path / "a.h5")
     with pytest.raises(MissingNameError, match=r"c\.h5"):
         HDF5Dataset(write(tmp_path / "c.h5", scale=3.0))

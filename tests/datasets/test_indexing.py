@@ -71,7 +71,7 @@ def test_an_index_of_another_file_is_not_used(
 ) -> None:
     write_index([shards / "a0.tar", f"{shards}/b0*.h5"])
     make_tar(shards / "a0.tar", [(f"{n}.cls", b"%d" % n) for n in range(61)])
-    with pytest.warns(HeadraceWarning, match="the index beside it is not used"):
+    with pytest.warns(HeadraceWarning, match="the index next to it is not used"):
         members = StreamingDataset(f"{server.url}/a0.tar", cache_dir=tmp_path / "cache")
     assert len(members) == 61
     members.close()

@@ -541,10 +541,6 @@ def test_open_dataset_finds_matrices(gzipped: Path, stored: Path, tmp_path: Path
         assert type(found) is SparseDataset and found[0][1] == 0
         assert type(open_dataset(path, dataset_name="X/data")) is plain
     assert type(open_dataset(gzipped, group="layers/counts")) is SparseDataset
-    with h5py.File(write_anndata(tmp_path / "layer.h5ad", random_matrix(6, 5)), "r+") as file:
-        del file["X"]
-    only_layer = open_dataset(tmp_path / "layer.h5ad")
-    assert np.array_equal(all_rows(only_layer), 2 * random_matrix(6, 5))
     for name, beside in (("counts", False), ("", False), ("graph", True)):
         with h5py.File(tmp_path / "one.h5", "w") as file:
             write_matrix(file, name, DENSE)

@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from headrace.formats.tree import TreeSource
+from headrace.formats.zarr.tree import OpenZarr
+
 N = 13
 ROWS: dict[str, tuple[int, ...]] = {"scalar": (), "1-D": (5,), "image": (4, 6, 3)}
 ORDERS = [[*range(N)], [N - 1, 0, 3, 3, 7], [2, 4, 6, 8]]
+
+
+def zarr_rows(path: Any, name: Any = None, **options: Any) -> TreeSource:
+    return TreeSource(path, name, OpenZarr(**options))
 
 
 def values(dtype: str, row: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -23,8 +23,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 
 from headrace.errors import HeadraceError
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.zarr.rows import ZarrSource
 from headrace.testing.contract import same
+from tests.formats.arrays import zarr_rows
 
 N, ROW, NAME = 7, (3,), "x"
 HDF5, FOLDER, ZIP = "HDF5", "Zarr folder", "Zarr zip"
@@ -206,7 +206,7 @@ def specimens() -> dict[str, Specimen]:
 
 def source_of(kind: str, path: Path) -> Any:
     """The rows of "x", as headrace reads them."""
-    return HDF5Source(path, NAME) if kind == HDF5 else ZarrSource(path, NAME)
+    return HDF5Source(path, NAME) if kind == HDF5 else zarr_rows(path, NAME)
 
 
 def rows_or_errors(kind: str, path: Path) -> list[Any]:

@@ -18,7 +18,7 @@ from headrace import HDF5Dataset, ZarrDataset
 from headrace.errors import FormatError, HeadraceError, SampleError
 from headrace.formats.arrays import codecs
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.zarr.rows import ZarrSource
+from tests.formats.arrays import zarr_rows
 from tests.formats.specimens import (
     FOLDER,
     NAME,
@@ -171,19 +171,19 @@ def test_chunk_files_of_the_wrong_size_or_kind(tmp_path: Path) -> None:
         whole = chunk.read_bytes()
         for wrong in (b"", whole[:-1], whole + b"x", whole + whole, whole[: len(whole) // 2]):
             chunk.write_bytes(wrong)
-            source = ZarrSource(path, NAME)
+            source = zarr_rows(path, NAME)
             said = r"\.zarr(, chunk \(0, 0\) of 'x'|/x/c/0/0 has \d+ bytes)"
             with pytest.raises(FormatError, match=said):
                 source.read([0])
             assert np.array_equal(source.read([N - 1])[0], values()[N - 1])
             source.close()
         chunk.unlink()
-        assert ZarrSource(path, NAME).read([0])[0].tolist() == [0, 0, 0]  # never written
+        assert zarr_rows(path, NAME).read([0])[0].tolist() == [0, 0, 0]  # never written
         with pytest.raises(FormatError, match=r"(chunk \(0, 0\) of 'x'|x/c/0/0) is missing"):
-            ZarrSource(path, NAME, missing="error").read([0])
+            zarr_rows(path, NAME, missing="error").read([0])
         chunk.mkdir()
         with pytest.raises(FormatError, match="x/c/0/0 is a folder"):
-            ZarrSource(path, NAME).read([0])
+            zarr_rows(path, NAME).read([0])
         with pytest.raises(SampleError, match=r"sample 0 .* is a folder"):
             ZarrDataset(path, NAME)[0]
 

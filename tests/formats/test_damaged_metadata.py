@@ -16,7 +16,7 @@ import zarr
 from headrace import ZarrDataset
 from headrace.errors import FormatError, HeadraceError
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.zarr.rows import ZarrSource
+from tests.formats.arrays import zarr_rows
 from tests.formats.specimens import NAME, N, specimens
 
 # -- the index of an HDF5 dataset's chunks
@@ -67,7 +67,7 @@ def test_attributes_of_version_2_that_are_damaged(tmp_path: Path) -> None:
     root.create_array(NAME, shape=(N, 3), dtype="<i4")
     (tmp_path / "a.zarr" / NAME / ".zattrs").write_bytes(b"\xff{")
     with pytest.raises(FormatError, match=r"a\.zarr: x/\.zattrs"):
-        ZarrSource(tmp_path / "a.zarr", NAME)
+        zarr_rows(tmp_path / "a.zarr", NAME)
 
 
 def test_zip_files_whose_directory_or_metadata_are_damaged(tmp_path: Path) -> None:
@@ -82,6 +82,6 @@ def test_zip_files_whose_directory_or_metadata_are_damaged(tmp_path: Path) -> No
     ):
         path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
         with pytest.raises(FormatError, match=said):
-            ZarrSource(path, NAME).read([0])
+            zarr_rows(path, NAME).read([0])
         with pytest.raises(HeadraceError, match=said):
             ZarrDataset(path, NAME)[0]

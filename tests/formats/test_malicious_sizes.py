@@ -21,7 +21,7 @@ import zstandard
 from headrace import HDF5Dataset, ZarrDataset, create_dataloader
 from headrace.errors import BudgetError, FormatError
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.zarr.rows import ZarrSource
+from tests.formats.arrays import zarr_rows
 
 ROWS, WIDTH = 64, 1024
 SIZE = ROWS * WIDTH  # bytes of a chunk
@@ -98,7 +98,7 @@ def test_a_shard_s_index_that_leads_beyond_it(tmp_path: Path, peak: Callable[[],
         shard.write_bytes(data[:-68] + bytes(index) + checksum)
         tracemalloc.reset_peak()
         with pytest.raises(FormatError, match="x/c/0/0: chunk 1 of the shard"):
-            ZarrSource(tmp_path / "a.zarr", "x").read([0])
+            zarr_rows(tmp_path / "a.zarr", "x").read([0])
         assert peak() < 4 << 20
 
 
@@ -124,7 +124,7 @@ def test_a_zarr_array_of_very_many_rows(tmp_path: Path, peak: Callable[[], int])
         dataset.blocks()
     batch = next(iter(create_dataloader(dataset, batch_size=4, num_workers=0, seed=1)))
     assert batch.tolist() == [[7] * 6] * 4
-    source = ZarrSource(edited(tmp_path, [3 * 10**6, 6], shape=[10**9, 6]), "x")
+    source = zarr_rows(edited(tmp_path, [3 * 10**6, 6], shape=[10**9, 6]), "x")
     blocks = source.blocks()
     assert len(blocks) == 334 and int(blocks.sum()) == 10**9 and np.all(blocks[:-1] == 3 * 10**6)
     assert peak() < 4 << 20 and source.total_bytes == 24 * 10**9
@@ -133,12 +133,12 @@ def test_a_zarr_array_of_very_many_rows(tmp_path: Path, peak: Callable[[], int])
 def test_a_zarr_array_that_no_machine_can_hold(tmp_path: Path, peak: Callable[[], int]) -> None:
     for shape in ([2**63, 6], [2**64, 6], [10**30, 6], [2**40, 2**40]):
         with pytest.raises((FormatError, BudgetError), match=r"a\.zarr: "):
-            ZarrSource(edited(tmp_path, shape=shape), "x")
+            zarr_rows(edited(tmp_path, shape=shape), "x")
     for chunks in ([2**40, 6], [2, 2**40], [2**62, 6], [2**64, 6], [10**30, 10**30]):
         path = edited(tmp_path, chunks)
         tracemalloc.reset_peak()
         with pytest.raises((FormatError, BudgetError), match=r"a\.zarr"):
-            ZarrSource(path, "x").read([0])
+            zarr_rows(path, "x").read([0])
         assert peak() < 16 << 20  # zarr-python may have been asked
         with pytest.raises((FormatError, BudgetError)):
             ZarrDataset(path, "x")[0]

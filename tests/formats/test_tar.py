@@ -359,7 +359,7 @@ def test_the_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     # small ones are read again
     assert len(read_all(folder)) == 10 and not (tmp_path / "user").exists()
-    monkeypatch.setattr("headrace.formats.headers.KEPT_FROM", 2)
+    monkeypatch.setattr("headrace.io.index.KEPT_FROM", 2)
     scanned.clear()
     assert len(read_all(folder)) == len(read_all(folder)) == 10
     assert sorted(scanned) == ["0.tar", "1.tar", "1.tar", "2.tar", "3.tar", "3.tar"]

@@ -154,7 +154,7 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option that would have no effect.
     """
 
-    from headrace.formats.hdf5.kind import is_hdf5
+    from headrace.formats.hdf5 import is_hdf5
     from headrace.io.paths import redact
 
     options = data_options(given)

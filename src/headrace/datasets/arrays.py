@@ -15,26 +15,26 @@ from headrace.core.options import LoadingMode, ModeName, PathOptions, check_argu
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.packed import DATA
 from headrace.formats.arrays.rows import ArraysSource, as_value, is_plain, long_doubles_in
 from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.concat import ConcatSource
-from headrace.formats.hdf5.files import only_dataset
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.hdf5.tree import open_files
+from headrace.formats.ome import (
+    Extents,
+    Scale,
+    VolumeArray,
+    check_row_targets,
+    patch_source,
+    volume_in,
+)
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.text.plain import check_encoding
-from headrace.formats.tree import Tree
-from headrace.formats.zarr.ome import (
-    Extents,
-    Scale,
-    ZarrArray,
-    array_or_level,
-    check_row_targets,
-    patch_source,
-)
-from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
+from headrace.formats.tree import TreeSource
+from headrace.formats.trees import open_trees
+from headrace.formats.zarr.stores import ZARR
+from headrace.formats.zarr.tree import objects_in
 from headrace.io.remote.options import RemoteOptions
 
 
@@ -193,7 +193,7 @@ def checked_list(argument: str, names: Any, least: int = 1) -> tuple[str, ...]:
 
 
 def joined_targets(
-    columns: Sequence[npt.NDArray[Any] | Column],
+    columns: Sequence[Any],
     sources: Sequence[ArraysSource],
     name: str | None,
     encoding: str | None = "utf-8",
@@ -202,7 +202,7 @@ def joined_targets(
     there are none. Strings and compounds come in plain terms, compounds of numbers as dicts.
 
     Args:
-        columns: of each file; of AnnData's tables `Column`s.
+        columns: arrays, one of each file; of AnnData's tables `Column`s.
         sources: of the files.
         name: of the targets in them; None: there are none.
         encoding: of strings.
@@ -294,22 +294,15 @@ class HDF5Dataset(ArrayDataset):
         names: Any = checked_names(dataset_name, target_name)
         codec = None if encoding is None else check_encoding(encoding, "strict")
         reach, common = RemoteOptions.split(options)
-        paths, opened = open_files(data_path, reach, direct)
+        paths, opened = open_trees(data_path, HDF5, reach, direct=direct)
 
-        def opened_at(path: str) -> tuple[HDF5Source, Any]:
+        def open_one(path: str) -> tuple[HDF5Source, Any]:
             nonlocal names
-            if names is None:
-                with opened.tree(path) as tree:
-                    names = only_dataset(tree.file, path, DATA, target_name)
-            source = HDF5Source(path, names, opened=opened)
-            if target_name is None:
-                return source, None
-            if "/" not in target_name.strip("/"):  # in no table: the file need not be opened
-                return source, source.column(target_name)
-            with opened.tree(path) as tree:
-                return source, _targets(source, tree, target_name)
+            source = HDF5Source(path, names, opened, target_name)
+            names = source.name  # of several files the first one decides
+            return source, _targets(source, target_name)
 
-        found = opened.each(paths, opened_at, in_threads=True)
+        found = opened.each(paths, open_one, in_threads=True)
         sources, columns = zip(*found, strict=True)
         source, rows = joined_rows(sources, dtype, codec)
         targets, self.classes = joined_targets(columns, sources, target_name, codec)
@@ -323,13 +316,16 @@ class HDF5Dataset(ArrayDataset):
         )
 
 
-def _targets(source: Any, tree: Tree, name: str) -> npt.NDArray[Any] | Column:
-    """The targets of a file: an array, or a column of a table of AnnData."""
-    column = column_of_group(tree, name, len(source))
-    if column is not None:
-        return column
-    whole: npt.NDArray[Any] = source.column(name)
-    return whole
+def _targets(source: TreeSource, name: str | None) -> npt.NDArray[Any] | Column | None:
+    """The targets of a file: an array, or a column of a table of AnnData; None: it has no name."""
+    if name is None:
+        return None
+    if "/" in name.strip("/"):
+        with source.tree() as tree:
+            column = column_of_group(tree, name, len(source))
+        if column is not None:
+            return column
+    return source.column(name)
 
 
 class LabelledPatches(ArrayDecoder):
@@ -464,7 +460,7 @@ class ZarrDataset(ArrayDataset):
                 "give one dataset_name"
             )
         reach, common = RemoteOptions.split(options)
-        opened, paths = open_stores(data_path, reach, direct=direct, missing=missing)
+        paths, opened = open_trees(data_path, ZARR, reach, direct=direct, missing=missing)
         self.fork_safe: bool = not opened.has_objects
         if boxes is not None and len(paths) > 1:
             raise ConfigError(
@@ -472,27 +468,36 @@ class ZarrDataset(ArrayDataset):
                 "one dataset of each"
             )
         nodes = [*([name] if is_one else name), target_name]
-        arrays: list[ZarrArray] = []
-        if is_one:
-            for path in paths:
-                arrays.append(array_or_level(opened.tree(path, nodes), name, scale))
-        self._volumes: list[tuple[PatchSource, ZarrArray]] = []
+        self._volumes: list[tuple[PatchSource, VolumeArray]] = []
+        sources: list[TreeSource] = []
+        kinds: list[str] = []
+        for path in paths:
+            if not is_one:
+                sources.append(TreeSource(path, name, opened, target_name))
+                continue
+            with opened.tree(path, nodes) as tree:
+                array = volume_in(tree, name, scale)
+                if patch_shape is None:
+                    if target_name is not None:
+                        check_row_targets(tree, array, target_name)
+                    sources.append(TreeSource(path, array.name, opened, target_name))
+                    continue
+                patches = patch_source(
+                    tree, array, target_name, patch_shape, stride, edges, pad, boxes
+                )
+            self._volumes.append((patches, array))
+            kinds.append(patches.patches_are)
+            if array.image is not None:
+                kinds[-1] += f" along {', '.join(array.image.names)}"
+            if kinds[-1] != kinds[0]:
+                raise FormatError(
+                    f"{patches.path} and {self._volumes[0][0].path} can't be one dataset: "
+                    f"patches of {kinds[-1]} here, and of {kinds[0]} there; earlier axes, and "
+                    "those of extent -1 in patch_shape, are whole and must be equally long"
+                )
         source: Any
         targets: Any = None
         if patch_shape is not None:
-            kinds: list[str] = []
-            for array in arrays:
-                patches = patch_source(array, target_name, patch_shape, stride, edges, pad, boxes)
-                self._volumes.append((patches, array))
-                kinds.append(patches.patches_are)
-                if array.image is not None:
-                    kinds[-1] += f" along {', '.join(array.image.names)}"
-                if kinds[-1] != kinds[0]:
-                    raise FormatError(
-                        f"{patches.path} and {self._volumes[0][0].path} can't be one dataset: "
-                        f"patches of {kinds[-1]} here, and of {kinds[0]} there; earlier axes, and "
-                        "those of extent -1 in patch_shape, are whole and must be equally long"
-                    )
             volumes = [patches for patches, _ in self._volumes]
             source = volumes[0] if len(volumes) == 1 else ConcatSource(volumes)
             cast_to = dtype_named(dtype)
@@ -500,18 +505,8 @@ class ZarrDataset(ArrayDataset):
             if target_name is not None:
                 sample_decoder = LabelledPatches(cast_to)
         else:
-            sources: list[ZarrSource] = []
-            for number, path in enumerate(paths):
-                rows_of = name
-                if is_one:
-                    rows_of = arrays[number].name
-                    if target_name is not None:
-                        check_row_targets(arrays[number], target_name)
-                sources.append(ZarrSource(path, rows_of, opened=opened, column=target_name))
             source, sample_decoder = joined_rows(sources, dtype)
-            columns: list[Any] = []
-            if target_name is not None:
-                columns = [_targets(one, one.tree, target_name) for one in sources]
+            columns = [_targets(one, target_name) for one in sources]
             targets, self.classes = joined_targets(columns, sources, target_name)
         super().__init__(
             source,

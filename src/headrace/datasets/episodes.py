@@ -30,7 +30,6 @@ from headrace.formats.arrays.rows import as_value, long_doubles_in
 from headrace.formats.episodes.find import EpisodeOptions, by_key, open_episodes
 from headrace.formats.episodes.source import MASK, EpisodeSource, WindowOptions, Windows
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.trees import tree_kind
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.store import MISSING
 
@@ -241,7 +240,7 @@ class EpisodeDataset(BaseDataset):
             episodes=wanted,
             windows=window,
         )
-        source = open_episodes(data_path, tree_kind(data_path, reach), reach, how, windows, direct)
+        source = open_episodes(data_path, reach, how, windows, direct)
         try:
             dtypes = _dtypes_of(source, dtype)
             lengths = source.windows.lengths

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, WriteError
-from headrace.formats.hdf5.tree import INDEX as HDF5
+from headrace.formats.hdf5.rows import INDEX as HDF5
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrow import INDEX as ARROW

@@ -9,7 +9,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.options import OF_LOADERS, keywords_of
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import ColumnsDataset
-from headrace.datasets.dialects import class_by_dialect
+from headrace.datasets.dialects import EPISODES, PACK, SPARSE, class_by_dialect
 from headrace.datasets.episodes import EpisodeDataset
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.sparse import SparseDataset
@@ -17,8 +17,7 @@ from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
-from headrace.formats.dialects import EPISODES, PACK, SPARSE
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of

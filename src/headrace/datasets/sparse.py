@@ -22,7 +22,7 @@ from headrace.core.views import ColumnTargets
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.sparse.opening import open_rows
+from headrace.formats.sparse.matrix import open_rows
 from headrace.formats.sparse.rows import CSRRows, JoinedRows, Record, SparseSource
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import format_size

@@ -12,11 +12,10 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode, PathOptions, check_arguments
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import Decoders, LineDecoder, MemberDecoder
-from headrace.datasets.dialects import class_by_dialect
+from headrace.datasets.dialects import PACK, class_by_dialect
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.dialects import PACK
 from headrace.formats.files import check_splits
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.tar import TARS, TarSource

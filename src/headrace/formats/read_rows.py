@@ -23,18 +23,17 @@ import numpy as np
 from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.packed import DATA
 from headrace.formats.arrays.rows import ArraysSource, check_fits
 from headrace.formats.concat import ConcatSource
-from headrace.formats.hdf5.files import only_dataset
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.hdf5.tree import open_files
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import entries_of, look_for
 from headrace.formats.source import Source
-from headrace.formats.zarr.rows import ZarrSource, objects_in, open_stores
+from headrace.formats.tree import TreeSource
+from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR
+from headrace.formats.zarr.tree import objects_in
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 from headrace.memory.limits import usable_cpus
@@ -115,36 +114,30 @@ def _of_dataset(dataset: Any, name: str | None) -> Source:
 
 
 @contextlib.contextmanager
-def _opened(path: Any, name: str | None, direct: bool, remote: RemoteOptions) -> Iterator[Source]:
+def _opened(path: Any, name: str | None, direct: bool, reach: RemoteOptions) -> Iterator[Source]:
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
     kind: Format | None = ZARR
     where: Any = path
     if not objects_in(path):
-        kind, where = look_for(path, (HDF5, ZARR), remote)
-    if kind is ZARR:
-        opened, paths = open_stores(where, remote, direct=direct)
-        with contextlib.closing(opened):
-            yield _joined([ZarrSource(one, name, opened=opened) for one in paths])
-        return
+        kind, where = look_for(path, (HDF5, ZARR), reach)
     if kind is None:
         raise FormatError(
             f"{redact(entries_of(path)[0])} is no HDF5 file and no Zarr store: read_rows reads "
             "arrays of these"
         )
-    paths, hdf5 = open_files(where, remote, direct)
-    wanted = name
+    paths, opened = open_trees(where, kind, reach, direct=direct)
+    opens: type[TreeSource] = HDF5Source if kind is HDF5 else TreeSource
 
-    def one(path: str) -> HDF5Source:
-        nonlocal wanted
-        if wanted is None:
-            with hdf5.tree(path) as tree:
-                wanted = only_dataset(tree.file, path, DATA, None)
-        return HDF5Source(path, wanted, opened=hdf5)
+    def open_one(one: str) -> TreeSource:
+        nonlocal name
+        source = opens(one, name, opened)
+        name = str(source.name)  # of several files the first one decides
+        return source
 
-    with contextlib.closing(hdf5):
-        yield _joined(hdf5.each(paths, one))
+    with contextlib.closing(opened):
+        yield _joined(opened.each(paths, open_one))
 
 
 def _joined(sources: Sequence[Any]) -> Source:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.columns import Columns
 from headrace.formats.files import check_splits
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.shards.litdata import LITDATA

@@ -24,12 +24,11 @@ import numpy.typing as npt
 
 from headrace.errors import FormatError, warn
 from headrace.formats.files import fingerprint_names
-from headrace.formats.headers import Headers, indices_of
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable
 from headrace.io.files import Files
-from headrace.io.index import IndexKind
+from headrace.io.index import Headers, IndexKind, indices_of
 from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
@@ -341,11 +340,11 @@ class TarSource(Locatable):
         files = resolve(data_path, TARS, reach)
         self.names = files.names
         self._paths = files.urls()
-        self.files = files.server or LocalFiles()
+        self.files = files.server or LocalFiles(reach.cache_dir)
         self._shown = list(map(redact, self._paths))
         if files.server is None:
             self._paths = list(map(os.path.abspath, self._paths))
-        found = indices_of(self.files, self._paths, INDEX, reach.cache_dir, progress)
+        found = indices_of(self.files, self._paths, INDEX, progress)
         indices = [TarIndex(*arrays) for arrays in found]
         self._join(indices)
 

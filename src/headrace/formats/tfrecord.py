@@ -27,12 +27,11 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.columns import Columns
-from headrace.formats.headers import Headers, indices_of
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Locatable
 from headrace.io.array_file import HEAD, Arrays, ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
-from headrace.io.index import IndexKind
+from headrace.io.index import Headers, IndexKind, indices_of
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import cache_folder, named_part, redact
 from headrace.io.ranges import ByteRanges
@@ -410,7 +409,7 @@ class TFRecordSource(Locatable):
     def __init__(self, paths: Sequence[str], files: Files) -> None:
         self._shown = list(paths)
         self._paths = list(paths)
-        indices = indices_of(files, self._paths, INDEX, files.cache_dir)
+        indices = indices_of(files, self._paths, INDEX)
         copied = [bytes(names) == _COPIED for _, names in indices]
         self.files = files
         self._bases = np.zeros(len(paths), np.int64)

@@ -24,9 +24,9 @@ from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, info_in
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
 from headrace.formats.text.index import first_from
+from headrace.formats.tree import OpenTrees
 from headrace.io.array_file import FileArrays
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles, changed
@@ -112,7 +112,7 @@ class PackedFile(NamedTuple):
     targets: AnyArray | None
 
     @classmethod
-    def at(cls, path: str, opened: OpenHDF5) -> PackedFile:
+    def at(cls, path: str, opened: OpenTrees[Any]) -> PackedFile:
         """The file at a path or URL.
 
         Raises:
@@ -171,7 +171,7 @@ class PackedTokens(Tokens):
         FormatError: the files were packed in different ways; and as `PackedFile.at`.
     """
 
-    def __init__(self, paths: Sequence[str], opened: OpenHDF5) -> None:
+    def __init__(self, paths: Sequence[str], opened: OpenTrees[Any]) -> None:
         each = opened.each(paths, lambda path: PackedFile.at(path, opened))
         first = each[0]
         for file in each:

@@ -6,21 +6,27 @@ Conventions inside of them (AnnData, episodes, packs) are read through it, each 
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from headrace.dtypes import AnyArray
 from headrace.errors import FormatError, HeadraceError, MissingNameError, one_line
+from headrace.formats.arrays.chunks import LibraryRows, shown_array
+from headrace.formats.arrays.packed import PackedInfo, info_in
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.arrays.rows import LibraryRows
+from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.source import Column
 from headrace.io.paths import listed_names, redact
 
 NodeKind = Literal["group", "array"]
+H = TypeVar("H")
+T = TypeVar("T")
 
 
 class StoredArray(NamedTuple):
@@ -69,7 +75,7 @@ class Tree(ABC):
 
     @abstractmethod
     def children(self, group: str) -> list[str]:
-        """The names of what lies in a group; [] if it is none."""
+        """The names of the members of a group; [] if it is none."""
 
     @abstractmethod
     def attrs(self, name: str) -> Mapping[str, Any]:
@@ -87,9 +93,17 @@ class Tree(ABC):
     def dtype(self, name: str) -> np.dtype[Any]:
         """The dtype of an array."""
 
+    def axis_names(self, name: str) -> Sequence[str]:
+        """The names of an array's axes; empty ones where the file doesn't say."""
+        return [""] * len(self.shape(name))
+
     @abstractmethod
-    def reader(self, name: str) -> ArrayReader | LibraryRows:
-        """Reads rows of an array.
+    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
+        """Reads an array.
+
+        Args:
+            name: of the array.
+            by_row: True if rows will be read, and not boxes, which must be of numbers.
 
         Raises:
             MissingNameError: there is none; the message lists those there are.
@@ -99,6 +113,23 @@ class Tree(ABC):
     @abstractmethod
     def whole(self, name: str) -> AnyArray:
         """A whole array, as it is stored."""
+
+    @abstractmethod
+    def array_named(self, name: str | None, targets: str | None = None) -> str:
+        """The array that a name means; without one the array that holds the samples.
+
+        Args:
+            name: as a user wrote it.
+            targets: the name of the array of targets, if there is one.
+
+        Raises:
+            MissingNameError: there is none of that name; or several, and no name. The message
+                lists them.
+        """
+
+    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
+        """The extents of an array's chunks, as the file has them; None: it has no chunks."""
+        return reader.chunks.grid.chunks if isinstance(reader, ArrayReader) else None
 
     def stored(self, name: str) -> StoredArray | None:
         """An array, and how its rows are read; None: there is none."""
@@ -177,6 +208,116 @@ class Tree(ABC):
         return MissingNameError(
             f"{self.shown} has no {what} {name!r}; it has: {listed_names(others, name, repr)}"
         )
+
+
+class OpenTrees(OpenArrays[H], ABC):
+    """What each process has open of HDF5 files or Zarr stores, and the chunks that it has
+    decoded.
+    """
+
+    has_objects = False
+    """True if stores are objects, which need not survive a fork."""
+
+    @abstractmethod
+    def tree(
+        self, path: str | os.PathLike[str], nodes: Sequence[str | None] = ()
+    ) -> AbstractContextManager[Tree]:
+        """A file or store as a tree, which is open inside.
+
+        Args:
+            path: of it, or its URL.
+            nodes: those whose metadata will be read, which a server is asked for together.
+
+        Raises:
+            DataNotFoundError, AccessError, RemoteError, FormatError: there is nothing; it can't be
+                read; it is something else, or damaged.
+        """
+
+    def learn(self, paths: Sequence[str]) -> None:
+        """Asks a server at once for what opening these files takes."""
+
+    def each(
+        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
+    ) -> list[T]:
+        """What a function makes of each file.
+
+        Args:
+            paths: of the files.
+            function: called with a path; of a remote file perhaps twice.
+            in_threads: True if several threads may call it, once it was called for the first file.
+        """
+        return [function(path) for path in paths]
+
+
+class TreeSource(ArraysSource):
+    """Rows of arrays of an HDF5 file or a Zarr store.
+
+    Args:
+        path: of the file or store, or its URL.
+        name: array in it, or several of equal length; None: the only one there is.
+        opened: what is open and decoded, shared with other sources.
+        targets: the name of an array of which `column` will be asked for.
+
+    Attributes:
+        info: what the pack says about itself; None: it is none.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: see `OpenTrees.tree`.
+        MissingNameError: there is no such array; the message lists those there are.
+        FormatError, BudgetError: see `Tree.reader` and `ArraysSource`.
+    """
+
+    _opened: OpenTrees[Any]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str | Sequence[str] | None,
+        opened: OpenTrees[Any],
+        targets: str | None = None,
+    ) -> None:
+        is_one = name is None or isinstance(name, str)
+        wanted: list[Any] = [name] if is_one else list(name or ())
+        with opened.tree(path, [*wanted, targets]) as tree:
+            self._file = tree.path
+            self.info: PackedInfo | None = info_in(tree.attrs(""), tree.path)
+            found = [tree.array_named(one, targets) for one in wanted]
+            fields = {one: tree.reader(one) for one in found}
+            for one, field in fields.items():
+                if not field.shape:
+                    raise FormatError(
+                        f"{shown_array(tree.path, one)} is a single value, it has no axis of "
+                        "samples"
+                    )
+            cuts = [tree.extents(one, field) for one, field in fields.items()]
+            names = found[0] if is_one else tuple(fields)
+            super().__init__(tree.shown, opened, names, fields, cuts)
+            self._look_into(tree)
+
+    def _look_into(self, tree: Tree) -> None:
+        """Reads more metadata of the rows while the file is open."""
+
+    def tree(self) -> AbstractContextManager[Tree]:
+        """The file or store, which is open inside."""
+        return self._opened.tree(self._file)
+
+    def column(self, name: str) -> AnyArray:
+        """A whole array with one row a sample, such as the targets.
+
+        Raises:
+            MissingNameError, FormatError: no such array; another number of rows.
+        """
+        with self.tree() as tree:
+            shape = tree.shape(name)
+            if shape[:1] != (len(self),):
+                raise FormatError(
+                    f"{shown_array(self.path, name)} has shape {list(shape)}, not one row for each "
+                    f"of {len(self)} samples"
+                )
+            return self._whole(tree, name)
+
+    def _whole(self, tree: Tree, name: str) -> AnyArray:
+        return tree.whole(name)
 
 
 def join(group: str, name: str) -> str:

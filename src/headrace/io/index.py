@@ -9,6 +9,9 @@ NOTE [ life of an index ]
   its size alone. Neither is used without a valid checksum.
 * A new index is cached in `cache_dir`. If that fails, there is a warning and no other effect.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
+
+Some formats are a row of records, each behind a header that says how long it is: their index is
+made by going from header to header (`Headers`).
 """
 
 from __future__ import annotations
@@ -17,9 +20,13 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from headrace.errors import warn
+import numpy as np
+
+from headrace.display import progress_bar
+from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.array_file import (
     ArrayFile,
     Arrays,
@@ -31,9 +38,23 @@ from headrace.io.array_file import (
 )
 from headrace.io.files import Files
 from headrace.io.paths import cache_folder, redact
+from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
 
+KEPT_FROM = 1 << 12
+"""Items of an index from which on that of a local file is cached without a `cache_dir` too, in the
+user's cache folder: fewer are made in a tenth of a second.
+"""
 _HINT_S = 5.0
+_THREADS = 16  # remote files whose headers are read at the same time
+# bytes of a header's extension, such as a long name; a damaged length would ask for anything
+_LONGEST = 1 << 20
+_LOCAL = 64 << 10, 4 << 10, 256 << 10
+_REMOTE = 1 << 20, 16 << 10, 1 << 20  # a round trip takes as long as some 100 kB or more
+"""How much is read at a time: bytes from one header to the next that are rather read than left out;
+bytes that are read where the next header is farther away; and, where headers are near, at first.
+"""
+_DOUBLED = 16  # times as much is read at last, where many headers are near one another
 
 
 class IndexKind(NamedTuple):
@@ -52,60 +73,106 @@ class IndexKind(NamedTuple):
     make: Callable[[Any, str], Arrays]
 
 
-def index_of(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays:
-    """The index of a file, found, or made and kept on this machine.
+def index_of(files: Files, path: str, kind: IndexKind) -> Arrays:
+    """The index of a file, cached, or made now.
 
     Args:
-        files: its server's. What lies beside is only looked at where `RemoteFiles.learn` was told
-            to.
-        url: of the file.
+        files: by which it is read. What lies next to a remote file counts if `learn_indexed` has
+            asked for it.
+        path: of the file, or its URL.
         kind: of the index.
 
     Raises:
         Exception: what `kind.make` raises.
     """
-    found = found_index(files, url, kind)
+    found = found_index(files, path, kind)
     if found is None:
         began = time.monotonic()
-        found = kind.make(files, url)
-        keep_index(files, url, kind, found, time.monotonic() - began)
+        found = kind.make(files, path)
+        files.check(path)
+        keep_index(files, path, kind, found, time.monotonic() - began)
     return found
 
 
-def found_index(files: RemoteFiles, url: str, kind: IndexKind) -> Arrays | None:
-    """The index of a file as it is kept on this machine, or lies beside the file; None: it is
-    nowhere, or not to be trusted.
+def indices_of(
+    files: Files, paths: Sequence[str], kind: IndexKind, progress: bool | None = None
+) -> list[Arrays]:
+    """The indices of files, cached or made now.
+
+    Args:
+        files: by which they are read.
+        paths: of the files.
+        kind: of the indices.
+        progress: show a progress bar. None: only on a terminal.
+
+    Raises:
+        AccessError: a file can't be read.
+        Exception: what `kind.make` raises.
     """
-    version = files.version(url)
+    learn_indexed(files, paths, kind)
+    sizes = [files.version(path).size for path in paths]
+    bar = progress_bar(
+        progress,
+        total=sum(sizes),
+        desc=f"reading {kind.name} headers",
+        unit="B",
+        unit_scale=True,
+        delay=1,
+    )
+
+    def found(path: str) -> Arrays:
+        try:
+            return index_of(files, path, kind)
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise AccessError(f"{redact(path)} can't be read: {error.strerror}") from error
+
+    threads = min(_THREADS, len(paths)) if files.is_remote else 1
+    indices = list[Arrays]()
+    with bar, ThreadPoolExecutor(threads, f"headrace-{kind.name}-index") as pool:
+        for index, size in zip(pool.map(found, paths), sizes, strict=True):
+            indices.append(index)
+            bar.update(size)
+    if not files.is_remote:
+        files.close()  # each process opens what it reads
+    return indices
+
+
+def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
+    """The index of a file that is cached on this machine or lies next to the file; None: there is
+    none, or it is not to be trusted.
+    """
+    version = files.version(path)
     cached = None
     if version.tag is not None:
-        cached = cached_index(files, url, kind, files.options.cache_dir).found()
+        cached = cached_index(files, path, kind).found()
     if cached is not None:
         return [cached.long, *cached.short]
-    beside = files.beside(url)
+    beside = files.beside(path)
     if beside is None:
         return None
     try:
         return arrays_of(beside, _contents(kind, version.size))
     except UntrustedError as error:
         warn(
-            f"{redact(url)}: the index beside it is not used: {error}; write it again with "
+            f"{redact(path)}: the index next to it is not used: {error}; write it again with "
             "headrace.write_index"
         )
         return None
 
 
 def learn_indexed(
-    files: RemoteFiles,
+    files: Files,
     urls: Sequence[str],
     kind: IndexKind,
     unless: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Asks for the versions of files, and then for what lies beside those whose index is not cached
-    on this machine.
+    """Asks a server for the versions of files, and then for what lies next to those whose index is
+    not cached on this machine.
 
     Args:
-        files: of their server.
+        files: local ones need not be asked for.
         urls: of the files.
         kind: of the index.
         unless: True if none is needed; called when the versions are known.
@@ -113,44 +180,47 @@ def learn_indexed(
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
+    if not isinstance(files, RemoteFiles):
+        return
     is_needless = functools.cache(unless)
 
     def is_unknown(url: str) -> bool:
         if is_needless():
             return False
-        is_kept = os.path.exists(cached_index(files, url, kind, files.options.cache_dir).path)
+        is_kept = os.path.exists(cached_index(files, url, kind).path)
         return files.version(url).tag is None or not is_kept
 
     files.learn(urls, is_unknown)
 
 
-def keep_index(files: RemoteFiles, url: str, kind: IndexKind, made: Arrays, took: float) -> None:
-    """Keeps an index that was made, which took so many seconds, on this machine."""
-    if took > _HINT_S:
+def keep_index(files: Files, path: str, kind: IndexKind, made: Arrays, took: float) -> None:
+    """Caches an index, which took `took` seconds to make. Of local files short ones are made again
+    where there is no `cache_dir`.
+    """
+    if files.is_remote and took > _HINT_S:
         warn(
-            f"{redact(url)}: it took {took:.0f} s to find out what lies where; "
-            "headrace.write_index makes the index beforehand"
+            f"{redact(path)}: making its index took {took:.0f} s; headrace.write_index makes it "
+            "beforehand"
         )
-    if files.version(url).tag is None:
+    is_long = files.is_remote or files.cache_dir is not None or len(made[0]) > KEPT_FROM
+    if files.version(path).tag is None or not is_long:
         return
     try:
-        cached_index(files, url, kind, files.options.cache_dir).write(made)
+        cached_index(files, path, kind).write(made)
     except OSError as error:
         if not files.has_warned:  # of many shards once
             files.has_warned = True
             warn(
-                f"cache_dir={redact(cache_folder(files.options.cache_dir))!r}: the index of "
-                f"{redact(url)}, and of others here, is not kept "
-                f"({error.strerror or error}), so every start makes it anew"
+                f"cache_dir={redact(cache_folder(files.cache_dir))!r}: the index of "
+                f"{redact(path)}, and of other files, can't be cached "
+                f"({error.strerror or error}), so it is made at every start"
             )
 
 
-def cached_index(
-    files: Files, path: str, kind: IndexKind, cache_dir: str | os.PathLike[str] | None
-) -> ArrayFile:
-    """The cache file of an index, of a local file or of a remote one."""
+def cached_index(files: Files, path: str, kind: IndexKind) -> ArrayFile:
+    """The cache file of an index."""
     about = {"index": kind.name, "of": files.identity(path)}
-    return ArrayFile(str(cache_folder(cache_dir)), "index", about, kind.version, kind.types)
+    return ArrayFile(str(cache_folder(files.cache_dir)), "index", about, kind.version, kind.types)
 
 
 def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
@@ -160,3 +230,57 @@ def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
 
 def _contents(kind: IndexKind, size: int) -> Contents:
     return Contents(hash_of([kind.name, size, kind.version]), kind.types)
+
+
+# -- files without a table
+
+
+class Headers:
+    """The headers in a file, as a file: where they are near one another by long reads, elsewhere
+    one by one.
+    """
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+        self.size: int = files.version(path).size
+        self._near, self._hop, self._first = _REMOTE if files.is_remote else _LOCAL
+        self._long = self._first
+        self._start = 0
+        self._window = b""
+        self._at = 0
+        self._last = 0
+
+    def seek(self, offset: int) -> None:
+        self._at = offset
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        offset = self._at
+        if not 0 <= nbytes <= _LONGEST:
+            raise FormatError(
+                f"{redact(self._path)}: the header at byte {offset:,} says that {nbytes:,} bytes "
+                "of names follow: it is damaged"
+            )
+        if offset + nbytes > self.size:
+            raise FormatError(
+                f"{redact(self._path)} ends at byte {self.size:,}, within a header or before its "
+                "end mark: it is cut short, copy or write it again"
+            )
+        if offset + nbytes > self._start + len(self._window) or offset < self._start:
+            wanted = self._hop
+            if offset - self._last <= self._near:
+                wanted = self._long
+                self._long = min(_DOUBLED * self._first, 2 * self._long)
+            else:
+                self._long = self._first
+            end = min(offset + max(nbytes, wanted), self.size)
+            window = bytearray(end - offset)
+            ranges = ByteRanges.in_file(self._path, np.array([offset]), np.array([end]))
+            self._files.read_into(ranges, [memoryview(window)])
+            self._start = offset
+            self._window = bytes(window)
+        self._last = self._at = offset + nbytes
+        return self._window[offset - self._start : self._last - self._start]

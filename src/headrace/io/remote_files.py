@@ -82,8 +82,6 @@ class RemoteFiles(Remote, Files):
         self._hashes: SharedArray | None = None
         self._prefetcher = Prefetcher(self._begin_prefetch)
         self._bypass = _Bypass()
-        self.has_warned = False
-        """Was it said already that an index can't be kept?"""
 
     # -- which files
 
@@ -158,7 +156,6 @@ class RemoteFiles(Remote, Files):
         return [self.place, redact(url), version.size, version.tag]
 
     def beside(self, url: str) -> bytes | None:
-        """What lay beside a file as its index when `learn` looked; None: nothing."""
         return self._beside.get(with_index(url))
 
     def check_ranges(self, url: str) -> None:

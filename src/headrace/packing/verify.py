@@ -16,8 +16,8 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import DataNotFoundError, FormatError, HeadraceError
 from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
+from headrace.formats.hdf5 import is_hdf5
 from headrace.formats.hdf5.files import packed_info, reading
-from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
 from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file

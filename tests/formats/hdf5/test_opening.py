@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import AccessError, FileChangedError, FormatError, HDF5Dataset, open_dataset
-from headrace.formats.hdf5 import chunks as hdf5_chunks
-from headrace.formats.hdf5.kind import is_hdf5
+from headrace.formats.hdf5 import chunks as hdf5_chunks, is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 
 DATA = np.arange(60, dtype=np.int32).reshape(20, 3)

@@ -23,8 +23,7 @@ from headrace.errors import (
     RemoteError,
 )
 from headrace.formats.hdf5 import remote as hdf5_far
-from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.hdf5.tree import OpenHDF5
+from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataNotFoundError, FileChangedError, FormatError, MissingNameError
+from headrace.formats.hdf5 import is_hdf5
 from headrace.formats.hdf5.files import packed_info
-from headrace.formats.hdf5.kind import is_hdf5
 from headrace.formats.hdf5.rows import HDF5Source
 
 N = 12

@@ -13,9 +13,9 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 from headrace.errors import FormatError
-from headrace.formats.zarr.rows import ZarrSource
+from headrace.formats.tree import TreeSource
 from tests.formats import arrays
-from tests.formats.arrays import ROWS, N, chunk_shapes, values
+from tests.formats.arrays import ROWS, N, chunk_shapes, values, zarr_rows
 from tests.formats.specimens import V2_COMMON
 
 DTYPES = ["i4", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16", "?"]
@@ -46,8 +46,8 @@ QUICK = {"raw", "zlib", "zstd, crc32c"}
 FOR_DTYPES = {"delta, zlib": ["i8"], "shuffle, zlib": ["i4", ">f4", "f8", "c16"]}
 
 
-def check(path: Path, name: str, expected: Any, direct: bool = True) -> ZarrSource:
-    source: ZarrSource = arrays.check(ZarrSource(path, name, direct=direct), expected)
+def check(path: Path, name: str, expected: Any, direct: bool = True) -> TreeSource:
+    source: TreeSource = arrays.check(zarr_rows(path, name, direct=direct), expected)
     return source
 
 
@@ -119,7 +119,7 @@ def test_what_was_never_written_is_the_fill_value(
         array[5:7, 1:3] = 1
         assert check(tmp_path / "a.zarr", dtype, np.asarray(array[...])).is_direct
         with pytest.raises(FormatError, match=r"chunk \(3, 0\)"):
-            ZarrSource(tmp_path / "a.zarr", dtype, missing="error").read([12])
+            zarr_rows(tmp_path / "a.zarr", dtype, missing="error").read([12])
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -143,12 +143,12 @@ def test_zip_files(tmp_path: Path, version: int) -> None:
 def test_arrays_and_groups_by_name(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")
     filled(root, "deep/er/x", values("i4", (3,)), chunks=(4, 3))
-    assert len(ZarrSource(tmp_path / "a.zarr")) == N  # the only one
+    assert len(zarr_rows(tmp_path / "a.zarr")) == N  # the only one
     filled(root, "labels", values("i8", ()), chunks=(4,))
     for names in ([], ["nowhere"]):
         with pytest.raises(KeyError, match=r"'deep/er/x', 'labels'"):
-            ZarrSource(tmp_path / "a.zarr", *names)
-    source = ZarrSource(tmp_path / "a.zarr", ["deep/er/x", "labels"])
+            zarr_rows(tmp_path / "a.zarr", *names)
+    source = zarr_rows(tmp_path / "a.zarr", ["deep/er/x", "labels"])
     assert sorted(source.read([3])[0]) == ["deep/er/x", "labels"]
     assert np.array_equal(source.column("labels"), values("i8", ()))
     # an array that is a store itself
@@ -159,7 +159,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "a.zarr", mode="w")
     filled(root, "x", values("i4", (3,)), chunks=(1, 3), shards=(4, 3))
     before = set(os.listdir("/proc/self/fd"))
-    source = ZarrSource(tmp_path / "a.zarr", "x")
+    source = zarr_rows(tmp_path / "a.zarr", "x")
     source.read([1, 2, 12])
     assert len(set(os.listdir("/proc/self/fd")) - before) == 2
     source.close()

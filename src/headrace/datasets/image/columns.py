@@ -12,7 +12,7 @@ from headrace.datasets.image.decoder import pixels_are
 from headrace.datasets.image.labels import FOLDERS, Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of, resolve

@@ -51,7 +51,7 @@ from headrace.formats.files import (
     check_splits,
     folder_targets,
 )
-from headrace.formats.hdf5.kind import HDF5
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
 from headrace.formats.tar import TARS
@@ -161,9 +161,9 @@ def _open_packed(
     wanted.refuse_options("masks")
     # imported here: files of images need no reader of arrays
     from headrace.formats.hdf5.rows import HDF5Source
-    from headrace.formats.hdf5.tree import open_files
+    from headrace.formats.trees import open_trees
 
-    paths, hdf5 = open_files(data_path, reach)
+    paths, hdf5 = open_trees(data_path, HDF5, reach)
 
     def open_one(path: str) -> tuple[HDF5Source, npt.NDArray[Any] | None]:
         source = None

@@ -45,8 +45,7 @@ from headrace.datasets.text.passes import (
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
-from headrace.formats.hdf5.kind import HDF5
-from headrace.formats.hdf5.tree import open_files
+from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
@@ -64,6 +63,7 @@ from headrace.formats.tokens import (
     Tokens,
     TokensSource,
 )
+from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
@@ -614,7 +614,7 @@ def _packed_tokens(
     kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
     if kind is not HDF5:
         return None
-    paths, opened = open_files(data_path, reach)
+    paths, opened = open_trees(data_path, HDF5, reach)
     try:
         tokens = PackedTokens(paths, opened)
     except BaseException:

@@ -5,6 +5,7 @@ Which of them a batch needs: `headrace.formats.arrays.reader`.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ import numpy as np
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.formats.arrays.codecs import Pipeline
-from headrace.formats.source import Rows, row_at
+from headrace.formats.source import Column, Rows, row_at
 from headrace.io.files import Files, wrong_length
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -84,7 +85,7 @@ class ChunkIndex(ABC):
     """
 
     nbytes: int | None = None
-    """Bytes of all chunks as they are stored; None: nobody knows."""
+    """Stored bytes of all chunks; None: not known."""
 
     @abstractmethod
     def ranges(self, numbers: IntArray) -> ByteRanges:
@@ -209,7 +210,7 @@ class Chunks(ABC):
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes of all chunks as they are stored, about; 0: nobody knows where they lie."""
+        """About the stored bytes of all chunks; 0: not known."""
         return 0
 
 
@@ -315,24 +316,15 @@ class DirectChunks(Chunks):
         return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
 
     def by_row(self) -> DirectChunks:
-        """The same array with one row a chunk, where rows lie in their chunks as they are."""
-        if self.is_raw and self.grid.chunks[0] > 1:
-            grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
-            return DirectChunks(
-                grid,
-                self.dtype,
-                _RowIndex(self),
-                self.pipeline,
-                self.files,
-                path=self._path,
-                name=self._name,
-                fill=self.fill,
-                how=self.how,
-            )
-        return self
+        """The same array, whose rows lie in their chunks as they are, with one row a chunk."""
+        rows = copy.copy(self)
+        rows.grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
+        rows.nbytes = self.nbytes // self.grid.chunks[0]
+        rows.index = _RowIndex(self)
+        return rows
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where chunks lie of which parts are read: each must have all its bytes."""
+        """Where chunks lie that are read in parts: each must have all its bytes."""
         ranges = self.byte_ranges(numbers)
         wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
         if wrong.any() and not ranges.is_whole.all():
@@ -380,33 +372,46 @@ class _RowIndex(ChunkIndex):
         return ByteRanges(whole.paths, whole.file, start, stop)
 
 
-class LibraryChunks(Chunks):
-    """Chunks of an array that another library reads.
-
-    Args:
-        read_part: slices, one an axis -> the part of the array inside of them.
-        check_part: compares the local files that a part lies in with what they were when the array
-            was opened; else a FileChangedError.
+class LibraryRows(ABC):
+    """An array that only its library can read: its rows where elements have any size; those of
+    numbers are read by `LibraryChunks`.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        dtype: np.dtype[Any],
-        read_part: Callable[[tuple[slice, ...]], AnyArray],
-        check_part: Callable[[tuple[slice, ...]], None],
-        how: str,
-        fill: Any = 0,
-    ) -> None:
-        super().__init__(grid, dtype, how, fill)
-        self._read_part = read_part
-        self._check_part = check_part
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    how: str
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The rows as the library gives them."""
+
+    @abstractmethod
+    def read_part(self, part: tuple[slice, ...]) -> AnyArray:
+        """The part of the array inside of some slices, one an axis."""
+
+    @abstractmethod
+    def check_part(self, part: tuple[slice, ...]) -> None:
+        """Raises a FileChangedError if a local file that a part lies in was changed since the array
+        was opened.
+        """
+
+    def describe(self, name: str) -> Column:
+        """What is known of the cost of a random row."""
+        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")
+
+
+class LibraryChunks(Chunks):
+    """Chunks of numbers that another library reads."""
+
+    def __init__(self, grid: Grid, dtype: np.dtype[Any], array: LibraryRows, fill: Any = 0) -> None:
+        super().__init__(grid, dtype, array.how, fill)
+        self._array = array
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(map(self.grid.part, numbers))
 
     def decode(self, number: int, data: Any) -> AnyArray | None:
-        return self._read_part(data)
+        return self._array.read_part(data)
 
     def check_cached(self, number: int) -> None:
-        self._check_part(self.grid.part(number))
+        self._array.check_part(self.grid.part(number))

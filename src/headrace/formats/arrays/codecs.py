@@ -1,8 +1,8 @@
 """Decodes the stored bytes of a chunk to the bytes of its array, and encodes some.
 
 The codecs are those that HDF5 and Zarr have in common, each a step from bytes to bytes. A step is
-told how many bytes must come of it, and makes room for no more, whatever the data claim; anything
-else than exactly so many is an error.
+told how many bytes it must give, and allocates no more, whatever the data claim; any other number
+is an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, data: Bytes, size: int | None) -> Bytes:
-        """Data -> the `size` bytes that they become (None: nobody knows how many)."""
+        """Data -> the `size` bytes that they become (None: their number is not known)."""
 
 
 class Pipeline:
@@ -67,8 +67,6 @@ class Pipeline:
             if packed and codec.adds in (0, None):
                 raise ValueError(f"{codec.name} works on what is compressed already")
             packed = packed or codec.adds is None
-        # the chunks of an array take the same steps
-        self._last: tuple[int, int, list[tuple[Codec, int | None]]] = (-1, 0, [])
 
     def __bool__(self) -> bool:
         return bool(self.codecs)
@@ -85,11 +83,7 @@ class Pipeline:
         Raises:
             FormatError: the data are damaged; the message says how, and not where they lie.
         """
-        known, mask, steps = self._last
-        if known != nbytes or mask != skipped:
-            steps = self._steps(nbytes, skipped)
-            self._last = nbytes, skipped, steps
-        for codec, size in steps:
+        for codec, size in self._steps(nbytes, skipped):
             try:
                 data = codec.decode(data, size)
             except (FormatError, MemoryError):
@@ -100,7 +94,7 @@ class Pipeline:
                 ) from error
         decoded = np.frombuffer(data, np.uint8)
         if len(decoded) != nbytes:
-            raise FormatError(f"{len(decoded):,} bytes come of it, not {nbytes:,}")
+            raise FormatError(f"it decodes to {len(decoded):,} bytes, not {nbytes:,}")
         return decoded
 
     def _steps(self, nbytes: int, skipped: int) -> list[tuple[Codec, int | None]]:
@@ -132,7 +126,7 @@ class Inflate(Codec):
         stream = isal_zlib.decompressobj(self.wbits)
         out = stream.decompress(data, size + 1)
         if len(out) > size:
-            raise FormatError(f"more than {size:,} bytes come of it")
+            raise FormatError(f"it decodes to more than {size:,} bytes")
         if len(out) < size or not stream.eof:
             raise FormatError("a deflate stream that is cut short")
         if self.wbits == GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
@@ -216,7 +210,7 @@ class Zstd(Codec):
         content_size, decompress = getattr(_local, "zstd", None) or _zstd_of_thread()
         said = content_size(data)
         if said != size and said != -1:
-            raise FormatError(f"{said:,} bytes would come of it, not {size:,}")
+            raise FormatError(f"it would decode to {said:,} bytes, not {size:,}")
         if said:
             return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
         return b""
@@ -258,7 +252,7 @@ class Blosc(Codec):
 
 def _sized(data: Bytes, size: int | None) -> Bytes:
     if size is not None and len(data) != size:
-        raise FormatError(f"{len(data):,} bytes come of it, not {size:,}")
+        raise FormatError(f"it decodes to {len(data):,} bytes, not {size:,}")
     return data
 
 
@@ -286,9 +280,7 @@ def shuffles(dtype: np.dtype[Any]) -> bool:
 
 
 def shuffled(data: npt.NDArray[np.uint8], itemsize: int) -> npt.NDArray[np.uint8]:
-    """Bytes ([n] uint8) sorted by their place in elements of so many bytes: all first bytes, all
-    second bytes...
-    """
+    """Bytes ([n] uint8) sorted by their place in an element: all first bytes, all second ones..."""
     return np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)
 
 

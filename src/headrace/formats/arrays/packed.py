@@ -132,13 +132,15 @@ class PackedInfo:
 
 
 def info_text(info: PackedInfo) -> bytes:
-    """What a pack says of itself; without what older readers don't know, where there is none."""
-    said = {
+    """The JSON text of a pack's attribute. Fields that older readers don't know are left out where
+    they are None.
+    """
+    fields = {
         name: value
         for name, value in asdict(info).items()
         if name not in ("part", "values", "target_columns") or value is not None
     }
-    return json.dumps(said, sort_keys=True).encode("ascii")
+    return json.dumps(fields, sort_keys=True).encode("ascii")
 
 
 def info_in(attributes: Mapping[str, Any], path: Any) -> PackedInfo | None:

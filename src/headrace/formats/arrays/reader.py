@@ -52,7 +52,7 @@ class Decoded:
     chunk: Any
     """An array, or the columns of a block of a table."""
     left: int
-    """Rows that nobody has asked for yet."""
+    """Rows that have not been read yet."""
 
     @property
     def nbytes(self) -> int:
@@ -203,11 +203,12 @@ class ArrayReader:
         self.key: str = key
         self.raw: DirectChunks | None = None
         """The chunks of rows that lie one behind the other, as they are; None: they don't."""
-        self._rows: Any = chunks
-        if isinstance(chunks, DirectChunks):
-            self._rows = chunks.by_row()
-            if chunks.is_raw and chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
+        self._rows: Chunks = chunks  # as rows are read
+        if isinstance(chunks, DirectChunks) and chunks.is_raw:
+            if chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
                 self.raw = chunks
+            else:
+                self._rows = chunks.by_row()
         self.shape: tuple[int, ...] = chunks.grid.shape
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
@@ -225,7 +226,7 @@ class ArrayReader:
         column.total = math.prod(grid.shape) * chunks.dtype.itemsize
         column.stored = chunks.stored_nbytes
         if column.stored == column.total and chunks.decodes:
-            column.stored = 0  # files of their own, whose sizes nobody has asked for
+            column.stored = 0  # files of their own, whose sizes are not known
         is_exact = chunks.is_raw and (extents is None or len(box) == 1)
         if is_exact or not math.prod(grid.shape):
             return column
@@ -263,23 +264,22 @@ class ArrayReader:
             return None
         return int(ranges.start[0]) if ranges.size else 0
 
-    def byte_ranges(self, rows: IntArray, missing: bool = False) -> ByteRanges:
-        """Where the stored bytes of rows lie, with all of their chunks; none where only another
-        library can read them.
+    def byte_ranges(self, cuts: Cuts, missing: bool = False) -> ByteRanges:
+        """Where the stored bytes of parts lie, with all chunks that are decoded as a whole; none
+        where only another library can read them.
 
         Args:
-            rows: their numbers.
+            cuts: the parts.
             missing: leaves out the chunks that are cached.
         """
-        if not len(rows):
+        if not len(cuts.chunks):
             return ByteRanges.of([])
         if self.raw is not None:
-            ranges: ByteRanges = self._rows.raw_ranges(rows)
-            return ranges
+            ranges = cuts.ranges(self.raw)
+            return ranges.take(ranges.is_written)
         inner = self.chunks.grid.inner
-        bands = distinct(rows // self.height)
-        numbers = (bands[:, None] * inner + np.arange(inner)).reshape(-1)
-        return self._chunk_ranges(numbers, missing)
+        bands = distinct(cuts.chunks)
+        return self._chunk_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1), missing)
 
     def _chunk_ranges(self, numbers: IntArray, missing: bool) -> ByteRanges:
         if missing and len(self.cache):
@@ -287,15 +287,13 @@ class ArrayReader:
             numbers = numbers[~np.array(is_cached, bool)]
         return self.chunks.byte_ranges(numbers)
 
+    def row_ranges(self, rows: IntArray, missing: bool = False) -> ByteRanges:
+        """See `byte_ranges`: of rows, by their numbers."""
+        return self.byte_ranges(Cuts.of_rows(rows, self.height), missing)
+
     def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
-        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with
-        all chunks that are decoded as a whole; `missing`: as for `byte_ranges`.
-        """
-        cuts = Cuts.of_spans(firsts, ends, self.height)
-        if self.raw is None:
-            return self.byte_ranges(distinct(cuts.chunks) * self.height, missing)
-        ranges = cuts.ranges(self.raw)
-        return ranges.take(ranges.is_written)
+        """See `byte_ranges`: of spans of rows, ``firsts[i]`` to ``ends[i] - 1``."""
+        return self.byte_ranges(Cuts.of_spans(firsts, ends, self.height), missing)
 
     def box_ranges(
         self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]], missing: bool = False
@@ -314,9 +312,9 @@ class ArrayReader:
         """
         if not len(outs) or not outs[0].size:
             return
+        numbers = np.asarray(rows, np.int64)
         if self.raw is not None:
             if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
-                numbers = np.asarray(rows, np.int64)
                 is_new = np.append(True, np.diff(numbers) != 1)
                 if 2 * is_new.sum() < len(numbers):  # many follow one another
                     starts = np.flatnonzero(is_new)
@@ -329,17 +327,19 @@ class ArrayReader:
                 buffers = [whole[start : start + step] for start in range(0, len(whole), step)]
             else:
                 buffers = [bytes_of(out) for out in outs]
-            self._rows.read_raw(self._rows.raw_ranges(np.asarray(rows, np.int64)), outs, buffers)
+            cuts = Cuts.of_rows(numbers, self.height)
+            self.raw.read_raw(cuts.ranges(self.raw), outs, buffers)
             return
-        grid = self._rows.grid
+        chunks = self._rows
+        grid = chunks.grid
         if grid.inner > 1:
             corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
             boxes = [row_at(outs, number)[np.newaxis] for number in range(len(rows))]
-            self._read_boxes(self._rows, corners, boxes, run, are_rows=True)
+            self._read_boxes(chunks, corners, boxes, run, are_rows=True)
             return
         clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
         fill = self.chunks.fill
-        numbers, within = np.divmod(np.asarray(rows, np.int64), grid.chunks[0])
+        numbers, within = np.divmod(numbers, grid.chunks[0])
         inner_rows = within.tolist()
 
         def take(parts: IntArray, chunk: AnyArray | None) -> None:
@@ -350,10 +350,11 @@ class ArrayReader:
                 row = fill if chunk is None else chunk[(inner_rows[part], *clip)]
                 row_at(outs, part)[...] = row
 
-        self._visit_parts(numbers, np.ones(len(numbers), np.int64), take, run)
+        self._visit_parts(chunks, numbers, np.ones(len(numbers), np.int64), take, run)
 
     def _visit_parts(
         self,
+        chunks: Chunks,
         numbers: IntArray,
         rows: IntArray,
         take: Callable[[IntArray, AnyArray | None], None],
@@ -362,6 +363,7 @@ class ArrayReader:
         """Gives each chunk to a function, with all parts that are taken of it.
 
         Args:
+            chunks: of the array.
             numbers: [parts] the number of the chunk of each.
             rows: [parts] rows of each.
             take: called with the numbers of parts, and their chunk.
@@ -369,7 +371,6 @@ class ArrayReader:
         """
         if not len(numbers):
             return
-        chunks = self._rows
         order = numbers.argsort(kind="stable")
         of = numbers[order]
         edges = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
@@ -400,7 +401,7 @@ class ArrayReader:
         self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], used, run)
 
     def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], used: IntArray, run: Map) -> None:
-        """Copies parts of chunks, of which each has whole rows: so many won't be needed again."""
+        """Copies parts of chunks, each of whole rows; `used`: rows that won't be needed again."""
         if self.raw is not None:
             self.raw.read_raw(cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
             return
@@ -417,7 +418,7 @@ class ArrayReader:
                     rows = chunk[(slice(starts[number], stops[number]), *clip)]
                 parts[number][...] = rows
 
-        self._visit_parts(cuts.chunks, used, take, run)
+        self._visit_parts(self.chunks, cuts.chunks, used, take, run)
 
     def whole(self, run: Map) -> AnyArray:
         """All rows, as one array."""
@@ -518,6 +519,11 @@ class Cuts(NamedTuple):
     starts: IntArray
     stops: IntArray
     height: int
+
+    @classmethod
+    def of_rows(cls, rows: IntArray, height: int) -> Cuts:
+        """Of spans of one row each."""
+        return cls(np.arange(len(rows)), rows // height, rows, rows + 1, height)
 
     @classmethod
     def of_spans(cls, firsts: IntArray, ends: IntArray, height: int) -> Cuts:

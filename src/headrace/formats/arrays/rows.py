@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.formats.arrays.chunks import COUNTABLE, shown_array
+from headrace.formats.arrays.chunks import COUNTABLE, LibraryRows, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.source import ArraySource, Column, Description, Rows
+from headrace.formats.source import ArraySource, Description, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -39,22 +39,6 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
             f"{what} takes {format_size(nbytes)}, and {format_size(limit.headroom)} are free "
             f"({limit.name}): {remedy}"
         )
-
-
-class LibraryRows(ABC):
-    """Rows whose elements have any size, which only their library can read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    how: str
-
-    @abstractmethod
-    def read(self, rows: Sequence[int]) -> list[Any]:
-        """The rows as the library gives them."""
-
-    def describe(self, name: str) -> Column:
-        """What a random row costs: nobody knows."""
-        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")
 
 
 class ReadersSource(ArraySource):
@@ -132,7 +116,7 @@ class ArraysSource(ReadersSource):
     Attributes:
         shape, dtype: of the (first) array, rows included.
         dtypes: of each, by name.
-        of_samples: what the pack says of itself whose samples the rows are; None: there is none.
+        of_samples: describes the pack, if the rows are its samples; else None.
 
     Raises:
         FormatError: arrays don't fit one another, or have more rows or chunks than can be counted.
@@ -211,7 +195,7 @@ class ArraysSource(ReadersSource):
         return int(self.shape[0])
 
     def sizes(self) -> IntArray:
-        """The size of each sample in bytes ([n] int64); of objects nobody knows it: 0."""
+        """The size of each sample in bytes ([n] int64); 0 for objects, whose size is not known."""
         return np.full(len(self), self._row_bytes, np.int64)
 
     @property
@@ -255,7 +239,7 @@ class ArraysSource(ReadersSource):
         return rows
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
-        return [reader.byte_ranges(indices, missing) for reader in self._readers]
+        return [reader.row_ranges(indices, missing) for reader in self._readers]
 
     # -- blocks
 

@@ -26,7 +26,6 @@ from headrace.formats.episodes.source import (
     WindowOptions,
     Windows,
 )
-from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
@@ -173,7 +172,7 @@ class _Finder:
         keys: of all episodes; None: none was found so far.
         missing: names of episodes that are wanted, and were in no file so far.
         known: names of episodes that exist, for a message about those.
-        are_buffers: True if the files are replay buffers; None: nobody has looked.
+        are_buffers: True if the files are replay buffers; None: not known yet.
     """
 
     def __init__(self, options: EpisodeOptions) -> None:
@@ -208,8 +207,8 @@ class _Finder:
         if not names:
             groups = [name for name in tree.nodes() if tree.is_group(name)]
             raise MissingNameError(
-                f"{tree.shown} has no groups {pattern!r}, of which each would be an episode; it "
-                f"has: {listed_names(groups, pattern)}"
+                f"{tree.shown} has no groups {pattern!r} to read as episodes; it has: "
+                f"{listed_names(groups, pattern)}"
             )
         episodes: list[Episode] = []
         for number in self._chosen(tree, names):
@@ -244,8 +243,11 @@ class _Finder:
         if tree.is_array(name):
             return tree.whole(name)[()]
         attributes = tree.attrs(group)
-        if key in attributes:
-            return attributes[key]
+        value = attributes.get(key)
+        if getattr(value, "shape", ()) is None:  # HDF5 has attributes without a value
+            value = None
+        if value is not None:
+            return value
         names = [*arrays_in(tree, group), *attributes]
         raise MissingNameError(
             f"{tree.shown}: {group or '/'} has no array and no attribute {key!r}; it has: "
@@ -372,8 +374,8 @@ class _Finder:
                 )
             if not isinstance(array.reader, ArrayReader | None):
                 raise FormatError(
-                    f"{tree.shown}: {join(group, key)!r} holds elements of any size "
-                    f"({array.dtype}), of which there are no windows: leave it out of keys="
+                    f"{tree.shown}: {join(group, key)!r} holds elements of variable length "
+                    f"({array.dtype}), which can't be cut into windows: leave it out of keys="
                 )
             arrays[key] = array
         if len({array.shape[0] for array in arrays.values()}) > 1:
@@ -390,7 +392,6 @@ class _Finder:
 
 def open_episodes(
     data_path: DataPath,
-    kind: Format,
     reach: RemoteOptions,
     options: EpisodeOptions,
     windows: WindowOptions,
@@ -399,7 +400,7 @@ def open_episodes(
     """The episodes of HDF5 files or Zarr stores.
 
     Args:
-        data_path, kind, reach, direct: see `look_into`.
+        data_path, reach, direct: see `look_into`.
         options, windows: what is read, and how samples are cut.
 
     Raises:
@@ -410,7 +411,7 @@ def open_episodes(
     nodes = [STEPS, ENDS, *named, *options.static]
     finder = _Finder(options)
     found, opened = look_into(
-        data_path, reach, kind, finder, nodes=nodes, direct=direct, keeps=True
+        data_path, reach, None, finder, nodes=nodes, direct=direct, keeps=True
     )
     try:
         if finder.missing:

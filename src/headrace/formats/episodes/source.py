@@ -128,10 +128,10 @@ class Windows:
         return inside
 
     def blocks(self, height: int, begins: IntArray, edges: IntArray) -> IntArray:
-        """How many samples, one after the other, begin within the same so many rows.
+        """How many consecutive samples begin within the same rows.
 
         Args:
-            height: rows.
+            height: number of rows.
             begins: [episodes] the row of the first step of each.
             edges: [runs + 1] where each run of rows begins, in which these are counted.
         """
@@ -259,11 +259,11 @@ class EpisodeArrays:
         return located + sum(reader.chunks.stored_nbytes for reader in self.readers)
 
     def empty(self, *steps: int) -> npt.NDArray[Any]:
-        """An array of so many steps, or of so many windows of so many."""
+        """An array for a number of steps, or [windows, steps]."""
         return np.empty((*steps, *self.row_shape), self.dtype)
 
     def describe(self, way: str, steps: float) -> Column:
-        """What so many steps in a row cost; `way`: by which what lies in files as it is is read."""
+        """What consecutive steps cost; `way`: how arrays that lie in files as they are are read."""
         nbytes = int(steps * self.row_bytes)
         sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
         column = Column(self.name, "", sample, nbytes=nbytes, read=nbytes)

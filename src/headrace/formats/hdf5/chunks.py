@@ -6,7 +6,6 @@ what HDF5 would; else through h5py. Which one a dataset takes, and why, stands i
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -18,16 +17,14 @@ import h5py
 import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
-from headrace.errors import (
-    ConfigError,
-    FormatError,
-)
+from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.chunks import (
     COUNTABLE,
     ChunkTable,
     DirectChunks,
     Grid,
     LibraryChunks,
+    LibraryRows,
 )
 from headrace.formats.arrays.codecs import (
     LEVELS,
@@ -41,7 +38,6 @@ from headrace.formats.arrays.codecs import (
     codec_versions,
     shuffles,
 )
-from headrace.formats.arrays.rows import LibraryRows
 from headrace.formats.hdf5.files import (
     check_files,
     check_has_values,
@@ -58,56 +54,56 @@ from headrace.io.paths import redact
 _CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
 
 
-class HDF5Array:
+class HDF5Array(LibraryRows):
     """A dataset as h5py reads it, from the files that each process has open.
 
     Args:
+        dataset: open.
         library: these files.
         path, name: of the file in which it was looked for, and in it.
-        check: compares the files that its values come from with their versions.
+        files, behind: the files that its values come from must not change, see `check_files`.
+        why: h5py reads it.
     """
 
     def __init__(
-        self, library: WorkerFiles[h5py.File], path: str, name: str, check: Callable[[], None]
+        self,
+        dataset: h5py.Dataset,
+        library: WorkerFiles[h5py.File],
+        path: str,
+        name: str,
+        files: Files,
+        behind: Sequence[str],
+        why: str,
     ) -> None:
+        self.shape = tuple(dataset.shape)
+        self.dtype = ordered(dataset.dtype)
+        self.how = f"h5py: {why}"
         self._library = library
         self._path = path
         self._name = name
-        self._check = check
+        self._files = files
+        self._behind = behind
+
+    def check_part(self, part: tuple[slice, ...] = ()) -> None:
+        check_files(self._files, self._path, self._behind)
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        return [part[0] for part in self._read_parts([(slice(row, row + 1),) for row in rows])]
 
     def read_part(self, part: tuple[slice, ...]) -> AnyArray:
-        return self.read([part])[0]
+        return self._read_parts([part])[0]
 
-    def check_part(self, part: tuple[slice, ...]) -> None:
-        self._check()
-
-    def read(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
-        """Parts of the dataset."""
+    def _read_parts(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
-            self._check()  # once it is open: another one may have been opened just now
+            self.check_part()  # once it is open: another one may have been opened just now
             dataset = file[self._name]
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [read_part(dataset, part[:axes]) for part in parts]
         rest: list[Any] = [(..., *part[axes:]) for part in parts]
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
-
-
-class ObjectRows(LibraryRows):
-    """Rows of strings, of arrays of any length, and of compounds with such."""
-
-    how = "h5py: elements of any size"
-
-    def __init__(self, dataset: h5py.Dataset, array: HDF5Array) -> None:
-        self.shape = tuple(dataset.shape)
-        self.dtype = ordered(dataset.dtype)
-        self._array = array
-
-    def read(self, rows: Sequence[int]) -> list[Any]:
-        parts = self._array.read([(slice(row, row + 1),) for row in rows])
-        return [part[0] for part in parts]
 
 
 def rows_of(
@@ -117,7 +113,7 @@ def rows_of(
     files: Files,
     library: WorkerFiles[h5py.File],
     direct: bool = True,
-) -> DirectChunks | LibraryChunks | ObjectRows:
+) -> DirectChunks | LibraryChunks | HDF5Array:
     """The chunks of a dataset of numbers, or the rows of one of objects.
 
     Args:
@@ -137,19 +133,22 @@ def rows_of(
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
     holder, behind = files_behind(dataset, path, files)
-    check = functools.partial(check_files, files, path, behind)
-    array = HDF5Array(library, path, name, check)
-    if holds_objects(dataset.dtype, where):
-        _check_filters(dataset, where)
-        return ObjectRows(dataset, array)
-    chunks = _direct_chunks(dataset, name, files, holder) if direct else "direct=False"
+    chunks: DirectChunks | str = "direct=False"
+    are_objects = holds_objects(dataset.dtype, where)
+    if are_objects:
+        chunks = "elements of any size"
+    elif direct:
+        chunks = _direct_chunks(dataset, name, files, holder)
     if isinstance(chunks, DirectChunks):
         return chunks
     _check_filters(dataset, where)
+    array = HDF5Array(dataset, library, path, name, files, behind, chunks)
+    if are_objects:
+        return array
     elements, dtype = _elements(dataset)
     height = dataset.chunks or (1, *dataset.shape[1:])
     grid = Grid((*dataset.shape, *elements), (*height, *elements))
-    return LibraryChunks(grid, dtype, array.read_part, array.check_part, f"h5py: {chunks}")
+    return LibraryChunks(grid, dtype, array)
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -239,8 +238,8 @@ def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) ->
 
 
 def _lacks_filters(chunks: DirectChunks, grid: Grid, written: IntArray, places: IntArray) -> bool:
-    """True if chunks at the edge may lie in the file as they are, of which HDF5 says nothing: one
-    is as long as in memory, and is not what its filters make of one.
+    """True if chunks at the edge may be stored without their filters, which HDF5 does not record:
+    one is as long as in memory, and its filters can't decode it.
     """
     is_edge = np.zeros(len(written), bool)
     along = zip(np.unravel_index(written, grid.counts), *grid, grid.counts, strict=True)
@@ -262,8 +261,6 @@ def _obstacle_of(dataset: h5py.Dataset) -> str | None:
     plist = dataset.id.get_create_plist()
     if not hasattr(os, "preadv"):
         return "this system has no preadv"
-    if dataset.file.swmr_mode:
-        return "another process is writing to the file"
     if dataset.is_virtual:
         return "a virtual dataset"
     if dataset.external:
@@ -290,29 +287,9 @@ def _obstacle_of(dataset: h5py.Dataset) -> str | None:
 
 
 def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
-    """True if elements are stored with the very bytes that h5py gives; not so integers of 12
-    bits in two bytes, say.
+    """True if elements are stored with the very bytes that h5py gives; not so bit fields, or
+    integers of 12 bits in two bytes.
     """
-    if isinstance(kind, h5py.h5t.TypeBitfieldID):  # whole bytes of bits are an unsigned integer
-        number = h5py.h5t.py_create(dtype)
-        order = "BE" if number.get_order() == h5py.h5t.ORDER_BE else "LE"
-        bits = getattr(h5py.h5t, f"STD_B{8 * number.get_size()}{order}", None)
-        return dtype.kind == "u" and bits is not None and bool(kind.equal(bits))
-    if (
-        isinstance(kind, h5py.h5t.TypeArrayID)
-        and dtype.subdtype is not None
-        and kind.get_array_dims() == dtype.shape
-    ):
-        return is_as_stored(kind.get_super(), dtype.base)
-    if isinstance(kind, h5py.h5t.TypeCompoundID) and dtype.fields is not None:
-        for number in range(kind.get_nmembers()):
-            name = kind.get_member_name(number).decode("utf-8", "surrogateescape")
-            inner, offset, *_ = dtype.fields.get(name, (dtype, -1))
-            if offset != kind.get_member_offset(number):
-                return False
-            if not is_as_stored(kind.get_member_type(number), inner):
-                return False
-        return int(kind.get_size()) == dtype.itemsize
     return bool(kind.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import itertools
 import os
 import re
 import threading
@@ -99,14 +98,10 @@ def open_file(path: str) -> h5py.File:
         if failure is not None:
             raise failure from error
         if "already open for" in str(error):
-            try:
-                return _open(path, swmr=True)
-            except OSError as other:
-                raise AccessError(
-                    f"{shown} is being written by another process, which allows no readers "
-                    "(file.swmr_mode = True): wait for its end; if it has died, `h5clear -s "
-                    f"{shown}` says so to the file"
-                ) from other
+            raise AccessError(
+                f"{shown} is being written by another process: wait for its end; if it has died, "
+                f"`h5clear -s {shown}` clears the file's mark"
+            ) from error
         if error.errno in OF_THE_MACHINE:
             raise
         raise not_whole(path, error) from error
@@ -204,25 +199,25 @@ def locked_by_caller(path: str) -> Iterator[None]:
         _locked_here.discard(path)
 
 
-def _open(path: str, **options: Any) -> h5py.File:
+def _open(path: str) -> h5py.File:
     """With HDF5's lock, which is the default; without it on a disk that has none; or as this
     process has it open already.
     """
     if os.path.abspath(path) not in _locked_here:
         for locking in (None, True):
             try:
-                return h5py.File(path, "r", locking=locking, **options)
+                return h5py.File(path, "r", locking=locking)
             except OSError as error:
                 is_unlockable = _CAN_NOT_LOCK in str(error) and _errno_of(error) in _NO_LOCKS
                 if locking is None and is_unlockable:
                     break
                 if "flag values don't match" not in str(error):
                     raise
-    return h5py.File(path, "r", locking=False, **options)
+    return h5py.File(path, "r", locking=False)
 
 
 def _errno_of(error: OSError) -> int | None:
-    """The system's error number, of which h5py gives the words at least."""
+    """The system's error number, which h5py may give in the message only."""
     match = re.search(r"errno = (\d+)", str(error))
     return error.errno or (int(match[1]) if match else None)
 
@@ -241,7 +236,7 @@ def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
 
 
 def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
-    """The dataset that holds the samples where nobody has named it: the usual one, AnnData's matrix
+    """The dataset that holds the samples if the user names none: the usual one, AnnData's matrix
     X, or the only one with an axis beside the targets. Coordinates of netCDF (dimension scales) and
     what MATLAB keeps in ``#refs#`` count only where there is nothing else.
     """
@@ -255,16 +250,8 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
         for name in names
         if not (name.startswith("#refs#/") or h5py.h5ds.is_scale(file[name].id))
     ]
-    shown: dict[str, str] = {}
-    for name in likely or names:
-        dataset = file[name]
-        if not dataset.shape:
-            continue
-        try:
-            kind = str(dataset.dtype)
-        except TypeError:  # h5py has none for some, such as times
-            kind = "of a type that h5py can't read"
-        shown[name] = f"{name} {list(dataset.shape)} {kind}"
+    shapes = {name: file[name].shape for name in likely or names}
+    shown = {name: f"{name} {list(shape)}" for name, shape in shapes.items() if shape}
     if len(shown) == 1:
         return next(iter(shown))
     what = "no dataset of samples"
@@ -308,10 +295,9 @@ def ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
     fields = sorted(dtype.fields.items(), key=lambda field: field[1][1])
     names = [name for name, _ in fields]
     formats = [ordered(of_field[0]) for _, of_field in fields]
-    are_ordered = [inner is dtype[name] for name, inner in zip(names, formats, strict=True)]
-    if names == list(dtype.names or ()) and all(are_ordered):
-        return dtype
     offsets = [of_field[1] for _, of_field in fields]
+    if names == list(dtype.names or ()) and formats == [dtype[name] for name in names]:
+        return dtype
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize}
     )
@@ -369,15 +355,14 @@ def _found_from(name: str, path: str, variable: str) -> str | None:
 def _other_file(what: str) -> FormatError:
     """The error of a remote file that leads to another file."""
     return FormatError(
-        f"{what}: far away other files are not followed: open that file itself, or a copy of all "
-        "of them on this machine"
+        f"{what}: a remote file's links to other files are not supported: open that file itself, "
+        "or copy all of them to this machine"
     )
 
 
 def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, list[str]]:
     """The file that holds a dataset, where a link may lead, and all those that its values come from
-    and that must not change: their versions are known from now on. A file that another process is
-    writing to, as HDF5's SWMR mode allows, may change.
+    and that must not change: their versions are known from now on.
 
     Args:
         dataset: open.
@@ -395,9 +380,7 @@ def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, l
         path = os.path.abspath(dataset.file.filename)
     others: dict[str, None] = {}
     _follow(dataset, path, files.is_remote, [], set(), others)
-    behind = [*others]
-    if not dataset.file.swmr_mode:
-        behind.insert(0, path)
+    behind = [path, *others]
     for one in behind:
         files.version(one)
     check_files(files, path, behind)
@@ -466,46 +449,32 @@ def _follow(
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         if is_remote and source.file_name != ".":
             raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
-        for file_name in _files_of(source.file_name, path, where):
+        file_name = path
+        if source.file_name != ".":
+            name = _plain(source.file_name, where)
+            found = _found_from(name, path, "HDF5_VDS_PREFIX")
+            if found is None:
+                raise DataNotFoundError(f"{where} needs {redact(name)!r}, which is missing")
+            file_name = found
+        with contextlib.ExitStack() as stack:
+            file = dataset.file
             if file_name != path:
                 others[file_name] = None
-            if _is_pattern(source.file_name) or _is_pattern(source.dset_name):
-                continue  # there are as many sources as there are: none is missing
-            with contextlib.ExitStack() as stack:
-                file = dataset.file
-                if file_name != path:
-                    file = stack.enter_context(reading(file_name))
-                target = file.get(_plain(source.dset_name))
-                if not isinstance(target, h5py.Dataset):
-                    raise FormatError(
-                        f"{where}, a virtual dataset, needs {source.dset_name!r} of "
-                        f"{redact(file_name)}, which is missing"
-                    )
-                _follow(target, file_name, is_remote, [*way, here], seen, others)
+                file = stack.enter_context(reading(file_name))
+            target = file.get(_plain(source.dset_name, where))
+            if not isinstance(target, h5py.Dataset):
+                raise FormatError(
+                    f"{where}, a virtual dataset, needs {source.dset_name!r} of "
+                    f"{redact(file_name)}, which is missing"
+                )
+            _follow(target, file_name, is_remote, [*way, here], seen, others)
 
 
-def _is_pattern(name: str) -> bool:
-    return "%b" in name.replace("%%", "")
-
-
-def _plain(name: str, number: int = 0) -> str:
-    """A source's name as HDF5 reads it: "%b" is a number, and "%%" a percent sign."""
-    return "%".join(part.replace("%b", str(number)) for part in name.split("%%"))
-
-
-def _files_of(name: str, path: str, what: str) -> list[str]:
-    """The files that the name of a source means."""
-    if name == ".":
-        return [path]
-    if not _is_pattern(name):
-        place = _found_from(_plain(name), path, "HDF5_VDS_PREFIX")
-        if place is None:
-            raise DataNotFoundError(f"{what} needs {redact(_plain(name))!r}, which is missing")
-        return [place]
-    found: list[str] = []
-    for number in itertools.count():
-        place = _found_from(_plain(name, number), path, "HDF5_VDS_PREFIX")
-        if place is None:
-            return found
-        found.append(place)
-    return found
+def _plain(name: str, where: str) -> str:
+    """The name of a source as HDF5 reads it: "%%" is a percent sign."""
+    if "%b" in name.replace("%%", ""):
+        raise FormatError(
+            f"{where}, a virtual dataset, names its sources by the pattern {redact(name)!r}, which "
+            "is not supported: read the files one by one"
+        )
+    return name.replace("%%", "%")

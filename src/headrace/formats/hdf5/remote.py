@@ -41,9 +41,7 @@ from headrace.io.remote_files import RemoteFiles
 PAGE = 4 << 10
 PIECE = 64 << 10
 WIDEST = 4 << 20
-"""Bytes that are fetched at least; and at most of what nobody has asked for, where one read
-follows the other.
-"""
+"""Bytes that are fetched at least; and at most ahead of h5py, where one read follows the other."""
 ENDS = 128 << 10
 """Bytes at the beginning and the end of each file that are fetched before h5py asks: most of
 what describes a file lies there.

@@ -1,20 +1,25 @@
-"""Reads samples that are rows of HDF5 files.
-
-Rows of one dataset or of several, and the flat bytes with offsets that `headrace.pack` writes.
+"""HDF5 files, local or remote: what is open of them, each as a tree of groups and arrays, and their
+rows: those of datasets, and the samples of what `headrace.pack` wrote.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
-from headrace.errors import FormatError
+from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
+from headrace.formats.arrays.chunks import DirectChunks, LibraryRows
 from headrace.formats.arrays.packed import (
+    BESIDE,
     CRC,
     DATA,
     IMAGE,
@@ -24,23 +29,256 @@ from headrace.formats.arrays.packed import (
     NAMES,
     OFFSETS,
     TARGETS,
-    PackedInfo,
     are_offsets,
+    are_targets,
     crc_of,
     info_in,
     offsets_named,
     target_named,
 )
-from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.hdf5.tree import HDF5Tree, OpenHDF5
+from headrace.formats.arrays.reader import ArrayReader
+from headrace.formats.hdf5.chunks import is_as_stored, place_of, rows_of
+from headrace.formats.hdf5.files import (
+    check_has_values,
+    dataset_names,
+    files_behind,
+    find_dataset,
+    only_dataset,
+    open_file,
+    ordered,
+    read_part,
+    reading,
+)
+from headrace.formats.hdf5.remote import Pages, open_remote, read_each, reading_remote, recorded
 from headrace.formats.source import Description, PackPart, Rows
+from headrace.formats.tree import NodeKind, OpenTrees, StoredArray, Tree, TreeSource
+from headrace.io.array_file import Arrays
+from headrace.io.index import IndexKind, learn_indexed
+from headrace.io.local_files import LocalFiles
 from headrace.io.packed_strings import PackedNames
-from headrace.io.paths import in_one_line
+from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 
+_COLUMN_BYTES = 64 << 20
+T = TypeVar("T")
 
-class HDF5Source(ArraysSource):
+
+class OpenHDF5(OpenTrees[h5py.File]):
+    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
+    that it has decoded.
+
+    Args:
+        server: that they lie on; None: on this machine.
+        direct: read the files themselves where their layout is known; False: through h5py alone.
+    """
+
+    def __init__(self, server: RemoteFiles | None = None, *, direct: bool = True) -> None:
+        self.direct = direct
+        self._server = server
+        opener: Any = open_file
+        if server is not None:
+            opener = functools.partial(open_remote, server, INDEX)
+        super().__init__(server or LocalFiles(), opener, h5py.File.close)
+
+    @contextlib.contextmanager
+    def tree(
+        self, path: str | os.PathLike[str], nodes: Sequence[str | None] = ()
+    ) -> Iterator[HDF5Tree]:
+        path = os.fspath(path)
+        if self._server is not None:
+            with reading_remote(self._server, INDEX, path) as file:
+                yield HDF5Tree(file, path, self)
+            return
+        path = os.path.abspath(os.path.expanduser(path))
+        with reading(path) as file:
+            yield HDF5Tree(file, path, self)
+
+    def learn(self, paths: Sequence[str]) -> None:
+        learn_indexed(self.files, paths, INDEX)
+
+    def each(
+        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
+    ) -> list[T]:
+        if self._server is None:
+            return super().each(paths, function)
+        return read_each(self._server, INDEX, paths, function, in_threads)
+
+
+class HDF5Tree(Tree):
+    """An HDF5 file, local or remote.
+
+    Args:
+        file: by h5py.
+        path, opened: see `Tree`.
+    """
+
+    dataset_class = "HDF5Dataset"
+    opened: OpenHDF5
+
+    def __init__(self, file: h5py.File, path: str, opened: OpenHDF5) -> None:
+        super().__init__(path, opened)
+        self.file = file
+        self._number: int | None = None  # of the file, once it was compared with its version
+        self._parent: tuple[str, Any] | None = None  # the group that was looked into last
+
+    def kind(self, name: str) -> NodeKind | None:
+        found = self.file.get(name, getclass=True) if name else h5py.Group
+        if found is h5py.Group:
+            return "group"
+        return "array" if found is h5py.Dataset else None
+
+    def nodes(self, group: str = "") -> list[str]:
+        names: list[str] = []
+        found = self.file.get(group or "/")
+        if isinstance(found, h5py.Group):
+            found.visit(names.append)
+        if group:
+            return [f"{group}/{name}" for name in names]
+        return names
+
+    def children(self, group: str) -> list[str]:
+        found = self.file.get(group or "/")
+        return list(found) if isinstance(found, h5py.Group) else []
+
+    def attrs(self, name: str) -> Mapping[str, Any]:
+        attributes: Mapping[str, Any] = self.file[name or "/"].attrs
+        return attributes
+
+    def array_named(self, name: str | None, targets: str | None = None) -> str:
+        if name is None:
+            return only_dataset(self.file, self.path, DATA, targets)
+        return name
+
+    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
+        extents: tuple[int, ...] | None = self.dataset(name).chunks
+        return extents
+
+    def dataset(self, name: str) -> h5py.Dataset:
+        """A dataset of the file; see `find_dataset`."""
+        return find_dataset(self.file, name, self.path, self.opened.files.is_remote)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.dataset(name).shape or ())
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return ordered(self.dataset(name).dtype)
+
+    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
+        opened = self.opened
+        dataset = self.dataset(name)
+        rows = rows_of(dataset, self.path, name, opened.files, opened.library, opened.direct)
+        if isinstance(rows, LibraryRows):
+            return rows
+        return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
+
+    def whole(self, name: str) -> AnyArray:
+        dataset = self.dataset(name)
+        check_has_values(dataset, f"{self.shown}: {name!r}")
+        files_behind(dataset, self.path, self.opened.files)
+        return read_part(dataset, ())
+
+    def stored(self, name: str) -> StoredArray | None:
+        if self._number is not None:
+            plain = self._plain(name)
+            if plain is not None:
+                return plain
+        elif self.opened.direct and hasattr(os, "preadv"):
+            # the first array goes the long way, which compares the file with its version
+            self._number = h5py.h5o.get_info(self.file["/"].id).fileno
+        found = super().stored(name)
+        if found is None or not isinstance(found.reader, ArrayReader):
+            return found
+        chunks = found.reader.chunks
+        is_whole = chunks.grid.chunks == chunks.grid.shape
+        if isinstance(chunks, DirectChunks) and chunks.is_raw and is_whole:
+            ranges = chunks.raw_ranges(np.zeros(1, np.int64))
+            begin = int(ranges.start[0])
+            if begin >= 0:
+                path = ranges.paths[int(ranges.file[0])]
+                return StoredArray(found.shape, found.dtype, path, begin, None)
+        return found
+
+    def _plain(self, name: str) -> StoredArray | None:
+        """An array of numbers that lies in one piece in this very file, which takes a tenth of the
+        time to find out; None: it is another.
+        """
+        parent, _, last = name.rpartition("/")
+        try:
+            if self._parent is None or self._parent[0] != parent:
+                self._parent = (parent, h5py.h5g.open(self.file.id, (parent or "/").encode()))
+            found = h5py.h5d.open(self._parent[1], last.encode())
+        except (KeyError, TypeError):  # who opens it in the other way says what is wrong
+            return None
+        plist = found.get_create_plist()
+        shape = found.shape
+        dtype = found.dtype
+        if plist.get_layout() != h5py.h5d.CONTIGUOUS or plist.get_external_count():
+            return None
+        if not shape or dtype.kind not in "biufc" or not is_as_stored(found.get_type(), dtype):
+            return None
+        if h5py.h5o.get_info(found).fileno != self._number:
+            return None
+        begin = place_of(found)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if begin is None or not nbytes:
+            return None
+        if begin + nbytes > self.opened.files.version(self.path).size:
+            return None
+        return StoredArray(tuple(shape), dtype, self.path, begin, None)
+
+
+# -- the index of a remote file
+
+
+def _make_index(files: RemoteFiles, url: str) -> Arrays:
+    """Of all datasets of a file, whichever will be asked for."""
+    pages = Pages(url, files.learn([url])[0].size)
+    recorded(pages, functools.partial(_read_all, OpenHDF5(files)))
+    return pages.arrays()
+
+
+def _read_all(opened: OpenHDF5, url: str) -> None:
+    """Reads what opening each dataset takes, and the values of those that may be targets, or
+    columns of a packed file.
+    """
+    with opened.tree(url) as tree:
+        is_packed = info_in(tree.file.attrs, url) is not None
+        tree.file.visititems(_read_attributes)
+        for name in dataset_names(tree.file):
+            try:
+                dataset = tree.dataset(name)
+                shape = dataset.shape
+                is_column = is_packed and (name in BESIDE or are_targets(name))
+                if shape is not None and len(shape) == 1 and dataset.nbytes <= _COLUMN_BYTES:
+                    # the values of a sparse matrix are no part of what opening it takes
+                    is_column |= not name.endswith(("/data", "/indices"))
+                if is_column:
+                    np.asarray(dataset)
+                if shape:
+                    tree.reader(name)
+            except (RemoteError, FileChangedError):
+                raise
+            except (HeadraceError, TypeError) as error:
+                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
+
+
+def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
+    for key in item.attrs:
+        # of a type that h5py lacks
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+            item.attrs.get(key)
+
+
+INDEX = IndexKind("hdf5", 2, ("<i8", "u1"), _make_index)
+"""The numbers of the pages that h5py reads of a file to open datasets, and these pages."""
+
+
+# -- rows
+
+
+class HDF5Source(TreeSource):
     """Rows of datasets of an HDF5 file, or the samples of a packed file.
 
     Records are arrays of one row (its shape and dtype, in the file's byte order); strings, vlen and
@@ -49,73 +287,55 @@ class HDF5Source(ArraysSource):
     CRC.
 
     Args:
-        path: a local file; or, where `opened` has the files of its server, a URL.
-        name: dataset inside the file; or several of equal length.
-        direct: of `OpenHDF5`, where there is none.
-        opened: what is open and decoded, to be shared with other sources.
+        path, name, opened, targets: see `TreeSource`.
 
     Attributes:
-        info: what the pack says about itself; None: it is none.
         names: of the samples of a pack, or None.
         gives_pairs, gives_images: records are pairs of an image and its mask; or images alone, out
             of pairs.
-
-    Raises:
-        MissingNameError: no dataset of that name; the message lists those there are.
-        FormatError: no rows, references instead of values, a filter that nobody here knows, or a
-            file that is shorter than it says.
     """
 
-    _opened: OpenHDF5
+    names: PackedNames | None = None
+    gives_pairs = False
+    gives_images = False
     _offsets: SharedArray | None = None
     _crc: SharedArray | None = None
     _mask_starts: SharedArray | None = None
-    gives_pairs = False
-    gives_images = False
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        name: str | Sequence[str] = DATA,
-        *,
-        direct: bool = True,
-        opened: OpenHDF5 | None = None,
+        name: str | Sequence[str] | None = DATA,
+        opened: OpenTrees[Any] | None = None,
+        targets: str | None = None,
     ) -> None:
-        opened = opened or OpenHDF5(direct=direct)
-        self.names: PackedNames | None = None
-        names = (name,) if isinstance(name, str) else tuple(name)
-        with opened.tree(path) as tree:
-            self._file = tree.path
-            self.info = info_in(tree.attrs(""), tree.path)
-            fields = {one: tree.reader(one) for one in names}
-            chunks = [tree.dataset(one).chunks for one in names]
-            is_one = isinstance(name, str)
-            super().__init__(tree.shown, opened, names[0] if is_one else names, fields, chunks)
-            if self.info is not None and name == DATA:
-                self.of_samples = self.info
-                self.part = None if self.info.part is None else PackPart(*self.info.part)
-                self._read_index(tree, self.info)
+        super().__init__(path, name, opened or OpenHDF5(), targets)
 
     # -- packs
 
-    def _read_index(self, tree: HDF5Tree, packed: PackedInfo) -> None:
-        """Offsets, checksums and names of a packed file, which must fit each other."""
+    def _look_into(self, tree: Tree) -> None:
+        """Reads offsets, checksums and names of a packed file, which must fit each other."""
+        packed = self.info
+        if packed is None or self.name != DATA:
+            return
+        self.of_samples = packed
+        self.part = None if packed.part is None else PackPart(*packed.part)
         wrong: list[str] = []
         if packed.is_flat:
-            offsets = self._column(tree, OFFSETS).astype(np.int64, copy=False)
+            offsets = self._whole(tree, OFFSETS).astype(np.int64, copy=False)
             self._offsets = SharedArray(offsets)
             if not are_offsets(offsets, packed.count, self.shape[0]):
                 wrong.append(OFFSETS)
         elif self.shape[0] != packed.count:
             wrong.append(DATA)
         if tree.is_array(NAMES):
-            joined = self._column(tree, NAMES)
-            edges = self._column(tree, NAME_OFFSETS)
+            joined = self._whole(tree, NAMES)
+            edges = self._whole(tree, NAME_OFFSETS)
             self.names = PackedNames.from_arrays(joined, edges)
             if not are_offsets(edges, packed.count, len(joined)):
                 wrong.append(NAME_OFFSETS)
         if tree.is_array(CRC):
-            self._crc = SharedArray(self._column(tree, CRC))
+            self._crc = SharedArray(self._whole(tree, CRC))
             if self._crc.array.shape != (packed.count,):
                 wrong.append(CRC)
         if wrong:
@@ -155,8 +375,7 @@ class HDF5Source(ArraysSource):
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def _column(self, tree: HDF5Tree, name: str) -> AnyArray:
-        """An array as a whole, compared with its checksum."""
+    def _whole(self, tree: Tree, name: str) -> AnyArray:
         column = tree.whole(name)
         expected = self.info.checksums.get(name) if self.info is not None else None
         if expected is not None and crc_of(column) != expected:
@@ -173,15 +392,9 @@ class HDF5Source(ArraysSource):
             MissingNameError, FormatError: no such array; another number of rows.
         """
         columns = self._columns_of(name)
-        arrays: dict[str, AnyArray] = {}
-        with self._opened.tree(self._file) as tree:
-            for one, stored in columns.items():
-                arrays[one] = array = self._column(tree, stored)
-                if array.ndim == 0 or len(array) != len(self):
-                    raise FormatError(
-                        f"{self.path}: {stored!r} has shape {array.shape}, not one row for each "
-                        f"of {len(self)} samples"
-                    )
+        arrays = dict[str, AnyArray]()
+        for one, stored in columns.items():
+            arrays[one] = super().column(stored)
         if columns.keys() == {""}:
             return arrays[""]
         kinds = [(one, array.dtype, array.shape[1:]) for one, array in arrays.items()]
@@ -192,12 +405,12 @@ class HDF5Source(ArraysSource):
 
     def whole(self, name: str) -> AnyArray:
         """An array as a whole, compared with its checksum."""
-        with self._opened.tree(self._file) as tree:
-            return self._column(tree, name)
+        with self.tree() as tree:
+            return self._whole(tree, name)
 
     def has_column(self, name: str) -> bool:
         """True if there is such a `column`."""
-        with self._opened.tree(self._file) as tree:
+        with self.tree() as tree:
             return all(map(tree.is_array, self._columns_of(name).values()))
 
     def _columns_of(self, name: str) -> dict[str, str]:
@@ -348,5 +561,5 @@ class HDF5Source(ArraysSource):
                 raise FormatError(self.damaged(index))
 
     def damaged(self, index: int) -> str:
-        """What messages say of a sample that is not what was packed."""
+        """The message for a sample with a wrong checksum."""
         return f"{self.location(index)}: wrong checksum, the file is damaged: pack it again"

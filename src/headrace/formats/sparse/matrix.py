@@ -1,5 +1,5 @@
-"""What files hold of sparse matrices: the matrix, checked before a row is read, and the tables
-beside it.
+"""Opens CSR matrices, which are checked before a row is read, and the tables beside them; joins
+the columns of several files by name, and chooses among them.
 
 A CSR matrix is a group of three arrays: `data` and `indices` hold the values of all rows and their
 columns, and row i has those from ``indptr[i]`` to ``indptr[i + 1] - 1``. AnnData marks the group by
@@ -12,32 +12,35 @@ column. A categorical column has codes, and the categories that they number.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError, warn
+from headrace.arguments import described
+from headrace.dtypes import IntArray
+from headrace.errors import (
+    ConfigError,
+    FileChangedError,
+    FormatError,
+    MissingNameError,
+    warn,
+)
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.rows import long_doubles_in
+from headrace.formats.resolve.resolver import DataPath
+from headrace.formats.sparse.rows import JoinedRows, Matrix, SparseSource
 from headrace.formats.tree import Tree, join
+from headrace.formats.trees import look_into
+from headrace.io.paths import listed_names
+from headrace.io.remote.options import RemoteOptions
 
 _FORMATS = {"csr_matrix": "csr", "csc_matrix": "csc", "csr": "csr", "csc": "csc"}
+Join = Literal["inner", "outer"]
 _NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
-
-
-class Matrix(NamedTuple):
-    """A CSR matrix in a file.
-
-    Attributes:
-        indptr: [rows + 1] int32 or int64, from 0 on and never falling.
-    """
-
-    group: str
-    shape: tuple[int, int]
-    indptr: npt.NDArray[Any]
-    indices: ArrayReader
-    data: ArrayReader
 
 
 def format_of(tree: Tree, group: str) -> str | None:
@@ -52,8 +55,8 @@ def format_of(tree: Tree, group: str) -> str | None:
 
 
 def claims(tree: Tree) -> str | None:
-    """The group of the sparse matrix that a file is about: "X"; the file itself ("/"); the only
-    one, where nothing lies beside it; or of AnnData without X the only layer. None: there is none.
+    """The group of the sparse matrix that a file is about: "X", the file itself ("/"), or the only
+    one, where nothing lies beside it. None: there is none.
     """
     if format_of(tree, "X") is not None:
         return "X"
@@ -64,10 +67,6 @@ def claims(tree: Tree) -> str | None:
     names = tree.children("")
     if len(names) == 1 and format_of(tree, names[0]) is not None:
         return names[0]
-    if "layers" in names and "X" not in names and tree.text("", "encoding-type") == "anndata":
-        layers = [name for name in _sparse_groups(tree) if name.startswith("layers/")]
-        if len(layers) == 1:
-            return layers[0]
     return None
 
 
@@ -262,7 +261,7 @@ def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> C
 
 
 def _nullable(tree: Tree, place: str, where: str) -> npt.NDArray[Any]:
-    """The values of a column of which some may be missing, and none is."""
+    """The values of a nullable column, none of which may be missing."""
     encoding = tree.text(place, "encoding-type")
     if encoding not in _NULLABLE:
         raise FormatError(
@@ -295,7 +294,7 @@ def column_of_group(tree: Tree, place: str, rows: int) -> Column | None:
 def column_names(tree: Tree, table: str) -> list[str]:
     """The names of a table's columns."""
     order = tree.attrs(table).get("column-order")
-    if order is None:
+    if order is None or getattr(order, "shape", ()) is None:
         return tree.children(table)
     return [
         one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
@@ -332,3 +331,299 @@ def joined_column(columns: list[Column], name: str) -> Column:
             "dataset.subset(...), or pass ignore_index=-1 to the loss"
         )
     return Column(codes, list(numbers))
+
+
+# -- all files
+
+
+class RowTable(Mapping[str, npt.NDArray[Any]]):
+    """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each
+    is read when it is asked for.
+
+    Args:
+        data_path, reach: the files, and how they are reached.
+        group: of the matrices.
+        rows: of each file.
+        names: of the columns of the first.
+    """
+
+    def __init__(
+        self,
+        data_path: DataPath,
+        reach: RemoteOptions,
+        group: str,
+        rows: Sequence[int],
+        names: Sequence[str],
+    ) -> None:
+        self._data_path = data_path
+        self._reach = reach
+        self._group = group
+        self._rows = list(rows)
+        self._names = list(names)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        def read(tree: Tree) -> tuple[str, Column]:
+            table, _ = tables_of(tree, self._group)
+            return tree.shown, _row_columns(tree, table, self._group, [name])[0]
+
+        nodes = ["obs", f"obs/{name}"]
+        found, _ = look_into(self._data_path, self._reach, None, read, nodes=nodes)
+        rows = {shown: len(column.values) for shown, column in found}
+        if [*rows.values()] != self._rows:
+            raise FileChangedError(
+                f"column {name!r} has {rows} rows now, and the matrices had {self._rows}: open "
+                "them again"
+            )
+        return joined_column([column for _, column in found], name).values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+class _File(NamedTuple):
+    """What is found in one file.
+
+    Attributes:
+        names: of its columns; None: it names none.
+        of_rows: names of the columns of `obs`.
+    """
+
+    shown: str
+    matrix: Matrix
+    names: npt.NDArray[Any] | None
+    targets: list[Column]
+    of_rows: list[str]
+
+
+def open_rows(
+    data_path: DataPath,
+    reach: RemoteOptions,
+    group: str,
+    *,
+    targets: Sequence[str] = (),
+    columns: Any = None,
+    join: Join | None = None,
+    dtype: np.dtype[Any] | None = None,
+    direct: bool = True,
+) -> tuple[SparseSource | JoinedRows, list[str] | None, dict[str, Column], RowTable]:
+    """Opens all files, and joins their columns.
+
+    Args:
+        data_path: HDF5 files or Zarr stores.
+        reach: how URLs are reached.
+        group: of the matrix, in each of them.
+        targets: names of columns of `obs`.
+        columns, join: see `SparseDataset`.
+        dtype: that values are cast to.
+        direct: False: arrays are read by h5py and zarr-python alone.
+
+    Returns:
+        The source of the rows; the names of their columns (None: the files name none); the columns
+        of `obs` that were asked for, by name, of all rows; and all columns of `obs`.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
+        MissingNameError, FormatError, ConfigError: see `open_matrix`, `read_column`, and for
+            columns that can't be joined or chosen.
+    """
+    group = group.strip("/")
+    nodes = [f"{group}{end}".strip("/") for end in ("", "/indptr", "/indices", "/data")]
+    nodes += ["obs", "var", "var/_index", *(f"obs/{name}" for name in targets)]
+    look = functools.partial(_look_into, group=group, targets=targets)
+    files, opened = look_into(data_path, reach, None, look, nodes=nodes, direct=direct, keeps=True)
+    names, width, numbers = _join_columns(files, join, columns)
+    if dtype is None:
+        kinds = [file.matrix.data.dtype.newbyteorder("=") for file in files]
+        for file, stored in zip(files, kinds, strict=True):
+            if stored != kinds[0]:
+                raise FormatError(
+                    f"{file.shown} and {files[0].shown} can't be one dataset: values are {stored} "
+                    f"here, and {kinds[0]} there: pass dtype='float32', say"
+                )
+    of_columns = ""
+    if columns is not None or len(files) > 1:
+        content = b""
+        if names is not None:
+            content = "\0".join(names).encode()
+        elif numbers[0] is not None:
+            content = numbers[0].astype("<i4").tobytes()
+        of_columns = hashlib.blake2b(content + b"\0%d" % width, digest_size=16).hexdigest()
+    sources = [
+        SparseSource(file.shown, opened, file.matrix, width, own, dtype, of_columns)
+        for file, own in zip(files, numbers, strict=True)
+    ]
+    of_rows = {
+        name: joined_column([file.targets[number] for file in files], name)
+        for number, name in enumerate(targets)
+    }
+    rows = [file.matrix.shape[0] for file in files]
+    table = RowTable(data_path, reach, group, rows, files[0].of_rows)
+    source = sources[0] if len(sources) == 1 else JoinedRows(sources)
+    return source, names, of_rows, table
+
+
+def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
+    matrix = open_matrix(tree, group)
+    rows, columns = tables_of(tree, group)
+    names = None if columns is None else names_in(tree, columns)
+    if names is not None and len(names) != matrix.shape[1]:
+        raise FormatError(
+            f"{tree.shown}: {columns!r} names {len(names):,} columns, and {group!r} has "
+            f"{matrix.shape[1]:,}: the file is damaged"
+        )
+    of_rows = [] if rows is None else column_names(tree, rows)
+    found = _row_columns(tree, rows, group, targets, matrix.shape[0])
+    return _File(tree.shown, matrix, names, found, of_rows)
+
+
+def _row_columns(
+    tree: Tree, table: str | None, group: str, names: Sequence[str], rows: int | None = None
+) -> list[Column]:
+    """Columns of the table of the rows of a matrix."""
+    if not names:
+        return []
+    if table is None:
+        raise ConfigError(
+            f"{tree.shown} has no table obs beside {group or '/'!r}, so there is no column "
+            f"{names[0]!r}: pass targets= an array with one target a row"
+        )
+    return [read_column(tree, table, name, rows) for name in names]
+
+
+# -- columns
+
+
+def _join_columns(
+    files: Sequence[_File], join: Join | None, columns: Any
+) -> tuple[list[str] | None, int, list[npt.NDArray[np.int32] | None]]:
+    """The columns that samples have: their names (None: there are none), how many, and for each
+    file the number in a sample of each of its columns, -1 where it is left out; None: its columns
+    are those of samples.
+    """
+    if join not in (None, "inner", "outer"):
+        raise ConfigError(f"join must be 'inner', 'outer' or None, not {join!r}")
+    first = files[0]
+    width = first.matrix.shape[1]
+    are_alike = all(
+        file.matrix.shape[1] == width and np.array_equal(file.names, first.names)  # type: ignore[arg-type]
+        for file in files
+    )
+    are_named = columns is not None and np.asarray(columns).dtype.kind not in "biu"
+    names: list[str] | None = None
+    if not are_alike:
+        names = _joint_names(files, join, are_named)
+        width = len(names)
+    elif first.names is not None:
+        names = first.names.tolist()
+    known = {name: number for number, name in enumerate(names or ())}
+    picked = np.arange(width)
+    if are_named:
+        picked = _named(columns, known, files)
+    elif columns is not None:
+        picked = _numbered(np.asarray(columns), width)
+    unique, counts = np.unique(picked, return_counts=True)
+    if (counts > 1).any():
+        number = int(unique[np.argmax(counts > 1)])
+        shown = f"column {number:,}" if names is None else repr(names[number])
+        raise ConfigError(f"columns takes {shown} more than once")
+    becomes = np.full(width + 1, -1, np.int32)  # the last one is that of columns that are left out
+    becomes[picked] = np.arange(len(picked), dtype=np.int32)
+    tables: list[npt.NDArray[np.int32] | None] = []
+    for file in files:
+        own = np.arange(width)
+        if not are_alike:
+            own = np.array([known.get(name, -1) for name in _names_of(file)], np.int64)
+        numbers = becomes[own]
+        tables.append(None if np.array_equal(numbers, np.arange(len(picked))) else numbers)
+    if names is not None:
+        names = [names[number] for number in picked.tolist()]
+    return names, len(picked), tables
+
+
+def _names_of(file: _File) -> list[str]:
+    """The names of the columns of a file, which must be unique."""
+    if file.names is None:
+        raise FormatError(
+            f"{file.shown} does not name its {file.matrix.shape[1]:,} columns (there is no var), "
+            "so they can't be found by name"
+        )
+    names: list[str] = file.names.tolist()
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise FormatError(
+            f"{file.shown}: more than one column is called {name!r}, so columns can't be found by "
+            "name: make names unique (anndata: adata.var_names_make_unique()), or choose columns "
+            "by number"
+        )
+    return names
+
+
+def _joint_names(files: Sequence[_File], join: Join | None, are_named: bool) -> list[str]:
+    """The names of the joint columns of files that don't have the same. (`are_named`: columns are
+    named, and looked for among those of all.)
+    """
+    names = [dict.fromkeys(_names_of(file)) for file in files]
+    if join == "outer":
+        return list({name: None for some in names for name in some})
+    common = [name for name in names[0] if all(name in some for some in names[1:])]
+    for file, some in zip(files, names, strict=True):
+        if join is not None or are_named or some.keys() == names[0].keys():
+            continue
+        odd = sorted(some.keys() ^ names[0].keys())
+        raise FormatError(
+            f"{file.shown} and {files[0].shown} differ in {len(odd):,} columns, such as "
+            f"{listed_names(odd[:3], show=repr)}: pass join='inner' (columns that all files have) "
+            "or join='outer' (columns that any has, zeros where a file has none)"
+        )
+    if not common:
+        raise FormatError(
+            f"{files[0].shown} and the other files have no column in common: are their names of "
+            "one kind?"
+        )
+    return common
+
+
+def _named(columns: Any, known: Mapping[str, int], files: Sequence[_File]) -> IntArray:
+    """The numbers of columns among the joint ones, by their names."""
+    array = np.asarray(columns)
+    chosen = array.tolist()
+    if array.ndim != 1 or not chosen or not all(isinstance(name, str) for name in chosen):
+        raise ConfigError(
+            f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
+        )
+    if files[0].names is None:
+        raise ConfigError(
+            f"columns holds names, and {files[0].shown} does not name its columns (there is no "
+            "var): pass numbers"
+        )
+    for file in files:
+        own = set(_names_of(file))
+        for name in chosen:
+            if name not in own and name not in known:
+                raise MissingNameError(
+                    f"{file.shown} has no column {name!r}; it has: "
+                    f"{listed_names([*known], name, repr)}"
+                )
+    return np.array([known[name] for name in chosen], np.int64)
+
+
+def _numbered(columns: npt.NDArray[Any], width: int) -> IntArray:
+    """The numbers of columns, by a mask or by numbers, which may be negative."""
+    if columns.dtype == bool and columns.shape == (width,):
+        columns = np.flatnonzero(columns)
+    if columns.dtype == bool or columns.ndim != 1 or not len(columns):
+        raise ConfigError(
+            f"columns is {columns.dtype} {list(columns.shape)}, and must be numbers of some of "
+            f"{width:,} columns, or a mask of them"
+        )
+    if columns.min() < -width or columns.max() >= width:
+        raise ConfigError(
+            f"columns reach from {columns.min():,} to {columns.max():,}, and there are {width:,}"
+        )
+    return columns.astype(np.int64) % width

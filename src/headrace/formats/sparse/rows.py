@@ -14,11 +14,10 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.reader import OpenArrays, read_joined
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays, read_joined
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.concat import ConcatSource
 from headrace.formats.source import Description
-from headrace.formats.sparse.matrix import Matrix
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 
@@ -45,7 +44,7 @@ class CSRRows(NamedTuple):
 
     @classmethod
     def of(cls, sizes: IntArray, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> CSRRows:
-        """Rows of so many values each ([rows])."""
+        """Rows of the given sizes ([rows])."""
         indptr = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=indptr[1:])
         return cls(indptr, indices, values)
@@ -128,6 +127,20 @@ class CSRRows(NamedTuple):
         places = np.repeat(np.arange(len(out), dtype=np.int64) * out.shape[1], self.sizes)
         places += self.indices
         out.reshape(-1)[places] = self.values
+
+
+class Matrix(NamedTuple):
+    """A CSR matrix in a file.
+
+    Attributes:
+        indptr: [rows + 1] int32 or int64, from 0 on and never falling.
+    """
+
+    group: str
+    shape: tuple[int, int]
+    indptr: npt.NDArray[Any]
+    indices: ArrayReader
+    data: ArrayReader
 
 
 class SparseSource(ReadersSource):

@@ -1,4 +1,4 @@
-"""What zarr-python says of arrays, and how it reads those that are not read directly.
+"""Parses metadata by zarr-python, which also reads arrays that are not read directly.
 
 Imported where it is needed, since zarr-python takes its time.
 """
@@ -178,38 +178,29 @@ def _codec(name: Any) -> Codec:
     return _CODECS[name]
 
 
-def open_array(path: str, name: str, store: Store | None) -> Any:
+def open_array(store: Store, name: str) -> Any:
     """An array as zarr-python opens it, alone: what else is in a store may be anything.
-
-    Args:
-        path: of the store.
-        name: of the array.
-        store: whose requests it is read by; None: zarr-python opens the path.
 
     Raises:
         FormatError: it can't be opened.
-        HeadraceError: what reading a remote store raises.
+        HeadraceError: what reading the store raises.
     """
+    where: Any = store.object if isinstance(store, ObjectStore) else _Requests(store)
     try:
-        where: Any = path
-        if isinstance(store, ObjectStore):
-            where = store.object
-        elif store is not None:
-            where = _Requests(store)
         return zarr.open_array(where, path=name, mode="r")
     except HeadraceError:
         raise
     except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
         raise FormatError(
-            f"{shown_array(path, name)} can't be opened by zarr-python: {one_line(error)}: install "
-            "and import the package that registers its codec or data type with zarr, such as "
-            "numcodecs[pcodec]"
+            f"{shown_array(store.path, name)} can't be opened by zarr-python: {one_line(error)}: "
+            "install and import the package that registers its codec or data type with zarr, such "
+            "as numcodecs[pcodec]"
         ) from error
 
 
 class _Requests(LibraryStore):
     """A store as zarr-python sees it, so that its bytes come by the same requests, with the same
-    retries, as all others. For reading alone.
+    retries and checks, as all others. For reading alone.
     """
 
     def __init__(self, store: Store) -> None:

@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     """How the elements of an array lie in files.
 
     Attributes:
-        files: extents of what lies in one file: a chunk, or a shard.
+        files: extents of the part in one file: a chunk, or a shard.
         codecs: of chunks, from bytes to bytes.
         prefix: of the names of files: "c" or "".
         index_at: where a shard's index lies, "start" or "end"; None: there are no shards.
@@ -73,13 +73,9 @@ class ArrayFiles(ChunkIndex):
             store.note_last(self._names([self.count - 1])[0])
 
     def _names(self, numbers: IntArray | Sequence[int]) -> list[str]:
-        first = self._first
-        if math.prod(self._counts[1:]) == 1:
-            end = f"{self._separator}0" * (len(self._counts) - 1)
-            return [f"{first}{number}{end}" for number in np.asarray(numbers).tolist()]
         places = np.unravel_index(np.asarray(numbers, np.int64), self._counts)
         each = np.stack(places, axis=1).tolist()
-        return [first + self._separator.join(map(str, place)) for place in each]
+        return [self._first + self._separator.join(map(str, place)) for place in each]
 
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
         self.store.check_version(self.name)

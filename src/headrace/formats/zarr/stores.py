@@ -20,19 +20,19 @@ import os
 import stat
 import time
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.errors import (
-    AccessError,
-    FileChangedError,
-    FormatError,
-    MissingNameError,
-)
+import numpy as np
+from isal import isal_zlib
+
+from headrace.dtypes import IntArray
+from headrace.errors import AccessError, FileChangedError, FormatError, MissingNameError
 from headrace.formats.resolve.file_set import Format
-from headrace.io.files import Files
+from headrace.io.files import Files, HeldBytes
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import is_url, listed_names, redact
@@ -44,6 +44,8 @@ V2_ALL = ".zmetadata"
 OBJECT = "a store object"
 NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
 _OF_A_NODE = (*NODE_FILES, V2_ATTRIBUTES)
+_ZIP_END = 64 << 10  # bytes at the end of a zip file that are read first
+_ZIP_HEAD = 30
 
 
 class Store(ABC):
@@ -96,7 +98,13 @@ class Store(ABC):
         """The bytes of a file that zarr-python asks for, or some of them (a negative start counts
         from the end); None: there is none.
         """
-        raise NotImplementedError
+        ranges = self.ranges([key])
+        if not ranges.is_written[0]:
+            return None
+        path = ranges.paths[ranges.file[0]]
+        begin, end, _ = slice(start, stop).indices(int(ranges.stop[0]))
+        data = self.files.read(ByteRanges.of([(path, begin, max(begin, end))]))[0]
+        return None if data is None else bytes(data)
 
     # -- local stores that change; of a remote file each read is of one version, or an error
 
@@ -344,14 +352,9 @@ class ZarrUrl(Store):
         return self._contents[key]
 
     def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        ranges = ByteRanges.of([(self.path_of(key), 0, WHOLE)])
         if (start, stop) != (0, None):
-            ranges = self.ranges([key])
-            if not ranges.is_written[0]:
-                return None
-            begin, end, _ = slice(start, stop).indices(int(ranges.stop[0]))
-            ranges = ByteRanges.of([(self.path_of(key), begin, max(begin, end))])
-        data = self.files.read(ranges)[0]
+            return super().content(key, start, stop)
+        data = self.files.read(ByteRanges.of([(self.path_of(key), 0, WHOLE)]))[0]
         return None if data is None else bytes(data)
 
     def ranges(self, keys: Sequence[str]) -> ByteRanges:
@@ -405,6 +408,125 @@ class ZarrUrl(Store):
             ) from None
         kinds = {item["name"].rstrip("/").rpartition("/")[2]: item["type"] for item in listing}
         return [name for name, kind in kinds.items() if kind == "directory"], kinds.keys()
+
+
+class ZarrZip(Store):
+    """The files of a store that is a zip file. Those that are stored as they are can be read by
+    ranges.
+
+    The directory at the end of the file, and the metadata of all nodes, are read when a store is
+    opened. The directory tells where a member's head begins, and not how long that head is. If the
+    members follow one another without gaps, as nearly always, the next one's beginning tells; other
+    heads are read.
+
+    Raises:
+        FormatError: it is no zip file, or there is no store in it.
+        DataNotFoundError, AccessError, RemoteError: see `Files.version`.
+    """
+
+    def __init__(self, path: str, files: Files) -> None:
+        super().__init__(path, files)
+        infos, start_dir = _directory(files, path)
+        self._numbers = {info.filename: number for number, info in enumerate(infos)}
+        self._begins = _begins(files, path, infos, start_dir)
+        self._stops = self._begins + np.array([info.compress_size for info in infos], np.int64)
+        checksums = [info.CRC for info in infos]
+        self._checksum_at = dict(zip(self._begins.tolist(), checksums, strict=True))
+        self._is_deflated = [info.compress_type != zipfile.ZIP_STORED for info in infos]
+        if any(self._is_deflated):
+            self.only_library = "a zip file that is compressed itself"
+        try:
+            self._root = root_among(self._numbers)
+        except FormatError as error:
+            raise FormatError(f"{redact(path)}: {error}") from None
+        keys = [name for name in self._numbers if name.rpartition("/")[2] in (*_OF_A_NODE, V2_ALL)]
+        self._contents = dict(zip(keys, self._read(keys), strict=True))
+
+    def read(self, key: str) -> bytes | None:
+        return self._contents.get(self._root + key)
+
+    def content(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        name = self._root + key
+        return self._read([name])[0][start:stop] if name in self._numbers else None
+
+    def _read(self, names: Sequence[str]) -> list[bytes]:
+        """The contents of members."""
+        numbers = [self._numbers[name] for name in names]
+        ranges = ByteRanges.in_file(self.path, self._begins[numbers], self._stops[numbers])
+        contents: list[bytes] = []
+        for name, number, data in zip(names, numbers, self.files.read(ranges), strict=True):
+            content = bytes(data or b"")
+            if self._is_deflated[number]:
+                with contextlib.suppress(zlib.error):
+                    content = zlib.decompress(content, -zlib.MAX_WBITS)
+            try:
+                self.check_content(int(self._begins[number]), content)
+            except FormatError as error:
+                raise FormatError(f"{redact(self.path)}: {name!r}: {error}") from None
+            contents.append(content)
+        return contents
+
+    def ranges(self, keys: Sequence[str]) -> ByteRanges:
+        numbers = np.array([self._numbers.get(self._root + key, -1) for key in keys], np.int64)
+        begins = np.where(numbers < 0, -1, self._begins[numbers])
+        return ByteRanges.in_file(
+            self.path, begins, np.where(numbers < 0, -1, self._stops[numbers])
+        )
+
+    def check_content(self, begin: int, data: Any) -> None:
+        if isal_zlib.crc32(data) != self._checksum_at[begin]:
+            raise FormatError("wrong checksum (zip), the file is damaged")
+
+    def nodes(self) -> Iterator[str]:
+        names = (name for name in self._numbers if name.startswith(self._root))
+        return nodes_among(name[len(self._root) :] for name in names)
+
+    def check_version(self, name: str) -> None:
+        if isinstance(self.files, LocalFiles) and not self.files.is_same(self.path):
+            raise replaced(self.path)
+
+
+def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
+    """The members of a zip file, and where their directory begins."""
+    size = files.version(path).size
+
+    def read(start: int, stop: int) -> bytes:  # zipfile looks for the comment by `rfind`
+        return files.read_joined(ByteRanges.of([(path, start, stop)]))
+
+    tail = max(0, size - _ZIP_END)
+    file = HeldBytes(size, [(tail, read(tail, size))], read)
+    with asking("zipfile", redact(path)), zipfile.ZipFile(file) as archive:
+        infos = archive.infolist()
+        start_dir = archive.start_dir
+    for info in infos:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FormatError(
+                f"{redact(path)}: {info.filename} is compressed by method {info.compress_type}, "
+                "which is not supported: store the files as they are"
+            )
+    return infos, start_dir
+
+
+def _begins(files: Files, path: str, infos: Sequence[zipfile.ZipInfo], start_dir: int) -> IntArray:
+    """Where the contents of members begin."""
+    heads: IntArray = np.array([info.header_offset for info in infos], np.int64)
+    edges = np.append(np.sort(heads), start_dir)
+    following = edges[np.searchsorted(edges, heads, side="right").clip(max=len(heads))]
+    begins = heads + _ZIP_HEAD
+    for number, info in enumerate(infos):
+        name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+        begins[number] += len(name) + len(info.extra)
+        if info.flag_bits & 8 or begins[number] + info.compress_size != following[number]:
+            begins[number] = -1
+    unknown = np.flatnonzero(begins < 0)
+    starts = heads[unknown]
+    found = files.read(ByteRanges.in_file(path, starts, starts + _ZIP_HEAD))
+    for number, data in zip(unknown.tolist(), found, strict=True):
+        head = bytes(data or b"")
+        if head[:4] != b"PK\x03\x04":
+            raise FormatError(f"{redact(path)} is damaged: no file begins where one should")
+        begins[number] = heads[number] + _ZIP_HEAD + int(np.frombuffer(head[26:30], "<u2").sum())
+    return begins
 
 
 def replaced(path: str) -> FileChangedError:

@@ -1,12 +1,11 @@
-"""Rows of Zarr arrays as samples, and the readers of arrays, directly or through zarr-python.
+"""Zarr stores as trees, whose arrays are read directly or through zarr-python.
 
 Chunks come straight from their files where the metadata say nothing but what is known here: a
 regular grid, the codecs of `headrace.formats.arrays.codecs`, perhaps shards. Everything else goes
 through zarr-python. `Chunks.how` says which, and why.
 
-Remote chunks that are files of their own are fetched whole: so nobody needs to ask for their sizes
-first. Where rows lie in chunks of several rows as they are, the sizes are asked for, and rows are
-fetched.
+Remote chunks that are files of their own are fetched whole, without asking for their sizes first.
+Where rows lie in chunks of several rows as they are, the sizes are asked for, and rows are fetched.
 """
 
 from __future__ import annotations
@@ -37,32 +36,28 @@ from headrace.formats.arrays.chunks import (
     DirectChunks,
     Grid,
     LibraryChunks,
+    LibraryRows,
     shown_array,
 )
 from headrace.formats.arrays.codecs import Pipeline
-from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.arrays.rows import ArraysSource, LibraryRows
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.source import one_after_the_other
-from headrace.formats.tree import NodeKind, Tree
+from headrace.formats.tree import NodeKind, OpenTrees, Tree
 from headrace.formats.zarr.shards import ArrayFiles, Shards
 from headrace.formats.zarr.stores import (
     NODE_FILES,
-    OBJECT,
-    ZARR,
     ChunkFiles,
     Store,
     ZarrFolder,
     ZarrUrl,
+    ZarrZip,
     is_zarr,
     key_of,
 )
-from headrace.formats.zarr.zips import ZarrZip
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import chain_of, redact
-from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 # -- through zarr-python
@@ -72,12 +67,12 @@ def _open(stores: dict[str, Store], key: str) -> Any:
     """The array that a key names: path of the store, a zero, and path of the array in it.
 
     Args:
-        stores: those that zarr-python reads by our requests, by their path or URL.
+        stores: by their path or URL.
     """
     from headrace.formats.zarr.library import open_array
 
     path, _, name = key.partition("\0")
-    return open_array(path, name, stores.get(path))
+    return open_array(stores[path], name)
 
 
 def _leave(array: Any) -> None:
@@ -102,51 +97,40 @@ class LibraryArray(LibraryRows):
         self._name = name
         self.where = shown_array(store.path, name)
         self.how = f"zarr-python: {why}"
-        with self._reading(f" ({why})") as array:
+        self._why = why
+        with self._reading() as array:
             self.shape = tuple(array.shape)
             self.dtype = array.dtype
 
     @contextlib.contextmanager
-    def _reading(self, why: str = "") -> Iterator[Any]:
-        """The array, inside of the context; what it raises there names it, and why zarr-python
-        reads it.
+    def _reading(self) -> Iterator[Any]:
+        """The array, inside of the context; what it raises there names it.
 
         Raises:
             FileChangedError: it was changed after the store was opened.
         """
         self._store.check_version(self._name)
         with (
-            asking("zarr-python", f"{self.where}{why}"),
+            asking("zarr-python", f"{self.where} ({self._why})"),
             self._opened.reading(f"{self._store.path}\0{self._name}") as array,
         ):
             yield array
 
-    def check_part(self, part: tuple[slice, ...], array: Any = None) -> None:
-        """Compares the files that a part lies in with the time when the store was opened.
-
-        Raises:
-            FileChangedError: one was changed since.
-        """
-        if array is None:
-            with self._reading() as array:
-                self.check_part(part, array)
+    def check_part(self, part: tuple[slice, ...]) -> None:
+        if self._store.files.is_remote:
             return
-        if self._store.files.is_remote or not all(array.shape):
-            return
-        extents = array.shards or array.chunks
-        files = [
-            range(cut.start // extent, -(-cut.stop // extent))
-            for cut, extent in zip(part, extents, strict=True)
-        ]
-        keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
+        with self._reading() as array:
+            extents = array.shards or array.chunks
+            files = [
+                range(cut.start // extent, -(-cut.stop // extent))
+                for cut, extent in zip(part, extents, strict=True)
+            ]
+            keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
         self._store.ranges([key_of(self._name, key) for key in keys])
 
     def read_part(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
         with self._reading() as array:
-            try:
-                return np.asarray(array[part])
-            finally:  # a file that was changed may look damaged
-                self.check_part(part, array)
+            return np.asarray(array[part])
 
     def read(self, rows: Sequence[int]) -> list[Any]:
         """Rows of strings, read by one call, so that each chunk is decoded once a batch."""
@@ -155,15 +139,7 @@ class LibraryArray(LibraryRows):
             return []
         with self._reading() as array:
             found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
-            inner = tuple(slice(0, extent) for extent in self.shape[1:])
-            for row in wanted[:: max(1, len(wanted) // 8)].tolist():  # some of their files
-                self.check_part((slice(row, row + 1), *inner), array)
         return [found[place] for place in places.tolist()]
-
-    def whole(self) -> npt.NDArray[Any]:
-        """All rows of strings."""
-        with self._reading() as array:
-            return np.asarray(array[...]).astype(object)
 
     def chunks(self) -> LibraryChunks:
         """The chunks of an array of numbers.
@@ -181,10 +157,9 @@ class LibraryArray(LibraryRows):
             )
         if self.dtype.hasobject or self.dtype.kind not in "biufcSUV":
             raise FormatError(
-                f"{self.where} holds {self.dtype}, of which samples can't be made: numbers can, "
-                "and strings as rows"
+                f"{self.where} holds {self.dtype}: samples are numbers, or rows of strings"
             )
-        return LibraryChunks(grid, self.dtype, self.read_part, self.check_part, self.how, fill)
+        return LibraryChunks(grid, self.dtype, self, fill)
 
 
 def _holds_strings(metadata: dict[str, Any]) -> bool:
@@ -203,7 +178,7 @@ def _holds_strings(metadata: dict[str, Any]) -> bool:
 # -- what is open
 
 
-class OpenZarr(OpenArrays[Any]):
+class OpenZarr(OpenTrees[Any]):
     """What each process has open of Zarr stores, and the chunks that it has decoded.
 
     Args:
@@ -221,11 +196,6 @@ class OpenZarr(OpenArrays[Any]):
         self._stores: dict[str, Store] = {}
         super().__init__(files or ChunkFiles(), functools.partial(_open, self._stores), _leave)
 
-    @property
-    def has_objects(self) -> bool:
-        """True if stores are objects, which need not survive a fork."""
-        return any(store.only_library == OBJECT for store in self._stores.values())
-
     def take(self, store: Any) -> str:
         """The path by which `tree` opens a store object; a local one is read as its folder."""
         from zarr.storage import LocalStore
@@ -236,55 +206,49 @@ class OpenZarr(OpenArrays[Any]):
             return str(store.root)
         path = str(store)
         self._stores[path] = ObjectStore(path, self.files, store)
+        self.has_objects = True
         return path
 
-    def tree(self, path: str | os.PathLike[Any], names: Sequence[str | None] = ()) -> ZarrTree:
-        """The store at a path or URL. A URL that ends in .zip is a zip file's, any other one that
-        of a folder.
-
-        Args:
-            path: of the store.
-            names: of nodes whose metadata will be read.
-
-        Raises:
-            DataNotFoundError, AccessError, FormatError: there is nothing; it can't be read; it is
-                no Zarr store.
-            RemoteError: the server does not answer.
+    @contextlib.contextmanager
+    def tree(
+        self, path: str | os.PathLike[Any], nodes: Sequence[str | None] = ()
+    ) -> Iterator[ZarrTree]:
+        """See `OpenTrees.tree`. A URL that ends in .zip is a zip file's, any other one that of a
+        folder.
         """
         place = os.fspath(path)
-        nodes = [name.strip("/") for name in names if name]
-        store = self._stores.get(place)
-        if store is not None:
-            store.fetch_metadata(nodes)
-            return ZarrTree(store, self)
-        metadata = ", ".join(NODE_FILES)
-        if isinstance(self.files, ChunkFiles):
+        if isinstance(self.files, ChunkFiles) and place not in self._stores:
             place = os.path.abspath(os.path.expanduser(place))
-            if zipfile.is_zipfile(place):
-                store = ZarrZip(place, self.files)
-            elif is_zarr(place):
-                return ZarrTree(ZarrFolder(place, self.files), self)
-            elif not os.path.exists(place):
-                raise DataNotFoundError(
-                    f"{redact(place)} does not exist (working folder: {os.getcwd()})"
-                )
-            elif not os.access(place, os.R_OK):
-                raise AccessError(f"{redact(place)}: this user may not read it")
-            else:
-                raise FormatError(f"{redact(place)} is no Zarr store: it has neither of {metadata}")
-        elif redact(chain_of(place)[0]).lower().endswith(".zip"):
-            store = ZarrZip(place, self.files)
-        else:
-            assert isinstance(self.files, RemoteFiles)
-            store = ZarrUrl(place, self.files)
-            store.fetch_metadata(nodes)
-            if all(store.read(name) is None for name in NODE_FILES):
-                raise DataNotFoundError(
-                    f"{redact(place)}: there is no Zarr store: none of {metadata} is found below "
-                    "it: is the address right?"
-                )
+        store = self._stores.get(place) or self._opened_store(place)
+        store.fetch_metadata([name.strip("/") for name in nodes if name])
+        metadata = ", ".join(NODE_FILES)
+        if isinstance(store, ZarrUrl) and all(store.read(name) is None for name in NODE_FILES):
+            raise DataNotFoundError(
+                f"{redact(place)}: there is no Zarr store: none of {metadata} is found below it: "
+                "is the address right?"
+            )
         self._stores[place] = store
-        return ZarrTree(store, self)
+        yield ZarrTree(store, self)
+
+    def _opened_store(self, place: str) -> Store:
+        if isinstance(self.files, RemoteFiles):
+            if redact(chain_of(place)[0]).lower().endswith(".zip"):
+                return ZarrZip(place, self.files)
+            return ZarrUrl(place, self.files)
+        assert isinstance(self.files, ChunkFiles)
+        if zipfile.is_zipfile(place):
+            return ZarrZip(place, self.files)
+        if is_zarr(place):
+            return ZarrFolder(place, self.files)
+        if not os.path.exists(place):
+            raise DataNotFoundError(
+                f"{redact(place)} does not exist (working folder: {os.getcwd()})"
+            )
+        if not os.access(place, os.R_OK):
+            raise AccessError(f"{redact(place)}: this user may not read it")
+        raise FormatError(
+            f"{redact(place)} is no Zarr store: it has neither of {', '.join(NODE_FILES)}"
+        )
 
 
 def objects_in(data_path: Any) -> list[Any]:
@@ -294,22 +258,6 @@ def objects_in(data_path: Any) -> list[Any]:
     if library is None or not all(isinstance(one, library.Store) for one in given):
         return []
     return given
-
-
-def open_stores(data_path: Any, reach: RemoteOptions, **options: Any) -> tuple[OpenZarr, list[str]]:
-    """What is open of stores, and their paths.
-
-    Args:
-        data_path: what `resolve` takes, or what `objects_in` finds.
-        reach: how URLs are reached.
-        **options: of `OpenZarr`.
-    """
-    objects = objects_in(data_path)
-    if objects:
-        opened = OpenZarr(**options)
-        return opened, [opened.take(store) for store in objects]
-    files = resolve(data_path, ZARR, reach)
-    return OpenZarr(files.server, **options), files.urls()
 
 
 class ZarrTree(Tree):
@@ -355,19 +303,27 @@ class ZarrTree(Tree):
     def dtype(self, name: str) -> np.dtype[Any]:
         return self.reader(name).dtype
 
+    def array_named(self, name: str | None, targets: str | None = None) -> str:
+        return self.store.array(name)[0]
+
+    def axis_names(self, name: str) -> Sequence[str]:
+        _, metadata = self.store.array(name)
+        names = metadata.get("dimension_names") or self.attrs(name).get("_ARRAY_DIMENSIONS")
+        if not isinstance(names, list) or len(names) != len(metadata["shape"]):
+            return super().axis_names(name)
+        return [str(axis or "") for axis in names]
+
     def reader(
         self, name: str, *, by_row: bool = True, is_column: bool = False
     ) -> ArrayReader | LibraryArray:
-        """A reader of an array.
+        """See `Tree.reader`.
 
         Args:
-            name: of the array.
-            by_row: True if rows will be read, and not boxes, which must be of numbers.
+            name, by_row: see there.
             is_column: True for targets, which are read directly where they can be, with fill
                 values.
 
         Raises:
-            FormatError: zarr-python can't open it either, or its elements are no numbers.
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
         name, metadata = self.store.array(name)
@@ -384,8 +340,8 @@ class ZarrTree(Tree):
             return ArrayReader(chunks, opened.chunks, key)
         if required:
             raise ConfigError(
-                f"missing='error' can't be had for {shown_array(self.path, name)}, which "
-                f"zarr-python reads: {chunks}"
+                f"missing='error' is not supported for {shown_array(self.path, name)}, which only "
+                f"zarr-python can read: {chunks}: leave it out"
             )
         try:
             array = LibraryArray(opened.library, self.store, name, chunks)
@@ -449,65 +405,8 @@ class ZarrTree(Tree):
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.reader(name, is_column=True)
         if isinstance(reader, LibraryArray):
-            return reader.whole()
+            whole = tuple(slice(0, extent) for extent in reader.shape)
+            return reader.read_part(whole).astype(object)
         if not reader.shape:
             return np.asarray(reader.chunks.decode(0, reader.chunks.read([0])[0]))
         return reader.whole(one_after_the_other)
-
-
-class ZarrSource(ArraysSource):
-    """Rows of arrays of a Zarr store.
-
-    Args:
-        path: a local folder or zip file, or a URL.
-        name: array inside the store, or several of equal length; None: the only one there is.
-        opened: what is open and decoded, to be shared with other sources; for a URL it knows the
-            server.
-        column: the name of an array of which `column` will be asked for.
-        **options: of `OpenZarr`, where there is none.
-
-    Raises:
-        DataNotFoundError, FormatError, MissingNameError: see `OpenZarr` and `Store.array`.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[Any],
-        name: str | Sequence[str] | None = None,
-        *,
-        opened: OpenZarr | None = None,
-        column: str | None = None,
-        **options: Any,
-    ) -> None:
-        opened = opened or OpenZarr(**options)
-        is_one = name is None or isinstance(name, str)
-        wanted: list[Any] = [name] if is_one else list(name or ())
-        self.tree = opened.tree(path, [*wanted, column])
-        shown = self.tree.shown
-        fields: dict[str, ArrayReader | LibraryArray] = {}
-        cuts: list[Any] = []
-        for one in wanted:
-            found, _ = self.tree.store.array(one)
-            field = self.tree.reader(found)
-            if not field.shape:
-                raise FormatError(
-                    f"{shown_array(shown, found)} is a single value, it has no axis of samples"
-                )
-            fields[found] = field
-            cuts.append(field.chunks.grid.chunks if isinstance(field, ArrayReader) else None)
-        names = tuple(fields)
-        super().__init__(shown, opened, names[0] if is_one else names, fields, cuts)
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole array with one row a sample, such as the targets.
-
-        Raises:
-            MissingNameError, FormatError: no such array; another number of rows.
-        """
-        shape = self.tree.shape(name)
-        if shape[:1] != (len(self),):
-            raise FormatError(
-                f"{shown_array(self.path, name)} has shape {shape}, not one row for each "
-                f"of {len(self)} samples"
-            )
-        return self.tree.whole(name)

@@ -1,4 +1,4 @@
-"""Volumes in Zarr stores, their patches and labels, and where in space voxels lie.
+"""Volumes, their patches and labels, and where in space voxels lie.
 
 Images of OME-NGFF, versions 0.4 and 0.5 (https://ngff.openmicroscopy.org), are groups whose
 attributes list "multiscales": the axes, and the same image at several voxel sizes. A voxel's
@@ -9,7 +9,6 @@ are made of the level's transformations and, after these, of those of the whole 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import shown_array
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.volumes import PatchGrid, PatchSource, Volume
-from headrace.formats.tree import join
-from headrace.formats.zarr.rows import ZarrTree
+from headrace.formats.tree import Tree, join
 from headrace.io.paths import listed_names
 
 Extents = Sequence[int] | Mapping[str, int]
@@ -121,21 +119,21 @@ class Image(NamedTuple):
         return self.levels[nearest]
 
 
-def _ome_in(tree: ZarrTree, group: str) -> dict[str, Any]:
-    """What the attributes of a group say of OME-NGFF."""
+def _ome_in(tree: Tree, group: str) -> dict[str, Any]:
+    """The OME-NGFF metadata in the attributes of a group."""
     attributes = tree.attrs(group)
     ome = attributes.get("ome", attributes)
     return ome if isinstance(ome, dict) else {}
 
 
-def image_at(tree: ZarrTree, name: str) -> Image | None:
+def claims(tree: Tree, group: str = "") -> Image | None:
     """The image that a group is; None: it is none.
 
     Raises:
         FormatError: its metadata are damaged, or of a version that isn't read.
     """
-    ome = _ome_in(tree, name)
-    where = shown_array(tree.path, name)
+    ome = _ome_in(tree, group)
+    where = shown_array(tree.path, group)
     if ome.get("multiscales") is None:
         return None
     try:
@@ -163,10 +161,10 @@ def image_at(tree: ZarrTree, name: str) -> Image | None:
             if ".." in path.split("/"):
                 raise ValueError(f"a level at {path!r}, which leads out of the store")
             translation = of_image[0] * translation + of_image[1]
-            levels.append(Level(join(name, path), of_image[0] * scale, translation))
+            levels.append(Level(join(group, path), of_image[0] * scale, translation))
         if not levels:
             raise ValueError("it has no levels")
-        return Image(name, where, axes, tuple(levels))
+        return Image(group, where, axes, tuple(levels))
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
@@ -194,7 +192,7 @@ def _transform(metadata: dict[str, Any], axes: int) -> tuple[Floats, Floats]:
     return scale, translation
 
 
-def _labels_at(tree: ZarrTree, group: str, name: str) -> str | None:
+def _labels_at(tree: Tree, group: str, name: str) -> str | None:
     """The path of a group of labels that belongs to an image; None: the image has none of that
     name.
     """
@@ -207,46 +205,33 @@ def _labels_at(tree: ZarrTree, group: str, name: str) -> str | None:
 # -- arrays and their patches
 
 
-@dataclass(frozen=True)
-class ZarrArray:
+class VolumeArray(NamedTuple):
     """An array that a user named.
 
     Attributes:
-        tree: that it lies in.
         name: its path in the store.
+        where: names it in messages.
         image, level: if it is of an image of OME-NGFF.
     """
 
-    tree: ZarrTree
     name: str
+    where: str
     image: Image | None = None
     level: Level | None = None
 
-    @property
-    def where(self) -> str:
-        return shown_array(self.tree.path, self.name)
-
-    @property
-    def axis_names(self) -> tuple[str, ...]:
+    def axis_names(self, tree: Tree) -> Sequence[str]:
         """The names of the axes; empty ones where the store doesn't say."""
         if self.image is not None:
             return self.image.names
-        _, metadata = self.tree.store.array(self.name)
-        names = metadata.get("dimension_names")
-        if not names:
-            names = self.tree.attrs(self.name).get("_ARRAY_DIMENSIONS")
-        axes = len(metadata["shape"])
-        if not isinstance(names, list) or len(names) != axes:
-            return ("",) * axes
-        return tuple(str(axis or "") for axis in names)
+        return tree.axis_names(self.name)
 
-    def reader(self) -> ArrayReader:
+    def reader(self, tree: Tree) -> ArrayReader:
         """A reader of boxes.
 
         Raises:
             FormatError: the array has other axes than its image says, or can't be read.
         """
-        reader = self.tree.reader(self.name, by_row=False)
+        reader = tree.reader(self.name, by_row=False)
         assert isinstance(reader, ArrayReader)
         if self.image is not None and len(self.image.axes) != len(reader.shape):
             raise FormatError(
@@ -256,7 +241,7 @@ class ZarrArray:
         return reader
 
 
-def array_or_level(tree: ZarrTree, name: str | None, scale: Scale | None) -> ZarrArray:
+def volume_in(tree: Tree, name: str | None, scale: Scale | None) -> VolumeArray:
     """An array, or the level of an image of OME-NGFF, that a path in a store leads to.
 
     Raises:
@@ -265,7 +250,7 @@ def array_or_level(tree: ZarrTree, name: str | None, scale: Scale | None) -> Zar
         FormatError: damaged metadata.
     """
     group = (name or "").strip("/")
-    image = image_at(tree, group)
+    image = claims(tree, group)
     if image is not None:
         return _level_of(tree, image, image.level(scale))
     if scale is not None:
@@ -273,33 +258,35 @@ def array_or_level(tree: ZarrTree, name: str | None, scale: Scale | None) -> Zar
             f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of "
             f"{tree.shown} is none"
         )
-    return ZarrArray(tree, tree.store.array(name)[0])
+    array = tree.array_named(name)
+    return VolumeArray(array, shown_array(tree.path, array))
 
 
-def _level_of(tree: ZarrTree, image: Image, level: Level) -> ZarrArray:
+def _level_of(tree: Tree, image: Image, level: Level) -> VolumeArray:
     if not tree.is_array(level.path):
         raise FormatError(
             f"{image.where} lists {level.path!r} as a level, and there is no such array"
         )
-    return ZarrArray(tree, level.path, image, level)
+    return VolumeArray(level.path, shown_array(tree.path, level.path), image, level)
 
 
-def check_row_targets(array: ZarrArray, target_name: str) -> None:
+def check_row_targets(tree: Tree, array: VolumeArray, target_name: str) -> None:
     """Raises a ConfigError for targets that are labels of an image: these are an image too, and
     lie beside its patches.
     """
     if array.image is None:
         return
-    path = _labels_at(array.tree, array.image.group, target_name)
-    if path is not None and image_at(array.tree, path) is not None:
+    path = _labels_at(tree, array.image.group, target_name)
+    if path is not None and claims(tree, path) is not None:
         raise ConfigError(
-            f"{array.tree.shown}: {target_name!r} are labels of an image, and go with its "
-            "patches: pass patch_shape=64, or another size"
+            f"{tree.shown}: {target_name!r} are labels of an image, and go with its patches: pass "
+            "patch_shape=64, or another size"
         )
 
 
 def patch_source(
-    array: ZarrArray,
+    tree: Tree,
+    array: VolumeArray,
     target_name: str | None,
     patch_shape: Extents | int,
     stride: Extents | int | None,
@@ -310,7 +297,7 @@ def patch_source(
     """Patches of a volume, with those of its labels.
 
     Args:
-        array: the volume.
+        tree, array: the volume, and what it lies in.
         target_name: path of the labels in the store, or their name in the image; None: there are
             none.
         patch_shape, stride, edges, pad, boxes: see `ZarrDataset`.
@@ -319,10 +306,11 @@ def patch_source(
         ConfigError: extents, axes or units that don't fit; no patch fits into the volume.
         MissingNameError, FormatError: no such labels; damaged metadata.
     """
-    reader = array.reader()
-    patch = _extents(array, patch_shape, reader.shape)
+    reader = array.reader(tree)
+    axis_names = array.axis_names(tree)
+    patch = _extents(array, axis_names, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
-    names = array.axis_names[before:]
+    names = axis_names[before:]
     if isinstance(stride, int | np.integer):
         stride = [int(stride)] * len(patch)
     elif isinstance(stride, Mapping):
@@ -340,8 +328,8 @@ def patch_source(
     axes = (*[None] * before, *range(len(patch)))
     volumes = [Volume(array.name, reader, pad, reader.chunks.fill, axes)]
     if target_name is not None:
-        volumes.append(_labels(array, target_name, grid, pad))
-    return PatchSource(array.tree.path, volumes, grid, array.tree.opened)
+        volumes.append(_labels(tree, array, target_name, grid, pad))
+    return PatchSource(tree.path, volumes, grid, tree.opened)
 
 
 def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -350,12 +338,13 @@ def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str]) -> N
         raise ConfigError(f"{what}={dict(given)} must name some of the axes, which have {has}")
 
 
-def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> list[int]:
+def _extents(
+    array: VolumeArray, names: Sequence[str], given: Extents | int, shape: Sequence[int]
+) -> list[int]:
     """Extents along the last axes, as many as there are; -1 becomes the whole axis. A single extent
     means the axes of space, as an image of OME-NGFF says; those that are named x, y and z; else the
     last three.
     """
-    names = array.axis_names
     if isinstance(given, int | np.integer):
         space = [axis for axis, name in enumerate(names) if name.lower() in ("x", "y", "z")]
         if array.image is not None:
@@ -379,11 +368,10 @@ def _extents(array: ZarrArray, given: Extents | int, shape: Sequence[int]) -> li
     return [whole if asked == -1 else asked for asked, whole in zip(wanted, last, strict=True)]
 
 
-def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
+def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str) -> Volume:
     """The labels of a volume: an array of its shape; or, of an image, labels that lie where it
     lies, with voxels of any size.
     """
-    tree = array.tree
     image = array.image
     level = array.level
     labels: Image | None = None
@@ -397,10 +385,10 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
                 f"lists: {listed_names(names, name, repr)}"
             )
         name = path
-        labels = image_at(tree, name)
+        labels = claims(tree, name)
     if image is None or level is None or labels is None:
-        label = ZarrArray(tree, tree.store.array(name)[0])
-        reader = label.reader()
+        label = VolumeArray(tree.array_named(name), "")
+        reader = label.reader(tree)
         before = max(0, len(reader.shape) - len(grid.patch))
         if reader.shape[before:] != grid.shape:
             raise ConfigError(
@@ -415,7 +403,7 @@ def _labels(array: ZarrArray, name: str, grid: PatchGrid, pad: str) -> Volume:
         differences.append(round(float(np.abs(np.log(ratios)).sum()), 6))
     # of levels that differ as much the first
     own = labels.levels[differences.index(min(differences))]
-    reader = _level_of(tree, labels, own).reader()
+    reader = _level_of(tree, labels, own).reader(tree)
     before = len(image.axes) - len(grid.patch)
     axes = _follow(image.axes[before:], labels)
     tables: dict[int, npt.NDArray[np.int64]] = {}
