@@ -13,7 +13,7 @@ TEXT = PAGE.read_text()
 EXAMPLES = dict(re.findall(r"## Adding an? ([^\n]+)\n.*?```python\n(.*?)```", TEXT, re.DOTALL))
 
 
-@pytest.mark.filterwarnings("ignore:.*the 4 images lie flat")
+@pytest.mark.filterwarnings("ignore:.*the 4 files lie flat")
 @pytest.mark.parametrize("title", ["format", "storage protocol", "mode"])
 def test_examples_run(title: str, tmp_path: Path) -> None:
     np.arange(8.0).tofile(tmp_path / "numbers.bin")

@@ -47,7 +47,7 @@ INSIDE = {
         loader multi module
     """,
     "datasets": """
-        cells arrays image columns episodes sparse table text
+        cells arrays image files columns episodes sparse table text
         dialects streaming indexing unnormalized open memory_efficient
     """,
     "core": "decoder reader values held ahead options views dataset batcher",

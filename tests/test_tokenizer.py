@@ -76,7 +76,7 @@ def test_ids() -> None:
     cut = encode_texts(encode, TEXTS, 3)
     assert [record["input_ids"] for record in cut] == [PLAIN[0][:3], *PLAIN[1:]]
     for gives in (["a"], "text", None, [1.5], [[1], [1, 2]], [[1, 2], [3, 4]], 7, {"ids": [1]}):
-        with pytest.raises(ConfigError, match="no list of ids"):
+        with pytest.raises(ConfigError, match="not a list of ids"):
             encode_texts(lambda text: gives, ["text"])  # noqa: B023
 
 
@@ -200,5 +200,5 @@ class TestArrays:
             def encode_batch(self, texts: list[str]) -> list[list[int]]:
                 return [[1]] * 3
 
-        with pytest.raises(ConfigError, match="given 2 texts and gave ids of 3"):
+        with pytest.raises(ConfigError, match="ids of 3 texts for 2"):
             token_arrays(More(), ["a", "b"])

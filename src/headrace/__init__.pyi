@@ -12,6 +12,7 @@ from headrace.core.options import LoadingMode as LoadingMode
 from headrace.datasets.arrays import HDF5Dataset as HDF5Dataset, ZarrDataset as ZarrDataset
 from headrace.datasets.columns import ColumnsDataset as ColumnsDataset
 from headrace.datasets.episodes import EpisodeDataset as EpisodeDataset
+from headrace.datasets.files import FilesDataset as FilesDataset
 from headrace.datasets.image.augment import (
     RandomHorizontalFlip as RandomHorizontalFlip,
     RandomResizedCrop as RandomResizedCrop,

@@ -1,4 +1,4 @@
-"""Checks of arguments that all entry points share."""
+"""Checks arguments, for all entry points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def explain_missing(name: str, known: Collection[str]) -> str:
-    """What to say of an attribute that the package has not."""
+    """The message about an attribute that the package does not have."""
     if name in NAMES:
         return f"headrace has no {name!r}: use {NAMES[name]}"
     meant = nearest(name, known)
@@ -31,7 +31,7 @@ def explain_missing(name: str, known: Collection[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant, whatever its case and underscores."""
+    """The known name that was most likely meant, ignoring case and underscores."""
     by_letters = {word.lower().replace("_", ""): word for word in known}
     letters = name.lower().replace("_", "")
     for match in difflib.get_close_matches(letters, by_letters, 1, 0.75):
@@ -45,13 +45,13 @@ def check_names(
     known: Collection[str],
     elsewhere: Mapping[str, str] | None = None,
 ) -> None:
-    """Raises a ConfigError for the first name that is not known; it says what to write instead.
+    """Raises a ConfigError for the first unknown name; the message says what to write instead.
 
     Args:
-        function: what the user called, as the message calls it.
-        names: keywords that were passed.
-        known: the keywords that the function has.
-        elsewhere: by keyword of other functions: where to pass it.
+        function: name of the called function.
+        names: the passed keywords.
+        known: the keywords of the function.
+        elsewhere: keywords of other functions, and where to pass them.
     """
     for name in names:
         if name not in known:
@@ -60,7 +60,7 @@ def check_names(
 
 
 def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
-    """What to write instead; a known meaning comes before the likeness of names."""
+    """What to write instead: by known meanings first, then by similar names."""
     instead = synonyms(name, known)
     if instead:
         return f"use {instead}"
@@ -78,8 +78,8 @@ def _remedy(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> 
 
 
 def synonyms(name: str, known: Collection[str]) -> str:
-    """What to write for a word of another library, in a call that has the known keywords; nothing
-    where it is no such word.
+    """What to write for a word of another library in a call with the known keywords; "" for other
+    words.
     """
     return " or ".join(r for r in ARGUMENTS.get(name, ()) if _argument_of(r) in known)
 
@@ -97,10 +97,10 @@ def check_integer(
 def check_integer(
     name: str, value: object, least: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """An integer of any kind (numpy's too) as an int.
+    """An integer, of NumPy too, as an int.
 
     Raises:
-        ConfigError: it is none, is below `least`, or is None where it is not optional.
+        ConfigError: it is not an integer, is below `least`, or is None and not optional.
     """
     if value is None and optional:
         return None
@@ -119,7 +119,7 @@ def check_seconds(name: str, value: object, least: float = 0.0) -> float:
     """A number of seconds as a float.
 
     Raises:
-        ConfigError: it is none, is below `least`, or is not finite.
+        ConfigError: it is not a number, is below `least`, or is not finite.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not least <= value < math.inf:  # type: ignore[operator]
@@ -130,26 +130,24 @@ def check_seconds(name: str, value: object, least: float = 0.0) -> float:
 
 
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:
-    """Raises a ConfigError for what is neither True nor False, nor None where it is optional."""
+    """Raises a ConfigError unless a value is True or False, or None if it is optional."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise ConfigError(f"{name} must be True or False, not {described(value)}")
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of a function's arguments, without those of ``*args`` and ``**options``, and
-    without ``self``.
-    """
+    """The names of a function's parameters, without ``self``, ``*args`` and ``**options``."""
     parameters = inspect.signature(function).parameters.values()
     names = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
     return frozenset(names) - {"self"}
 
 
 def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that refuses keywords it does not have by a ConfigError, which says what to write
+    """Decorates a function to raise a ConfigError for unknown keywords, which says what to write
     instead.
 
-    Of a function with ``**options``, which checks these itself, only those are refused that are
-    synonyms of its own arguments.
+    A function with ``**options`` checks these itself; only synonyms of its own keywords are refused
+    here.
     """
     known = parameters_of(function)
     parameters = inspect.signature(function).parameters.values()
@@ -167,7 +165,7 @@ def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def described(value: object) -> str:
-    """A value as a message calls it that refuses it: short, and a class as a class."""
+    """A short description of a value, for messages."""
     if value is None or isinstance(value, (bool, int, float, complex)):
         return repr(value)
     if isinstance(value, type):
@@ -181,19 +179,16 @@ def described(value: object) -> str:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Raises a ConfigError for what can't be called, and for a class whose instances were meant.
-    None passes.
+    """Raises a ConfigError unless a value is a callable or None; also for a class instead of its
+    callable instance.
     """
     if isinstance(value, type) and is_of_callables(value):
-        raise ConfigError(
-            f"{name} is the class {value.__name__}, not an instance: write {value.__name__}(...)"
-        )
+        shown = value.__name__
+        raise ConfigError(f"{name} is the class {shown}, not an instance: write {shown}(...)")
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a callable, not {described(value)}")
 
 
 def is_of_callables(value: type) -> bool:
-    """True if the instances of a class can be called, as those of `str` and `torch.Tensor`
-    can't.
-    """
+    """True if the instances of a class are callable."""
     return any("__call__" in vars(base) for base in value.__mro__)

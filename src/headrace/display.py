@@ -1,4 +1,4 @@
-"""Multi-line texts, short reprs and progress bars."""
+"""Multi-line strings, short reprs and progress bars."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 from tqdm import TqdmWarning
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets gets a bar of text
+    warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets, notebooks show a text bar
     from tqdm.auto import tqdm
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A tqdm bar of this process: no thread, since tqdm's monitor might hold a lock while workers
-    are forked; and no semaphore for other processes, whose name would stay in shared memory where
-    this one is killed.
+    """A tqdm bar without a monitor thread, which might hold a lock while workers are forked, and
+    without a semaphore, whose name would stay in shared memory if the process is killed.
     """
 
     monitor_interval = 0
@@ -28,9 +27,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
 
 
 class Lines(str):
-    """A text of several lines that is its own repr, so that a notebook and the prompt show it as
-    `print` does.
-    """
+    """A string that is its own repr, so that notebooks and the prompt show it like `print`."""
 
     __slots__ = ()
 
@@ -39,13 +36,12 @@ class Lines(str):
 
 
 def progress_bar(progress: bool | None, *, is_short: bool = False, **options: Any) -> Bar:
-    """A bar that is gone when it is full.
+    """A progress bar that disappears when it is full.
 
     Args:
-        progress: True: it is shown; False: it is not; None: it is shown on a terminal and in a
-            notebook.
-        is_short: True if it is not worth a bar where `progress` is None.
-        **options: those of `tqdm`.
+        progress: show it. None: on a terminal and in notebooks.
+        is_short: True for work too short for a bar, unless `progress` is True.
+        **options: options of `tqdm`.
     """
     disable = None  # tqdm looks for a terminal
     if progress is not None:
@@ -53,7 +49,7 @@ def progress_bar(progress: bool | None, *, is_short: bool = False, **options: An
     elif is_short:
         disable = True
     elif "IPython" in sys.modules:
-        # Jupyter's output says that it is no terminal
+        # Jupyter's output does not look like a terminal
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None and "IPKernelApp" in shell.config:
             disable = False
@@ -61,9 +57,7 @@ def progress_bar(progress: bool | None, *, is_short: bool = False, **options: An
 
 
 def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """A call as text: those of the arguments that `function` knows, and that are not its
-    defaults, each in a word or two.
-    """
+    """A call as text, with the arguments that differ from the defaults of `function`, shortened."""
     shown = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in arguments:
@@ -80,9 +74,7 @@ def short_call(name: str, function: Callable[..., Any], arguments: Mapping[str, 
 
 
 def is_default(value: Any, default: Any) -> bool:
-    """True if a value is the default. Only plain values are compared: arrays have no single
-    answer.
-    """
+    """True if a value is the default. Only plain values are compared, not arrays."""
     return value is default or (
         isinstance(value, (bool, int, float, str))
         and type(value) is type(default)

@@ -24,15 +24,14 @@ class CollateError(HeadraceError, ValueError):
     """Samples can't be collated: their shapes, dtypes or structures differ. The message names the
     samples, the field and the remedy.
 
-    Its arguments are the parts of the message; an integer among them is the position of a sample in
-    its batch.
+    Its arguments are the parts of the message. An integer is the position of a sample in its batch.
     """
 
     def __str__(self) -> str:
         return self.naming("sample {}".format)
 
     def naming(self, name: Callable[[int], str]) -> str:
-        """Returns the message, with the result of `name` for the sample at each position."""
+        """Returns the message, in which `name(position)` names each sample."""
         return "".join(name(part) if isinstance(part, int) else str(part) for part in self.args)
 
 
@@ -44,7 +43,7 @@ class AccessError(HeadraceError, PermissionError):
     """A file or folder exists, but this user may not read or write it."""
 
     is_of_server = False
-    """True if the server denies more than one sample, so that the cause is not the sample."""
+    """True if the server denies several samples, so that the cause is not this sample."""
 
 
 class MissingNameError(HeadraceError, KeyError):
@@ -78,7 +77,7 @@ class RemoteError(HeadraceError, ConnectionError):
     """
 
     is_of_server = False
-    """True if all recent requests to the server failed, so that the cause is not the sample."""
+    """True if all recent requests to the server failed, so that the cause is not this sample."""
     is_final = False
     """True if the server gave a definite answer, so that a retry is pointless."""
 
@@ -114,7 +113,7 @@ class HeadraceWarning(UserWarning):
 
 
 def one_line(message: object) -> str:
-    """A message, or that of an error, without line breaks."""
+    """A message, or an error's message, without line breaks."""
     return " ".join(str(message).split())
 
 

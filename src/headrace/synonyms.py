@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_PATHS = "root path paths data_dir folder directory file files filename input_dir url"
+_LABELS = "labels label target y label_column label_key label_field"
+_BUFFERS = "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill"
 BY_ARGUMENT = {
     # datasets; each key begins with the argument that it is about
-    "data_path": "root path paths data_dir folder directory file files filename input_dir url urls",
-    "urls": (
-        "root path paths data_dir folder directory file files filename input_dir url shards "
-        "data_path"
-    ),
+    "data_path": f"{_PATHS} urls",
+    "urls": f"{_PATHS} shards data_path",
     "data_path, the path of that part of the data, such as 'photos/train'": "train split",
     "urls, those of that part of the data": "train split",
-    (
-        "source, a Source of the records (or open_dataset(path), which finds the format)"
-    ): "data_path path",
+    "source, a Source of the records; for a path use open_dataset(path)": "data_path path",
     "image_size": "size resize img_size resolution input_size",
     "size": "image_size resize img_size resolution",
     "max_size": "size max_resolution",
@@ -31,13 +29,9 @@ BY_ARGUMENT = {
     "unit='line'": "lines by_line line_by_line",
     "dataset_name": "key keys name dataset array variable h5_key data_key",
     "columns": "features fields feature_columns usecols cols variables keys",
-    "targets": "labels label target y label_column label_key label_field annotations",
-    "target_name": (
-        "labels label target y label_column label_key label_field target_column target_key"
-    ),
-    "target_field": (
-        "labels label target y label_column label_key label_field target_column target_key"
-    ),
+    "targets": f"{_LABELS} annotations",
+    "target_name": f"{_LABELS} target_column target_key",
+    "target_field": f"{_LABELS} target_column target_key",
     "text_field": "text_column text_key content_field",
     "column": "text_column image_column image_key image_field",
     "transform": "augment augmentation augmentations train_transform pipeline preprocess map_fn",
@@ -67,10 +61,8 @@ BY_ARGUMENT = {
     "drop_last": "drop_remainder drop_last_batch drop_incomplete",
     "collate_fn": "collate collator data_collator collate_function",
     "collate_fn, a callable or the name of a registered one": "task_spec modality collator_name",
-    "buffer_size": "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill",
-    "shuffle='block'": (
-        "shuffle_buffer shuffle_buffer_size shuffle_size shuffle_window initial_fill"
-    ),
+    "buffer_size": _BUFFERS,
+    "shuffle='block'": _BUFFERS,
     "sampler": "custom_sampler",
     "batch_sampler": "custom_batch_sampler",
     "weights": (
@@ -78,9 +70,7 @@ BY_ARGUMENT = {
     ),
     "balanced": "balance class_balanced",
     "bucket_by_length": "group_by_length length_bucketing bucketing",
-    (
-        "num_samples, which is batches x batch_size x ranks"
-    ): "iterations_per_epoch epoch_size samples_per_epoch",
+    "num_samples, steps x batch_size x ranks": "iterations_per_epoch epoch_size samples_per_epoch",
     "seed": "generator_seed random_seed random_state shuffle_seed data_seed",
     "seed, or generator": "rng",
     "rank and world_size, which are detected": "distributed ddp use_distributed_sampler",
@@ -112,13 +102,9 @@ BY_ARGUMENT = {
     "name": "dataset_name key",
 }
 BY_REMEDY = {
-    (
-        "a loop: for epoch in range(epochs), and in it for batch in loader"
-    ): "epochs num_epochs n_epochs max_epochs",
+    "a loop: for epoch in range(epochs)": "epochs num_epochs n_epochs max_epochs",
     "dataset.subset(indices), or dataset.split(fraction)": "subset fraction limit max_samples",
-    (
-        "train, val = dataset.split(fraction, groups=..., stratify=...), and DataModule(train, val)"
-    ): "groups stratify",
+    "train, val = dataset.split(fraction, groups=..., stratify=...)": "groups stratify",
 }
 BY_NAME = {
     # datasets
@@ -129,34 +115,22 @@ BY_NAME = {
     "HDF5Dataset(path)": "H5Dataset Hdf5Dataset HDF5DataSet",
     "ZarrDataset(path, patch_shape=...)": "CellMapDataset PatchDataset VolumeDataset",
     "open_dataset(path)": "load_dataset load_from_disk create_dataset get_dataset",
-    "BaseDataset, with a Source and a decode of your own": (
-        "AudioDataset VideoDataset FileDataset Dataset IterableDataset"
-    ),
+    "FilesDataset(path, extensions, decode)": "AudioDataset VideoDataset FileDataset",
+    "BaseDataset, with a Source and a decode of your own": "Dataset IterableDataset",
     "dataset.subset(indices)": "Subset",
     "dataset.split(fraction)": "random_split train_test_split",
     "torch.utils.data.ConcatDataset, which create_dataloader takes": "ConcatDataset",
-    (
-        "transform= of a dataset, which works on samples, or collate_fn=VisionCollator(), which "
-        "works "
-        "on batches"
-    ): "BatchTransform",
+    "transform= of a dataset, or collate_fn=VisionCollator()": "BatchTransform",
     # loaders
     "create_dataloader(dataset)": (
         "DataLoader CellMapDataLoader EfficientDataLoader create_optimized_dataloader "
         "StreamingDataLoader create_loader get_dataloader"
     ),
-    (
-        "create_dataloader(dataset): its loader has state_dict() and load_state_dict()"
-    ): "StatefulDataLoader",
+    "create_dataloader(dataset), whose loader has state_dict()": "StatefulDataLoader",
     "create_dataloader(path or dataset), for all formats and uses": "DataLoaderFactory",
-    "create_dataloader(TextDataset(path), batch_size=...)": "create_text_dataloader",
-    (
-        "create_dataloader(ImageDataset(path), batch_size=...)"
-    ): "create_image_dataloader create_vision_dataloader",
-    (
-        "create_dataloader, which detects rank and world size; headrace.order.OrderSampler in a "
-        "plain DataLoader"
-    ): "DistributedSampler",
+    "create_dataloader(TextDataset(path))": "create_text_dataloader",
+    "create_dataloader(ImageDataset(path))": "create_image_dataloader create_vision_dataloader",
+    "create_dataloader, or headrace.order.OrderSampler": "DistributedSampler",
     "weights= of create_dataloader": "WeightedRandomSampler",
     "MultiDataLoader({name: dataset})": (
         "create_multi_dataloader create_multi_dataloaders CombinedLoader CombinedStreamingDataset "
@@ -166,32 +140,22 @@ BY_NAME = {
     "a string: MultiDataLoader(loaders, 'weighted')": "SamplingStrategy",
     "DataModule(train, val)": "UniversalDataModule LightningDataModule",
     # collating
-    (
-        "collators, which is the registry: collators.get(name), @collators.register(name)"
-    ): "CollatorRegistry register_collator",
+    "collators.get(name), @collators.register(name)": "CollatorRegistry register_collator",
     "collators.get(name)": "get_collator",
     "collate_fn=, any callable from a list of samples to a batch": "CustomCollateFn collate_fn",
     "collate_fn=, a callable or the name of a registered one": "TaskSpec",
-    (
-        "collate_fn='default', which is what you get without collate_fn"
-    ): "DefaultCollator default_collate",
+    "collate_fn='default', the default": "DefaultCollator default_collate",
     "VisionCollator()": "VisionDataCollator ImageCollator",
     "TextCollator(tokenizer)": "LanguageModelingDataCollator DataCollatorForLanguageModeling",
     "pad_collate()": "DataCollatorWithPadding PadCollator PaddingCollator SequenceCollator",
     # seeds
-    (
-        "seed_everything(seed), which returns it and a generator; no loader of headrace needs it, "
-        "since samples are seeded"
-    ): ("seed_worker worker_init_fn"),
-    "seed_everything(seed, deterministic=True)": "set_reproducible_training",
-    (
-        "seed_everything(seed, deterministic=True), and seed= of create_dataloader"
-    ): "ensure_deterministic_dataloader",
+    "seed= of create_dataloader, which seeds each sample": "seed_worker worker_init_fn",
+    "seed_everything(seed, deterministic=True)": (
+        "set_reproducible_training ensure_deterministic_dataloader"
+    ),
     "seed_everything(seed)": "set_seed seed_all manual_seed",
     # measuring and packing
-    (
-        "loader.get_stats(), or headrace.monitor.LoadingMonitor() for a loop of one's own"
-    ): "DataLoaderPerformanceMonitor",
+    "loader.get_stats(), or headrace.monitor.LoadingMonitor()": "DataLoaderPerformanceMonitor",
     "profile_dataloader(loader)": "diagnose_dataloader_speed benchmark_dataloader",
     "find_max_batch_size(step)": "calculate_optimal_batch_size",
     "num_workers=None, or suggest_num_workers(dataset), which measures": "get_optimal_num_workers",

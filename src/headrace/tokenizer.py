@@ -2,7 +2,7 @@
 
 No tokenizer library is imported: a tokenizer is recognised by its attributes. HuggingFace
 tokenizers (slow and fast) and those with ``encode_batch`` (`tokenizers.Tokenizer`, tiktoken) are
-called with all texts at once. Any other callable, or an object with ``encode``, is called text by
+called with all texts at once. Any other callable, or an object with ``encode``, is called once per
 text.
 """
 
@@ -22,11 +22,11 @@ import numpy.typing as npt
 from headrace.arguments import checks_keywords, described
 from headrace.errors import ConfigError
 
-# encodings whose first 128 bytes are those characters
+# encodings in which a byte below 128 is that character
 _ASCII_FIRST = ("utf-8", "ascii", "iso8859-1")
 _PAD_WORDS = ("[PAD]", "<pad>", "<|pad|>")
 _SHOWN = 40
-"""Characters that a `CharTokenizer` shows of itself."""
+"""Most characters in the repr of a `CharTokenizer`."""
 _MASK_WORDS = ("[MASK]", "<mask>", "<|mask|>")
 _COLUMNS = ("input_ids", "special_tokens_mask", "token_type_ids")
 _SIZES = ("__len__", "get_vocab_size", "vocab_size", "n_vocab")
@@ -38,14 +38,14 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a tokenizer says of its ids; None, where it says nothing.
+    """The ids that a tokenizer defines. None: it does not define them.
 
     Attributes:
-        pad: the id of padding, or else of the end of a text.
-        mask: the id of the mask token.
+        pad: id of padding, else of the end of a text.
+        mask: id of the mask token.
         size: number of ids.
         special: ids of special tokens.
-        side: "right" or "left": where it pads.
+        side: side of the padding, "right" or "left".
     """
 
     pad: int | None = None
@@ -172,11 +172,11 @@ def _codes_of(text: str) -> npt.NDArray[np.int32]:
 
 
 def identity_of(tokenizer: Any) -> str | None:
-    """A text by which a tokenizer is known again at another start, so that what it made can be
-    kept; None: it can't be.
+    """A string that identifies a tokenizer in later runs, so that its tokens can be cached. None:
+    it can't be identified.
 
-    Known are ours, `tokenizers.Tokenizer`, HuggingFace's fast ones, and what has a ``fingerprint``
-    of its own (str).
+    `CharTokenizer`, `tokenizers.Tokenizer` and HuggingFace's fast tokenizers can, and those with
+    an attribute ``fingerprint`` (str).
     """
     name = type(tokenizer).__qualname__
     if isinstance(tokenizer, CharTokenizer):
@@ -190,7 +190,7 @@ def identity_of(tokenizer: Any) -> str | None:
     text = str(inner.to_str())
     if inner is not tokenizer:
         said = json.loads(text)
-        # what HuggingFace's last call left there, which doesn't concern the next one
+        # left there by HuggingFace's last call
         said.pop("truncation", None)
         said.pop("padding", None)
         text = json.dumps(said)
@@ -200,25 +200,25 @@ def identity_of(tokenizer: Any) -> str | None:
 
 
 def shown_tokenizer(tokenizer: Any) -> str:
-    """A tokenizer on one short line: others show their whole vocabulary."""
+    """A tokenizer on one short line. (Some reprs contain the whole vocabulary.)"""
     if tokenizer is None or isinstance(tokenizer, CharTokenizer) or inspect.isroutine(tokenizer):
         return repr(tokenizer)
     return f"<{type(tokenizer).__qualname__}>"
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Looks at a tokenizer's attributes; nothing is encoded.
+    """Reads a tokenizer's attributes, without encoding anything.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a tokenizer.
     """
     if tokenizer is None:
         return Vocabulary()
     encodes = _method(tokenizer, "encode_batch") or _method(tokenizer, "encode")
-    # the name of a model can encode too: itself
+    # a str has a method `encode` too
     if isinstance(tokenizer, (type, str)) or not (callable(tokenizer) or encodes):
         raise ConfigError(f"tokenizer is {described(tokenizer)}: {REMEDY}")
-    padding = getattr(tokenizer, "padding", None)  # of a tokenizers.Tokenizer
+    padding = getattr(tokenizer, "padding", None)  # a tokenizers.Tokenizer has it
     if not isinstance(padding, Mapping):
         padding = {}
     id_of: Callable[[str], int | None] = _method(tokenizer, "token_to_id") or (lambda word: None)
@@ -232,7 +232,7 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     mask = _first(_number(tokenizer, "mask_token_id"), *map(id_of, _MASK_WORDS))
     size = _first(*(_number(tokenizer, name) for name in _SIZES))
     special = set(getattr(tokenizer, "all_special_ids", ()))
-    added = _method(tokenizer, "get_added_tokens_decoder")  # of a tokenizers.Tokenizer
+    added = _method(tokenizer, "get_added_tokens_decoder")  # a tokenizers.Tokenizer has it
     if added is not None:
         special.update(number for number, token in added().items() if token.special)
     if mask is not None:
@@ -249,16 +249,16 @@ def encode_texts(
     """Encodes texts, without padding.
 
     Args:
-        tokenizer: see above; special tokens are added where it does so by itself.
+        tokenizer: a tokenizer as above, which may add special tokens.
         texts: the texts.
-        max_length: what is longer is truncated, where the special tokens at its end stay.
+        max_length: maximum number of ids; special tokens at the end are kept. None: no limit.
 
     Returns:
-        For each text "input_ids", and, where the tokenizer gives them, "special_tokens_mask" and
-        "token_type_ids".
+        For each text "input_ids", and "special_tokens_mask" and "token_type_ids" if the tokenizer
+        returns them.
 
     Raises:
-        ConfigError: what the tokenizer gives are no ids.
+        ConfigError: the tokenizer does not return ids.
     """
     texts = list(texts)
     if callable(tokenizer) and hasattr(tokenizer, "all_special_ids"):
@@ -275,29 +275,26 @@ def encode_texts(
     else:
         encodings = [tokenizer.encode(text) for text in texts]
     if len(encodings) != len(texts):
-        raise ConfigError(
-            f"the tokenizer was given {len(texts):,} texts and gave ids of {len(encodings):,}: "
-            f"{REMEDY}"
-        )
+        got = f"the tokenizer returned ids of {len(encodings):,} texts for {len(texts):,}"
+        raise ConfigError(f"{got}: {REMEDY}")
     return [_cut(_record(encoding), max_length) for encoding in encodings]
 
 
 def token_arrays(
     tokenizer: Any, texts: Sequence[str], max_length: int | None = None
 ) -> list[npt.NDArray[Any]]:
-    """The ids of texts as arrays of the smallest dtype, which is the same for all where the
-    tokenizer says how many ids there are.
+    """The ids of texts as arrays of the smallest dtype that fits the vocabulary.
 
     Args:
-        tokenizer, texts, max_length: as for `encode_texts`.
+        tokenizer, texts, max_length: see `encode_texts`.
 
     Returns:
-        For each text its ids: uint16 [tokens], or int32 where that is too small.
+        For each text its ids: uint16 [tokens], or int32.
 
     Raises:
-        ConfigError: what the tokenizer gives are no ids, or they don't fit int32.
+        ConfigError: the tokenizer does not return ids, or they don't fit int32.
     """
-    if type(tokenizer) is CharTokenizer:  # what a subclass makes of a text may depend on all of it
+    if type(tokenizer) is CharTokenizer:  # a subclass may need the whole text
         return tokenizer.encode_together([text[:max_length] for text in texts])
     size = vocabulary_of(tokenizer).size or 0
     arrays = []
@@ -306,22 +303,22 @@ def token_arrays(
         most = ids.max(initial=0)
         if most >= 2**31 or ids.min(initial=0) < 0:
             raise ConfigError(
-                f"the tokenizer gave ids from {ids.min()} to {most}: they must be at least 0, and "
-                "fit int32"
+                f"the tokenizer returned ids from {ids.min()} to {most}: they must be at least 0, "
+                "and fit int32"
             )
         arrays.append(ids.astype(dtype_for(0, max(size - 1, most))))
     return arrays
 
 
 def dtype_for(least: int, most: int) -> str:
-    """The dtype that ids from `least` to `most` fit; below 0 are those that carry a mark."""
+    """The dtype of ids from `least` to `most`; marked ids are below 0."""
     if least < 0 or most >= 1 << 16:
         return "int32"
     return "uint16"
 
 
 def _record(encoding: Any) -> dict[str, list[int]]:
-    """Of a list of ids, a mapping that holds one, or a `tokenizers.Encoding`."""
+    """The columns of a list of ids, a mapping with such a list, or a `tokenizers.Encoding`."""
     columns = {"input_ids": encoding}
     if isinstance(encoding, Mapping) and "input_ids" in encoding:
         columns = dict(encoding)
@@ -330,7 +327,7 @@ def _record(encoding: Any) -> dict[str, list[int]]:
         columns = {name: getattr(encoding, name) for name in masks if hasattr(encoding, name)}
         columns["input_ids"] = encoding.ids
     record = {name: _ids(columns[name]) for name in _COLUMNS if name in columns}
-    if "attention_mask" in columns:  # a tokenizer that pads by itself: that is not the text's
+    if "attention_mask" in columns:  # padding by the tokenizer is removed
         attended = _ids(columns["attention_mask"])
         if not all(attended):
             for name, values in record.items():
@@ -356,19 +353,16 @@ def _cut(record: dict[str, list[int]], max_length: int | None) -> dict[str, list
 
 
 def _ids(value: Any) -> list[int]:
-    """Integers in a list; of a batch of one the one."""
+    """A list of integers, possibly inside a batch of one."""
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError):  # lists of different lengths, or what is no number at all
+    except (ValueError, TypeError):  # lists of different lengths, or not numbers
         array = np.empty(0, object)
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     is_empty = array.dtype.kind == "f" and not array.size
     if array.ndim != 1 or not (array.dtype.kind in "iu" or is_empty):
-        raise ConfigError(
-            f"the tokenizer gave a {type(value).__name__} for a text that is no list of ids: "
-            f"{REMEDY}"
-        )
+        raise ConfigError(f"the tokenizer returned {value!r:.60}, not a list of ids: {REMEDY}")
     ids: list[int] = array.astype(np.int64).tolist()
     return ids
 
@@ -381,7 +375,7 @@ def _method(tokenizer: Any, name: str) -> Callable[..., Any] | None:
 
 
 def _number(tokenizer: Any, name: str) -> int | None:
-    """An attribute, or what a method of that name gives; None, where there is none, or no id."""
+    """An attribute, or the result of a method, of that name. None: it is not an id."""
     value = getattr(tokenizer, name, None)
     if callable(value):
         value = value()

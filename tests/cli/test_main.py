@@ -103,7 +103,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*shard.size"),
     (["pack", "in", "out.h5", "--part", "0/2"], 2, "shard.size"),
     (["pack", "in", "out.h5", "--size", "20"], 2, "--store decoded"),
-    (["pack", "in", "out.h5", "--masks"], 2, "masks is for .* labels.csv"),
+    (["pack", "in", "out.h5", "--masks"], 2, "masks does not apply"),
     (["pack", "in", "out.h5", "--targets", "none.csv"], 2, "none.csv does not exist"),
     (["pack", "in", "out.h5", "--unit", "line", "--store", "encoded"], 2, "for texts"),
     (["pack", "arrays.h5", "out.h5"], 2, "dataset_name: images .*, labels"),

@@ -209,7 +209,7 @@ def test_values_of_the_padding() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
-    ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 is 3 long"),
+    ({"max_length": 2}, [[1], [1, 2, 3]], "sample 1 has length 3"),
     ({}, [{"a": torch.zeros(1)}, {"a": [1]}], "at ['a']: sample 1 is int64 [1], sample 0"),
     ({}, [np.zeros(1), np.zeros(1, "f4")], ".to(torch.float64)"),
     ({"fields": "a"}, [{"a": torch.tensor(1)}], "sample 0 at ['a'] is int64 []"),
@@ -221,9 +221,9 @@ REFUSED: list[tuple[dict[str, Any], list[Any], str]] = [
     ({"fields": "a"}, [{"a": [1]}, {"a": None}], "sample 1 at ['a'] is 'NoneType'"),
     ({"fields": "x"}, [Example([1], "a")], "'tokens', 'name'"),
     ({"pad_value": {"b": 1}}, [{"a": [1]}], "'b'"),
-    ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 doesn't fit int64"),
+    ({"pad_value": 0.5}, [{"a": [1]}], "pad_value=0.5 does not fit int64"),
     ({"pad_value": 1e6}, [np.zeros(1, "f2")], "float16"),
-    ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' already at ['x']"),
+    ({}, [{"x": {"a": [1], "attention_mask": 3}}], "'attention_mask' at ['x']"),
     ({}, [[1], [2**63]], "sample 1 is 'list'"),
     ({}, [], ""),
 ]

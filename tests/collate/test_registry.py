@@ -111,9 +111,6 @@ def test_bad_names_and_functions(registry: Collators) -> None:
             registry.get(name)
     with pytest.raises(ConfigError, match="'text'"):
         collators.get("language_modeling")
-    for word in ("collator_name", "modality", "task_spec"):
-        with pytest.raises(ConfigError, match="'text'"):
-            collators.get(**{word: "text"})
 
 
 def test_by_name_and_pickled() -> None:

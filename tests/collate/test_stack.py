@@ -250,7 +250,7 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([Point(1, 2), (1,)], "sample 1 has the fields '0', in a tuple"),
     ([{"n": 1}, {"n": -(2**64)}], "at ['n']: sample 1 is -18446744073709551616"),
     ([Example(torch.zeros(2), "a"), Frozen(torch.zeros(2))], "'parts', in a Frozen"),
-    ([(PHOTO, 1)] * 2, "(RGB, 5 x 4)"),
+    ([(PHOTO, 1)] * 2, "PILToTensor()"),
     ([torch.zeros(2), torch.zeros(2, 1)], 'collate_fn="pad"'),
     ([torch.zeros(2).half(), torch.zeros(2).long()], ".to(torch.float16)"),
     ([[None, 1], [None, 2]], "None"),

@@ -554,14 +554,14 @@ class TestForeign:
     def test_what_can_not_be_pickled_is_named(self, make: Any) -> None:
         foreign = Anything(*[torch.ones(2)] * 3, (torch.ones(2), Local()))
         for mode in MAP_MODES:
-            with pytest.raises(SampleError, match=r"Anything\[3\].*Tensor, Local") as caught:
+            with pytest.raises(SampleError, match=r"Anything\[3\].* the tuple \(") as caught:
                 make(foreign, loading_mode=mode)[3]
             assert type(caught.value.__cause__.__cause__) is ValueError  # type: ignore[union-attr]
             skipping = make(foreign, loading_mode=mode, on_error="skip")
             assert len(skipping.__getitems__([2, 3])) == 1
         with pytest.raises(MemoryError):  # which is no fault of the sample
             copy_of(Exhausted())
-        for sample, name in ((Local(), "Local"), ({"a": Local()}, "dict of Local")):
+        for sample, name in ((Local(), "Local"), ({"a": Local()}, "the dict .*Local")):
             with pytest.raises(TypeError, match=name):
                 copy_of(sample)
         with pytest.raises(TypeError, match="function"):

@@ -275,7 +275,7 @@ def test_what_a_collator_refuses(folder: Path, make_loader: Any) -> None:
     two = VisionCollator(mean=(0.5, 0.5), std=(0.1, 0.1), channels="first")
     for dataset, collate, named in (
         (Pixels(as_tuple), two, r"3 channels.* 2"),
-        (of_masks(folder), VisionCollator(), "normalised twice"),
+        (of_masks(folder), VisionCollator(), "normalised already"),
     ):
         for device in (None, "cpu"):
             loader = make_loader(dataset, num_workers=0, device=device, collate_fn=collate)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headrace.arguments import described, is_of_callables
+from headrace.arguments import is_of_callables
 from headrace.collate.sequences import TextCollator, pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.vision import DetectionCollator, VisionCollator
@@ -22,7 +22,7 @@ class Collator(NamedTuple):
     Attributes:
         name: the name to pass to `get`.
         function: the collate function, or a class whose instances are collate functions.
-        modality: kind of samples that it is for, or None.
+        modality: the kind of samples, or None.
         description: one line of text.
     """
 
@@ -55,10 +55,7 @@ class Collators:
             ConfigError: the name is not a str, or the registered object is not callable.
         """
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"the name of a collator must be a text, not {name!r}: write "
-                '@collators.register("name")'
-            )
+            raise ConfigError(f'write @collators.register("name") with a name, not {name!r}')
 
         def add(function: Collate) -> Collate:
             if not callable(function):
@@ -69,22 +66,16 @@ class Collators:
 
         return add
 
-    def get(self, name_or_modality: str = "", **options: Any) -> Collate:
+    def get(self, name_or_modality: str, **options: Any) -> Collate:
         """Returns the collate function with that name, or the last one registered for that
         modality.
 
         A class is called with `options`. For a collate function they are bound as keywords.
 
         Raises:
-            ConfigError: no name is given; there is no such function, and the message lists the
-                names; or a class does not take these options.
+            ConfigError: there is no such function (the message lists the names), or a class does
+                not take these options.
         """
-        if not name_or_modality:
-            given = next(iter(options.values()), "pad")
-            raise ConfigError(
-                "collators.get takes the name or modality first: write "
-                f"collators.get({described(given)})"
-            )
         entry = self._entries.get(name_or_modality)
         if entry is None:
             entry = next((e for e in reversed(self.list()) if e.modality == name_or_modality), None)
@@ -96,7 +87,7 @@ class Collators:
                 remedy = f"use {instead!r}"
             raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
         function = entry.function
-        # a class whose instances can't be called, as `list`, is a function of the samples
+        # a class without callable instances, such as `list`, is a function of the samples
         if not isinstance(function, type) or not is_of_callables(function):
             return functools.partial(function, **options) if options else function
         try:

@@ -1,5 +1,5 @@
-"""Pads sequences of different lengths to one tensor, and collates samples that contain such
-sequences, and texts or tokens for a language model or a text classifier.
+"""Pads sequences of different lengths, and collates samples that contain such sequences, and texts
+or tokens for language models and text classifiers.
 """
 
 from __future__ import annotations
@@ -40,31 +40,16 @@ _NUMBERS = (bool, int, float, complex, np.bool_, np.number)
 _MASK = "attention_mask"
 _LENGTHS = "lengths"
 _SEQUENCES = ("input_ids", "tokens", "token_ids", "sequence")
-"""Fields that vary in length by their name. The lengths in a batch don't tell: they may be equal
-by chance.
-"""
-_ONE_SHAPE = (
-    "Name the field in fields= to have it padded along its first dimension (without fields= only "
-    "1-D sequences are), give all one shape, "
-    "or leave the field out"
-)
+"""Names of fields that vary in length. (The lengths in one batch may be equal by chance.)"""
+_ONE_SHAPE = "Give all one shape, or name the field in fields= to pad it along its first dimension"
 
 
 @dataclass(frozen=True)
 class Padding:
-    """How long the padded sequences of a batch are, and where the padding goes.
-
-    Attributes:
-        padding: "longest": as long as the longest one of the batch; "max_length": always
-            `max_length`.
-        max_length: no sequence may be longer; None: no limit.
-        pad_to_multiple_of: the length is rounded up to a multiple of it, beyond `max_length` too;
-            None: it is not.
-        truncation: what is longer than `max_length` loses its end; False: it is an error.
-        side: "right": the padding follows the sequence; "left": it comes before.
+    """Length of the padded sequences of a batch, and side of the padding; see `pad_collate`.
 
     Raises:
-        ConfigError: a value that makes no sense; the message names the argument.
+        ConfigError: a value is invalid; the message names the argument.
     """
 
     padding: str = "longest"
@@ -87,19 +72,21 @@ class Padding:
     def apply(
         self, rows: list[torch.Tensor], value: Number, path: FieldPath
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pads what `to_rows` gave: [length_i, ...] each.
+        """Pads the rows of `to_rows`, [length_i, ...] each.
 
         Returns:
             A tensor [batch, length, ...] of the rows' dtype, and their lengths, int64 [batch].
 
         Raises:
-            ConfigError: a row is longer than `max_length`, or the value does not fit the dtype.
+            ConfigError: the value does not fit the dtype.
+            CollateError: a row is longer than `max_length`.
         """
         first = rows[0]
         if not _fits(value, first.dtype):
+            dtype = str(first.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"pad_value={value!r} doesn't fit {str(first.dtype).removeprefix('torch.')}, "
-                f"the dtype of the samples{at_path(path)}: pass one, or cast them"
+                f"pad_value={value!r} does not fit {dtype}, the dtype of the "
+                f"samples{at_path(path)}: pass another value, or cast them"
             )
         if self.truncation:
             rows = [row[: self.max_length] for row in rows]
@@ -108,8 +95,8 @@ class Padding:
         if self.max_length is not None and longest > self.max_length:
             raise CollateError(
                 lengths.index(longest),
-                f"{at_path(path)} is {longest} long, and max_length is {self.max_length}: pass "
-                "truncation=True to have its end cut off, or a larger max_length",
+                f"{at_path(path)} has length {longest}, and max_length is {self.max_length}: pass "
+                "truncation=True, or a larger max_length",
             )
         length = self._length(longest)
         shape = (len(rows), length, *first.shape[1:])
@@ -127,7 +114,7 @@ class Padding:
         return out, counts.copy_(torch.tensor(lengths, dtype=torch.int64, device="cpu"))
 
     def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
-        """int64 [batch, length]: 1 at samples' elements, 0 at padding."""
+        """int64 [batch, length]: 1 at elements of samples, 0 at padding."""
         positions = torch.arange(length, device=lengths.device)
         if self.side == "left":
             positions = positions.flip(0)
@@ -136,16 +123,16 @@ class Padding:
     def join(
         self, ids: AnyArray, lengths: IntArray, value: Number
     ) -> tuple[torch.Tensor, AnyArray] | None:
-        """What `apply` makes of integers, of rows that lie one behind the other: all at once.
+        """Pads concatenated rows of integers, like `apply`.
 
         Args:
-            ids: [sum of lengths] any integers.
-            lengths: [batch], at least one.
-            value: of the padding.
+            ids: the rows, [sum of lengths] integers.
+            lengths: length of each row, [batch].
+            value: the padding.
 
         Returns:
-            A tensor int64 [batch, length], and where it holds the rows: bool [batch, length]. None:
-                a row is longer than `max_length`.
+            A tensor int64 [batch, length], and bool [batch, length], True at elements of rows.
+            None: a row is longer than `max_length`.
         """
         longest = int(lengths.max())
         if self.max_length is not None and longest > self.max_length:
@@ -167,20 +154,13 @@ class Padding:
         return -(-longest // multiple) * multiple
 
 
-_OF_LISTS = {
-    "b": np.bool_,
-    "i": np.int64,
-    "u": np.int64,
-    "f": np.float64,
-    "c": np.complex128,
-}
-"""What a list of numbers becomes, by the kind of the numbers."""
+_OF_LISTS = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}
+"""The dtype of a list of numbers, by NumPy's kind of the numbers."""
 
 
 def as_row(value: Any) -> torch.Tensor | None:
-    """A tensor, an array or a list of numbers as a tensor; None: it is none of these.
-
-    A list becomes int64, float64, complex128 or bool.
+    """A tensor, array or list of numbers as a tensor (a list: `_OF_LISTS`). None: it is something
+    else.
     """
     if isinstance(value, list):
         try:
@@ -198,9 +178,7 @@ def as_row(value: Any) -> torch.Tensor | None:
 
 
 def sequence_in(values: list[Any]) -> torch.Tensor | None:
-    """The first of the values that is no empty list, which may be a list of anything, if it is a
-    sequence of numbers in one dimension.
-    """
+    """The first value that is not an empty list, if it is a 1-D sequence of numbers; else None."""
     value = next((v for v in values if not isinstance(v, list) or v), values[0])
     if isinstance(value, list) and not all(isinstance(item, _NUMBERS) for item in value):
         return None
@@ -213,22 +191,21 @@ def sequence_in(values: list[Any]) -> torch.Tensor | None:
 def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     """Tensors, arrays or lists of numbers as tensors [length_i, ...] of one dtype.
 
-    Lists become int64, float64, complex128 or bool; a list with a float makes all lists of the
-    batch float64, and an empty one follows the others.
+    All lists of a batch get the widest of their dtypes; empty ones that of the others.
 
     Raises:
-        CollateError: something is no sequence, or dtypes or the further dimensions differ; the
-            message names sample and place.
+        CollateError: a value is not a sequence, or dtypes or other dimensions differ; the message
+            names the sample and the field.
     """
     rows: list[torch.Tensor] = []
-    list_dtype = torch.bool  # which every other is wider than
+    list_dtype = torch.bool  # the narrowest
     for number, value in enumerate(values):
         row = as_row(value)
         if row is None or row.ndim == 0:
             raise CollateError(
                 number,
-                f"{at_path(path)} is {shape_of(value)}: padding needs a tensor, an array or a "
-                "list of numbers, with a length; leave other fields out of fields=",
+                f"{at_path(path)} is {shape_of(value)}: padding needs sequences of numbers; leave "
+                "other fields out of fields=",
             )
         rows.append(row)
         if isinstance(value, list) and value:
@@ -245,7 +222,7 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
 
 
 def _fits(value: Number, dtype: torch.dtype) -> bool:
-    """True if the dtype has such a value, rounded perhaps."""
+    """True if the dtype can represent the value, possibly rounded."""
     try:
         made = torch.full((), value, dtype=dtype, device="cpu").item()
     except (RuntimeError, TypeError, OverflowError):
@@ -355,13 +332,11 @@ class pad_collate:
 def _values_by_field(name: str, given: Any) -> dict[str, Number]:
     if isinstance(given, Mapping) and all(isinstance(value, _NUMBERS) for value in given.values()):
         return {str(field): value for field, value in given.items()}
-    raise ConfigError(
-        f"{name} must be a mapping from field to number (pad_collate: or one number), not {given!r}"
-    )
+    raise ConfigError(f"{name} must map fields to numbers (pad_collate: or be one), not {given!r}")
 
 
 def _with_masks(batch: Any, path: FieldPath) -> Any:
-    """A dict whose padded fields have their masks and lengths beside them."""
+    """A dict with the masks and lengths of its padded fields added."""
     padded = [key for key, value in batch.items() if isinstance(value, Padded)]
     if not padded:
         return batch
@@ -380,8 +355,8 @@ def _with_masks(batch: Any, path: FieldPath) -> Any:
         for name in added:
             if name in batch:
                 raise ConfigError(
-                    f"the samples have a field {name!r} already{at_path(path)}, where pad_collate "
-                    f"puts that of {key!r}: rename it, leave it out, or name a mask in fields"
+                    f"the samples have a field {name!r}{at_path(path)}, which pad_collate adds for "
+                    f"{key!r}: rename it, or name a mask in fields="
                 )
         fields |= added
     return like_mapping(batch, fields)
@@ -389,14 +364,11 @@ def _with_masks(batch: Any, path: FieldPath) -> Any:
 
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
-_ALIGNED = (
-    "Give all one shape, or name the field in pad_values= to have it padded, where it has one "
-    "number a token"
-)
+_ALIGNED = "Give all one shape, or name a field with one number per token in pad_values="
 _ALONG = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "position_ids": 0}
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _INTEGERS = (*_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-_MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+_MASKED, _RANDOM = 0.8, 0.1  # fractions of the chosen tokens; the rest is unchanged
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
@@ -418,10 +390,8 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
         ConfigError: it is not such a tensor.
     """
     if getattr(document_ids, "dtype", None) not in _INTEGERS or document_ids.ndim != 2:
-        raise ConfigError(
-            f"document_ids is {shape_of(document_ids)}: it must be a tensor of integers [batch, "
-            "length]"
-        )
+        is_ = shape_of(document_ids)
+        raise ConfigError(f"document_ids must be a tensor of integers [batch, length], not {is_}")
     positions = torch.arange(document_ids.shape[1], device=document_ids.device)
     is_same = document_ids[:, :, None] == document_ids[:, None, :]
     return is_same.logical_and_(positions[:, None] >= positions).unsqueeze(1)
@@ -517,11 +487,8 @@ class TextCollator:
         self.vocab_size: int | None = _known("vocab_size", vocab_size, known.size, least=1)
         for name in ("mask_token_id", "vocab_size"):
             if labels == "masked" and getattr(self, name) is None:
-                raise ConfigError(
-                    f"labels='masked' needs {name}, which a tokenizer of type "
-                    f"{type(tokenizer).__name__} does not have: pass a tokenizer with a mask "
-                    f"token, or {name}="
-                )
+                has_no = f"{type(tokenizer).__name__} has no {name}"
+                raise ConfigError(f"labels='masked': {has_no}: pass another tokenizer, or {name}=")
         side = padding_side or known.side or "right"
         self._padding = Padding(padding, max_length, pad_to_multiple_of, truncation, side)
         if special_token_ids is None:
@@ -600,36 +567,25 @@ class TextCollator:
         else:
             raise CollateError(
                 number,
-                f" is {shape_of(sample)}: TextCollator takes texts, sequences of ids, dicts with "
-                f"'input_ids' or {self.text_field!r}, and pairs of one of these and a target",
+                f" is {shape_of(sample)}: TextCollator takes texts, ids, dicts with 'input_ids' or "
+                f"{self.text_field!r}, and pairs of one of these and a target",
             )
         if target is not None:
             record["labels"] = target
         if self.labels in ("auto", None) and "label" in record:
             if "labels" in record:
-                raise CollateError(
-                    number,
-                    " has 'label' and 'labels', and either may be its labels: leave one out for a "
-                    "classifier, or pass labels='causal' for a language model, which keeps both",
-                )
+                advice = "leave one out, or pass labels='causal' for a language model"
+                raise CollateError(number, f" has 'label' and 'labels': {advice}")
             record["labels"] = record.pop("label")
         elif self.labels == "masked" and "labels" in record:
-            raise CollateError(
-                number,
-                " has labels, and labels='masked' makes its own: leave them out of the samples, or "
-                "pass labels=None",
-            )
+            raise CollateError(number, " has labels, which labels='masked' makes: pass labels=None")
         elif (
             self.labels == "causal"
             and "labels" in record
             and sequence_in([record["labels"]]) is None
         ):
-            raise CollateError(
-                number,
-                " has a class at 'labels', and labels='causal' makes labels of the tokens: leave "
-                "labels= out for a classifier; for a language model leave the class out, or have "
-                "it at 'label'",
-            )
+            advice = "leave labels='causal' out for a classifier, or call the class 'label'"
+            raise CollateError(number, f" has a class at 'labels': {advice}")
         return record
 
     def _tokenise(self, records: list[dict[str, Any]]) -> None:
@@ -639,18 +595,11 @@ class TextCollator:
                 continue
             text = record.pop(self.text_field, None)
             if not isinstance(text, str):
-                raise CollateError(
-                    number,
-                    f" has neither 'input_ids' nor a text at {self.text_field!r}, but "
-                    f"{shown_fields(record)}: pass text_field=",
-                )
+                has_no = f" has no 'input_ids' and no text at {self.text_field!r}, but "
+                raise CollateError(number, f"{has_no}{shown_fields(record)}: pass text_field=")
             if self.tokenizer is None:
-                raise CollateError(
-                    number,
-                    " is a text, and there is no tokenizer: pass TextCollator(tokenizer=...), any "
-                    "callable from a text to a list of ids does; or have the dataset give "
-                    "'input_ids'",
-                )
+                advice = "pass TextCollator(tokenizer=...), or let the dataset return 'input_ids'"
+                raise CollateError(number, f" is a text: {advice}")
             texts[number] = text
         if texts:
             limit = None
@@ -661,14 +610,11 @@ class TextCollator:
                 records[number] = {**fields, **records[number]}
 
     def _check(self, record: dict[str, Any], number: int) -> None:
-        """One number a token, in each field that has them; a mask where there is none."""
+        """Checks that fields have one number per token, and adds a mask if there is none."""
         ids = sequence_in([record["input_ids"]])
         if ids is None or ids.dtype not in _INTEGERS:
-            raise CollateError(
-                number,
-                f" at ['input_ids'] is {shape_of(record['input_ids'])}: it must be a sequence of "
-                "integers, without a batch axis",
-            )
+            is_ = f" at ['input_ids'] is {shape_of(record['input_ids'])}"
+            raise CollateError(number, f"{is_}: it must be a 1-D sequence of integers")
         record.setdefault("attention_mask", torch.ones_like(ids, dtype=torch.int64))
         if self.labels == "masked":
             record.setdefault("special_tokens_mask", torch.zeros_like(ids, dtype=torch.int64))
@@ -677,11 +623,8 @@ class TextCollator:
         for name in self._values.keys() & record.keys():
             row = sequence_in([record[name]])
             if row is None or len(row) != len(ids):
-                has = shape_of(record[name])
-                raise CollateError(
-                    number,
-                    f" has {len(ids)} ids, and {has} at [{name!r}]: give it one number a token",
-                )
+                has = f" has {len(ids)} ids, and {shape_of(record[name])} at [{name!r}]"
+                raise CollateError(number, f"{has}: give it one number per token")
             if name == "input_ids" or name in _ALONG:
                 record[name] = row.to(torch.int64)
 
@@ -702,7 +645,7 @@ class TextCollator:
         return padded
 
     def _mask(self, ids: torch.Tensor, may: torch.Tensor) -> torch.Tensor:
-        """Masks some of the ids, and gives the labels."""
+        """Masks some of the ids in place, and returns the labels."""
         assert self.mask_token_id is not None and self.vocab_size is not None
         drawn = torch.rand(ids.shape, dtype=torch.float32, device="cpu")
         fate = torch.rand(ids.shape, dtype=torch.float32, device="cpu")

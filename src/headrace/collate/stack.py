@@ -1,5 +1,5 @@
-"""Stacks samples of equal shape into a batch, directly in the ring slot if there is one, and names
-the fields of nested samples.
+"""Stacks samples of equal shape into a batch, in the ring slot if there is one, and names the
+fields of nested samples.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from headrace.memory.ring import empty
 from headrace.memory.tree import field_of, is_dense, keys_of, rebuilt
 
 Field = str | int
-"""A key, a position or the name of an attribute; "outer.inner" for a field inside of another."""
+"""A key, a position or the name of an attribute; "outer.inner" for a nested field."""
 _SHOWN = 30  # fields in a message
 
 
 class Step(NamedTuple):
-    """One step of the way."""
+    """One step of a path to a field."""
 
     text: str
-    """As a message shows it: ``['key']``, ``[0]`` or ``.name``."""
+    """As in messages: ``['key']``, ``[0]`` or ``.name``."""
     names: tuple[str, ...]
-    """What a user may call it: a field of a named tuple has its position and its name."""
+    """The names that users may give; a field of a named tuple has its position and its name."""
 
 
 FieldPath = tuple[Step, ...]
-"""The way to a field: the steps from the sample through dicts, tuples and dataclasses."""
+"""The path to a field: the steps from the sample through dicts, tuples and dataclasses."""
 
 
 def at_path(path: FieldPath) -> str:
-    """ " at ['key'][0]"; nothing for the sample itself."""
+    """The path in messages: " at ['key'][0]", or "" for the sample itself."""
     if not path:
         return ""
     return f" at {''.join(step.text for step in path)}"
 
 
 def step_to(value: Any, key: Any) -> Step:
-    """The step to what a container holds at one of its `keys_of`."""
+    """The step to the item of a container at one of its `keys_of`."""
     if isinstance(key, dataclasses.Field):
         return Step(f".{key.name}", (key.name,))
     if isinstance(value, Mapping):
@@ -53,7 +53,7 @@ def step_to(value: Any, key: Any) -> Step:
 
 
 def shown_fields(value: Any) -> str:
-    """What a container holds, for messages."""
+    """The fields of a container, for messages."""
     keys = keys_of(value)
     if not keys:
         return f"no fields, in a {type(value).__name__}"
@@ -62,28 +62,24 @@ def shown_fields(value: Any) -> str:
 
 
 def field_names(given: Field | Iterable[Field], argument: str) -> list[str]:
-    """The names of a field, or of several, that the user passed as an argument.
+    """The names of one or several fields that the user passed as an argument.
 
     Raises:
-        ConfigError: something else than keys and positions was given.
+        ConfigError: a name is neither a key nor a position.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
     names: list[str] = []
     for name in given:
         if isinstance(name, bool) or not isinstance(name, (str, int)):
-            raise ConfigError(
-                f"{argument} must hold keys (texts) or positions (integers) of a sample, not "
-                f"a {type(name).__name__}"
-            )
+            what = type(name).__name__
+            raise ConfigError(f"{argument} must be keys or positions in a sample, not a {what}")
         names.append(str(name))
     return names
 
 
 def field_at(sample: Any, names: Iterable[str]) -> tuple[FieldPath, Any] | None:
-    """The way that names lead inside of a sample, and what lies there; None: it has no such
-    field.
-    """
+    """The path of nested names in a sample, and the value there. None: there is no such field."""
     path: FieldPath = ()
     for name in names:
         for key in keys_of(sample) or ():
@@ -98,19 +94,17 @@ def field_at(sample: Any, names: Iterable[str]) -> tuple[FieldPath, Any] | None:
 
 
 def named_paths(sample: Any, names: Iterable[str], argument: str) -> dict[FieldPath, str]:
-    """The names of fields by the ways to them.
+    """The names of fields by their paths.
 
     Raises:
-        ConfigError: the sample has no such field; the message lists those that it has.
+        ConfigError: the sample has no such field; the message lists its fields.
     """
     paths: dict[FieldPath, str] = {}
     for name in names:
         found = field_at(sample, [name]) or field_at(sample, name.split("."))
         if found is None:
-            raise ConfigError(
-                f"{argument}: the samples have no field {name!r}; a sample has "
-                f"{shown_fields(sample)}"
-            )
+            has = shown_fields(sample)
+            raise ConfigError(f"{argument}: the samples have no field {name!r}; a sample has {has}")
         paths[found[0]] = name
     return paths
 
@@ -126,13 +120,11 @@ _ONE_SHAPE = (
     'Give all one shape (ImageDataset: image_size=), pad sequences (collate_fn="pad"), ' + _OR
 )
 _NUMBERS = (bool, int, float)
-_LONG = "gG"  # NumPy's codes of long doubles, real and complex, which torch has not
+_LONG = "gG"  # NumPy's codes of long doubles, real and complex, which torch does not have
 
 
 def list_collate(samples: Sequence[Any]) -> list[Any]:
-    """Returns the samples as a list, unchanged, for example for models that take images of
-    different sizes.
-    """
+    """Returns the samples as a list, unchanged, for example for images of different sizes."""
     return list(samples)
 
 
@@ -141,9 +133,9 @@ def stack_collate(samples: Sequence[Any]) -> Any:
 
     Tensors and arrays [...] become tensors [batch, ...]. Numbers become tensors [batch] (int64,
     float64, bool, as in torch's `default_collate`). Dicts, tuples, named tuples, lists and
-    dataclasses keep their type, with batched fields. Everything else (texts, None, objects) becomes
-    a list. PIL images are refused, and so are inputs (samples, and first elements of tuples) that
-    are None.
+    dataclasses keep their type, with batched fields. Everything else (strings, None, objects)
+    becomes a list. PIL images are refused, and so are inputs (samples, and first items of tuples)
+    that are None.
 
     Raises:
         CollateError: shapes, dtypes or structures differ, or a transform is incomplete; the message
@@ -158,22 +150,21 @@ def stack_tree(
     remedy: str = _ONE_SHAPE,
     path: FieldPath = (),
 ) -> Any:
-    """Stacks samples as `stack_collate` does, but `special` is asked first at each path, from the
-    samples inwards.
+    """Stacks samples like `stack_collate`, but calls `special` first at each path, from the samples
+    inwards.
 
     Args:
-        samples: at least one.
+        samples: at least one sample.
         special: makes the batch of the values at some paths.
-        remedy: what an error proposes where shapes differ.
-        path: where in its sample each of `samples` lies, if it is a part of one.
+        remedy: the remedy in an error about shapes.
+        path: path of `samples` inside whole samples.
 
     Raises:
-        ConfigError: there is no sample, or what `stack_collate` raises.
+        ConfigError: there is no sample.
+        CollateError: see `stack_collate`.
     """
     if not samples:
-        raise ConfigError(
-            "a batch needs a sample at least, and got none: look at the batch_sampler"
-        )
+        raise ConfigError("a batch has no sample: check the batch_sampler")
     if special is not None:
         made = special(samples, path)
         if made is not USUAL:
@@ -184,9 +175,7 @@ def stack_tree(
 def stack_inside(
     values: list[Any], path: FieldPath, special: Special | None = None, remedy: str = _ONE_SHAPE
 ) -> Any:
-    """The batch of the values at a path, where `special` is asked only for what lies inside of
-    them.
-    """
+    """The batch of the values at a path; `special` is called for their fields only."""
     first = values[0]
     are_scalars = isinstance(first, (*_NUMBERS, np.generic))
     # NumPy's alone keep their dtype
@@ -233,8 +222,8 @@ def _stack_numbers(values: list[Any], path: FieldPath) -> torch.Tensor:
 
 
 def check_alike(tensors: list[Any], path: FieldPath, remedy: str, axis: int = 0) -> None:
-    """Raises a CollateError for the first value that is no tensor, or whose dtype or shape, from an
-    axis on, is not the first one's.
+    """Raises a CollateError for the first value that is not a tensor, or whose dtype, or shape from
+    an axis on, differs from that of the first.
     """
     first = tensors[0]
     for number, tensor in enumerate(tensors):
@@ -257,8 +246,8 @@ def check_alike(tensors: list[Any], path: FieldPath, remedy: str, axis: int = 0)
 
 
 def _check_listed(values: list[Any], path: FieldPath) -> None:
-    """Raises a CollateError for what must not be a list of values: PIL images and inputs that are
-    None (transforms that lack their last step), long doubles, and what would be stacked.
+    """Raises a CollateError for values that must not become a list: PIL images and inputs that are
+    None (from incomplete transforms), long doubles, and what would be stacked.
     """
     # a target or a field may well be None
     is_input = not path or (len(path) == 1 and path[0].names[0] == "0")
@@ -266,44 +255,31 @@ def _check_listed(values: list[Any], path: FieldPath) -> None:
         raise _refused(
             path,
             0,
-            " is None, and so are all others of the batch: the transform (or the dataset's "
-            f"__getitem__) returned nothing; end it with a return of the value, {_OR}",
+            " is None, and so is the whole batch: the transform (or __getitem__) returned nothing; "
+            f"end it with a return of the value, {_OR}",
         )
     for number, value in enumerate(values):
+        is_ = f" is {shape_of(value)}"
         if isinstance(value, Image.Image):
-            raise _refused(
-                path,
-                number,
-                f" is a PIL image ({value.mode}, {value.width} x {value.height}): end the "
-                "transform with torchvision's v2.ToImage() or PILToTensor(), or pass ImageDataset "
-                f"transform_input='tensor'; to keep PIL images, {_OR.removeprefix('or ')}",
-            )
+            advice = "End the transform with PILToTensor(), or pass transform_input='tensor'"
+            raise _refused(path, number, f" is a PIL image. {advice}, {_OR}")
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in _LONG:
-            raise _refused(
-                path,
-                number,
-                f" is {shape_of(value)}, a long double, which torch does not have. Cast it in the "
-                f'dataset or its transform, with .astype("float64") or "complex128", {_OR}',
-            )
+            advice = 'a long double: cast it by .astype("float64") or "complex128"'
+            raise _refused(path, number, f"{is_}, {advice}, {_OR}")
         is_array = isinstance(value, np.ndarray) and is_numeric(value)
-        # else the order of the samples would decide whether this is an error
+        # otherwise the order of the samples would decide whether this is an error
         if is_array or isinstance(value, torch.Tensor) or keys_of(value) is not None:
-            raise _refused(
-                path,
-                number,
-                f" is {shape_of(value)}, ",
-                0,
-                f" is {shape_of(values[0])}. Give all a value of one type there, {_OR}",
-            )
+            other = f" is {shape_of(values[0])}. Give all a value of one type there, {_OR}"
+            raise _refused(path, number, f"{is_}, ", 0, other)
 
 
 def _refused(path: FieldPath, *parts: str | int) -> CollateError:
-    """The error of values at a path; an integer is the position of a sample."""
+    """The error of values at a path; integers are positions of samples."""
     return CollateError(f"samples of one batch can't be stacked{at_path(path)}: ", *parts)
 
 
 def is_numeric(value: Any) -> bool:
-    """True for a NumPy array or scalar of numbers that torch has."""
+    """True for a NumPy array or scalar of numbers that torch supports."""
     return (
         isinstance(value, (np.ndarray, np.generic))
         and value.dtype.kind in "biufc"
@@ -312,7 +288,7 @@ def is_numeric(value: Any) -> bool:
 
 
 def gathered(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What stacking the rows of a tensor gives, [len(rows), ...], by one gather."""
+    """Gathers rows of a tensor, as if they were stacked: [len(rows), ...]."""
     out = None
     if is_dense(tensor):
         out = empty((len(rows), *tensor.shape[1:]), tensor.dtype)
@@ -320,8 +296,8 @@ def gathered(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def from_array(array: Any) -> torch.Tensor:
-    """A NumPy array or scalar as a tensor, over the same memory where torch takes that without a
-    warning: in the machine's byte order, writable, with strides that torch has.
+    """A NumPy array or scalar as a tensor; it shares the memory if byte order, strides and
+    writability allow that.
     """
     array = as_torch_lays_out(np.asarray(array))
     if not array.flags.writeable:
@@ -330,7 +306,7 @@ def from_array(array: Any) -> torch.Tensor:
 
 
 def owned(value: Any) -> Any:
-    """A copy of a tensor or an array in the batch's buffer, as a tensor; else the value."""
+    """A copy of a tensor or array in the batch's buffer, as a tensor; anything else unchanged."""
     if is_numeric(value):
         value = from_array(value)
     if not is_dense(value):
@@ -340,7 +316,7 @@ def owned(value: Any) -> Any:
 
 def shape_of(value: Any) -> str:
     """Dtype and shape, or the name of the type, for messages."""
-    if isinstance(value, torch.Tensor) and value.is_nested:  # its shape may be none
+    if isinstance(value, torch.Tensor) and value.is_nested:  # it may have no shape
         return "a nested tensor"
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

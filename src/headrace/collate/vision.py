@@ -1,4 +1,4 @@
-"""Collates images: normalised as they are stacked or on a device, or with the objects in them."""
+"""Collates images: normalised, on the host or on a device, or with the objects in them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import keys_of
 
-STATISTICS = {  # mean and standard deviation of red, green and blue, where pixels are in [0, 1]
+STATISTICS = {  # mean and standard deviation of red, green and blue, for pixels in [0, 1]
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 WHITE = 255
-"""The value of white of uint8."""
+"""The value of white in uint8."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """The statistics of images that are normalised: ``(pixel - mean) / std`` of pixels in [0, 1].
+    """The statistics of a normalisation: ``(pixel - mean) / std`` of pixels in [0, 1].
 
     Attributes:
-        means, stds: a number for each channel, or one for all.
-        fits_grey: True if an image of one channel takes the means of the channels' numbers.
-        dtype: of the result.
+        means, stds: one number per channel, or one for all.
+        fits_grey: True if images of one channel use the mean over the channels.
+        dtype: dtype of the result.
     """
 
     means: tuple[float, ...]
@@ -60,13 +60,14 @@ class Normalization:
     dtype: torch.dtype = torch.float32
 
     def write(self, pixels: AnyArray, out: AnyArray) -> None:
-        """[C, H, W], uint8 or floats in [0, 1], normalised into float32, float16 or `BFLOAT16`.
+        """Normalises an image [C, H, W] of uint8, or of floats in [0, 1], into `out` (float32,
+        float16 or `BFLOAT16`).
 
-        Three passes over memory that is in the cache by then; two roundings, so that it is the same
-        everywhere. What has 16 bits is made of those float32, by one rounding more.
+        Three passes over an image in the processor's cache, with two roundings, so that the result
+        is the same everywhere; 16-bit results are rounded once more, from float32.
 
         Raises:
-            ConfigError: the statistics are of another number of channels.
+            ConfigError: the statistics have another number of channels.
         """
         scale, shift = _factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
         values = out
@@ -81,16 +82,17 @@ class Normalization:
     def normalized(
         self, pixels: torch.Tensor, memory_format: torch.memory_format | None = None
     ) -> torch.Tensor:
-        """Images uint8 [C, H, W] or [batch, C, H, W], normalised on the device where they are: of
-        this `dtype`, in two passes.
+        """Normalises uint8 images [C, H, W] or [batch, C, H, W] on their device, in two passes.
 
-        Each pass rounds to float32, as on the host, so devices whose arithmetic is IEEE's give the
-        host's values. Nothing waits for the device but the first call there, which copies the
-        factors.
+        Each pass rounds to float32, as on the host, so devices with IEEE arithmetic give the host's
+        values. Only the first call on a device waits for it, to copy the factors.
 
         Args:
-            pixels: of as many channels as there are statistics.
-            memory_format: of the result, where there is a batch; None: contiguous.
+            pixels: images with as many channels as there are statistics.
+            memory_format: memory format of a batch. None: contiguous.
+
+        Returns:
+            A tensor of the same shape and of this `dtype`.
         """
         scale, shift = _factors(self, pixels.shape[-3], device=pixels.device)
         if memory_format is None or pixels.ndim != 4:
@@ -106,7 +108,7 @@ class Normalization:
 
 
 def check_normalize(value: object) -> None:
-    """Raises a ConfigError for what is no `normalize=`: True, False or "host"."""
+    """Raises a ConfigError unless `normalize` is True, False or "host"."""
     if not isinstance(value, bool) and value != "host":
         raise ConfigError(f"normalize must be True, False or 'host', not {described(value)}")
 
@@ -118,12 +120,11 @@ def _factors(
     white: int = WHITE,
     device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What pixels from 0 to `white` are multiplied with, and what is added then: float32 [C, 1, 1]
-    each. Kept, since copying them to a device from memory that is not pinned waits for the copies
-    before.
+    """Scale and shift of pixels from 0 to `white`: float32 [C, 1, 1] each. Cached, since copying
+    them to a device from unpinned memory waits for earlier copies.
 
     Raises:
-        ConfigError: the statistics are of another number of channels.
+        ConfigError: the statistics have another number of channels.
     """
     means = normalization.means
     stds = normalization.stds
@@ -132,8 +133,8 @@ def _factors(
         stds = (sum(stds) / len(stds),)
     if len(means) not in (1, channels):
         raise ConfigError(
-            f"images have {channels} channels, and the statistics have {len(means)}: "
-            "convert them (ImageDataset: color=) or pass mean= and std= for as many channels"
+            f"images have {channels} channels, and the statistics {len(means)}: convert images "
+            "(ImageDataset: color=), or pass other mean= and std="
         )
     scale = [1 / (white * std) for std in stds]
     shift = [-mean / std for mean, std in zip(means, stds, strict=True)]
@@ -150,8 +151,8 @@ _ONE_SHAPE = "Give all one shape (ImageDataset: image_size=)"
 
 
 class DetectionCollator:
-    """Collates pairs (image, dict of its objects) to images and a list of dicts, as torchvision's
-    detection models take them.
+    """Collates pairs (image, dict of objects) to images and a list of dicts, for torchvision's
+    detection models.
 
     Args:
         stack: True: stack the images, which must have equal shapes, to [batch, C, H, W]. False:
@@ -173,8 +174,8 @@ class DetectionCollator:
             if not is_pair or not isinstance(sample[1], Mapping):
                 raise CollateError(
                     number,
-                    f" is {shape_of(sample)}: pairs of an image and a dict are needed; use "
-                    'collate_fn="list" for others',
+                    f" is {shape_of(sample)}, not a pair of an image and a dict: use "
+                    'collate_fn="list"',
                 )
         return stack_tree(
             list(samples),
@@ -196,16 +197,15 @@ class DetectionCollator:
 class VisionCollator:
     """Stacks images and normalises them.
 
-    Each image is converted, scaled and shifted in one go while it is in the processor's cache; no
-    other float image is created.
+    Each image is converted, scaled and shifted while it is in the processor's cache, without
+    another float image.
 
     An image is a tensor or array [C, H, W], [H, W, C] or [H, W], of uint8 or of floats in [0, 1].
-    The batch is float32, or `dtype`, [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or ``(pixel
-    - mean) / std`` for floats. All other fields are stacked like `stack_collate` does, with their
-      dtype; masks are not normalised. Fields with one entry per object differ in length between
-      samples and stay lists of
-    tensors: in a dict with "boxes" or "bboxes" these are that field and "labels", "class_labels",
-    "scores", "masks", "keypoints", "area" and "iscrowd".
+    The batch is float32, or `dtype`, [batch, C, H, W]: ``(pixel / 255 - mean) / std``, or
+    ``(pixel - mean) / std`` for floats. All other fields are stacked by `stack_collate`, with their
+    dtype; masks are not normalised. Fields with one entry per object stay lists of tensors: in a
+    dict with "boxes" or "bboxes" these are that field and "labels", "class_labels", "scores",
+    "masks", "keypoints", "area" and "iscrowd".
 
     Args:
         statistics: "imagenet" or "cifar10". A greyscale image uses the mean over the three
@@ -247,9 +247,7 @@ class VisionCollator:
             raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
         check_normalize(normalize)
         if not normalize and not (mean is None and std is None and dtype is None):
-            raise ConfigError(
-                "normalize=False leaves values as they are: pass it without mean=, std= and dtype="
-            )
+            raise ConfigError("normalize=False excludes mean=, std= and dtype=: leave these out")
         means, stds, fits_grey = _statistics(statistics, mean, std)
         made_as = known_dtype(normalized_dtype(dtype)) or torch.float32
         self.normalization: Normalization = Normalization(means, stds, fits_grey, made_as)
@@ -276,8 +274,8 @@ class VisionCollator:
 
     @contextlib.contextmanager
     def leaving_pixels(self) -> Iterator[list[torch.Tensor]]:
-        """Context in which batches of uint8 images stay uint8 and are collected in the yielded
-        list. The receiver normalises them.
+        """Context in which batches of uint8 images stay uint8. The yielded list collects them for
+        the caller to normalise.
         """
         pixels: list[torch.Tensor] = []
         self._pixels = pixels
@@ -289,7 +287,7 @@ class VisionCollator:
     def _special(
         self, fields: Collection[FieldPath], of_objects: bool, values: list[Any], path: FieldPath
     ) -> Any:
-        """`fields` are the images; `of_objects`: the values lie in a dict with boxes."""
+        """`fields`: paths of the images; `of_objects`: True inside a dict with boxes."""
         first = values[0]
         if of_objects and path[-1].names[0] in _OF_OBJECTS:
             return [owned(value) for value in values]
@@ -309,7 +307,7 @@ class VisionCollator:
         check_alike(images, path, _ONE_SHAPE)
         shape = (len(images), *first.shape)
         if self.normalize:
-            _factors(self.normalization, len(first))  # which looks at the number of channels
+            _factors(self.normalization, len(first))  # checks the number of channels
         if not self.normalize or (first.dtype == torch.uint8 and self._pixels is not None):
             batch = torch.stack(images, out=empty(shape, first.dtype))
             if self.normalize and self._pixels is not None:
@@ -322,15 +320,12 @@ class VisionCollator:
         return batch
 
     def _channels_first(self, value: Any, number: int, path: FieldPath) -> torch.Tensor:
-        """[C, H, W] of an image, over the same memory where that can be."""
+        """The image as [C, H, W], in the same memory if possible."""
         image = value
         if is_numeric(value):
             image = from_array(value)
         if not isinstance(image, torch.Tensor) or image.ndim not in (2, 3):
-            remedy = (
-                "an image is a tensor or an array [C, H, W], [H, W, C] or [H, W] (of a PIL image "
-                "numpy.asarray, or torchvision's PILToTensor)"
-            )
+            remedy = "return a tensor or array [C, H, W], [H, W, C] or [H, W] (PIL: numpy.asarray)"
             raise _unfit(number, path, remedy, f"is {shape_of(value)}")
         image = image.as_subclass(torch.Tensor)
         if self.normalize and image.dtype != torch.uint8:
@@ -345,12 +340,9 @@ class VisionCollator:
             is_first = image.shape[0] in counts
             if is_first == (image.shape[2] in counts):
                 end = "either" if is_first else "neither"
-                raise _unfit(
-                    number,
-                    path,
-                    "pass channels='first' or 'last', or mean= and std= for as many channels",
-                    f"is {shape_of(image)}, where {end} end may be the channels",
-                )
+                remedy = "pass channels='first' or 'last', or mean= and std= for as many channels"
+                is_ = f"is {shape_of(image)}, where {end} end may be the channels"
+                raise _unfit(number, path, remedy, is_)
             channels = "first" if is_first else "last"
         if channels == "last":
             return image.permute(2, 0, 1)
@@ -362,9 +354,7 @@ def _statistics(
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
-    """The means and deviations of that name, or those of the user; and whether they suit an image
-    of one channel too.
-    """
+    """The means and deviations, by name or from the user, and whether they fit greyscale images."""
     if mean is None and std is None:
         if not isinstance(statistics, str) or statistics not in STATISTICS:
             names = ", ".join(map(repr, STATISTICS))
@@ -380,40 +370,33 @@ def _statistics(
     are_in_range = all(0 <= one <= 1 for one in means) and all(0 < one <= 1 for one in stds)
     if not are_in_range or not len(means) == len(stds) > 0:
         raise ConfigError(
-            "mean and std must hold a number from 0 to 1 (std: above 0) for every channel, or one "
-            f"for all, of pixels in [0, 1], not mean={mean!r}, std={std!r}: divide those of 0..255 "
-            "by 255"
+            "mean and std must be numbers from 0 to 1 (std: above 0), one per channel or one for "
+            f"all, not mean={mean!r}, std={std!r}: divide those for 0..255 by 255"
         )
     return means, stds, False
 
 
 def _path_to_image(sample: Any) -> FieldPath:
-    """The way to the image, or to the images, where nobody named a field."""
+    """The path to the image, or to several images, if `fields` is None."""
     path: FieldPath = ()
     while not isinstance(sample, (torch.Tensor, np.ndarray)):
         wanted: Iterable[str] = _IMAGES
         if isinstance(sample, (tuple, list)):
             if path:
-                break  # of several images
+                break  # several images
             wanted = ("0",)
         found = next(filter(None, (field_at(sample, [name]) for name in wanted)), None)
         if found is None:
-            raise _unfit(
-                0,
-                (),
-                "pass fields= with the field that is the image, a tensor or an array (of a PIL "
-                "image numpy.asarray, or torchvision's PILToTensor)",
-                f"has no field {', '.join(map(repr, _IMAGES))}, but {shown_fields(sample)}",
-            )
+            remedy = "pass fields= with the image, a tensor or array (PIL: numpy.asarray)"
+            has = f"has no field {', '.join(map(repr, _IMAGES))}, but {shown_fields(sample)}"
+            raise _unfit(0, (), remedy, has)
         path += found[0]
         sample = found[1]
     return path
 
 
 def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:
-    """Raises where an image that is not uint8 has other values than floats in [0, 1]: it may be
-    normalised already.
-    """
+    """Raises a CollateError unless the values of an image are floats in [0, 1]."""
     is_ = f"is {shape_of(image)}"
     if image.dtype.is_floating_point:
         least = most = 0.0
@@ -423,15 +406,12 @@ def _check_range(image: torch.Tensor, number: int, path: FieldPath) -> None:
         if least >= 0 and most <= 1:
             return
         is_ = f"{is_} with values from {least:.3g} to {most:.3g}"
-    raise _unfit(
-        number,
-        path,
-        "have the dataset give uint8 or floats in [0, 1] (ImageDataset: normalize=False; or divide "
-        "pixels by 255), since nothing is normalised twice; or stack what is finished with "
-        "VisionCollator(normalize=False)",
-        is_,
+    remedy = (
+        "return uint8, or floats in [0, 1] (ImageDataset: normalize=False); images that are "
+        "normalised already need VisionCollator(normalize=False)"
     )
+    raise _unfit(number, path, remedy, is_)
 
 
-def _unfit(number: int, path: FieldPath, remedy: str, *what: str | int) -> CollateError:
-    return CollateError("VisionCollator: ", number, f"{at_path(path)} ", *what, f": {remedy}")
+def _unfit(number: int, path: FieldPath, remedy: str, is_: str) -> CollateError:
+    return CollateError("VisionCollator: ", number, f"{at_path(path)} {is_}: {remedy}")

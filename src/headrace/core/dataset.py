@@ -1,6 +1,4 @@
-"""Datasets over a source, in one of four loading modes. A `Decoder` defines what a sample
-is.
-"""
+"""Datasets over a source, in one of four loading modes. A `Decoder` defines the samples."""
 
 from __future__ import annotations
 
@@ -82,19 +80,19 @@ same.
 """
 STREAM_GROUP = 64  # samples that a streaming dataset reads together under a plain DataLoader
 Key = tuple[int, int, int, int]
-"""What the random numbers of a sample follow from: seed, epoch, index in the whole dataset, and
-how often the order drew it before.
+"""The key of a sample's random numbers: seed, epoch, index in the whole dataset, and how often the
+order drew it before.
 """
 _OF_GENERATORS = ("_seeder", "_seeded", "_is_untried", "_has_warned")
 LEFT_BEHIND = ("_travelling", *_OF_GENERATORS)
-"""Attributes that don't travel: a copy of the dataset holds copies of the generators."""
+"""Attributes that are not pickled: a copy of the dataset has copies of the generators."""
 _WITHOUT_GENERATORS = ("sample_source", "sample_reader", "budget", "block_memory")
 
 
 class _Constructed(ABCMeta):
-    """Settles a dataset when its constructor, and those of its subclasses, are through."""
+    """Completes a dataset after its constructor, and those of its subclasses."""
 
-    if not TYPE_CHECKING:  # checkers are to see the constructors
+    if not TYPE_CHECKING:  # type checkers should see the constructors
 
         @property
         def __signature__(cls) -> inspect.Signature:
@@ -106,7 +104,7 @@ class _Constructed(ABCMeta):
                 arguments = passed_arguments(cls, args, kwargs)
             except TypeError:
                 check_call(cls, kwargs)
-                arguments = {}  # the call says what is wrong, and of which class
+                arguments = {}  # the call below raises a TypeError that names the class
             dataset: Any = super().__call__(*args, **kwargs)
             if "block_memory" not in vars(dataset):
                 raise ConfigError(
@@ -145,17 +143,17 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             bytes ("500MB").
         cache_policy: "keep", "lru" or "auto". "keep" admits samples until the cache is full and
             never evicts. "lru" evicts the least recently used samples. "auto" is "lru" under a
-            loader that draws samples repeatedly (`weights` or `balanced` with replacement),
-                else "keep".
+            loader that draws samples repeatedly (`weights` or `balanced` with replacement), else
+            "keep".
         hold: what modes "eager" and "cached" cache: "decoded" samples or "encoded" records. None:
             chosen by the dataset.
         shared: which processes share what "eager" and "cached" cache. "rank": all workers of a
             process. "machine": all ranks of this user on this machine, through a file in
             `cache_dir`.
-        cache_dir: folder for files that later runs use again; it is made, with its parents. None:
-            the folder of headrace in the user's cache folder, if one is needed.
+        cache_dir: folder for files that later runs reuse; it is created, with its parents. None:
+            headrace's folder in the user's cache folder.
         on_error: what to do with a sample that can't be read. "raise": raise a `SampleError`.
-            "skip": leave it out of its batch, count it and list it. A callable ``(index, path,
+            "skip": leave it out of its batch, and count and list it. A callable ``(index, path,
             error) -> sample``: use its result instead.
         seed: seed of the order and of random transforms. Under a `Loader`, the loader's seed counts
             instead.
@@ -210,7 +208,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The steps of `STEPS` that the class overrides."""
     _parts: ClassVar[tuple[type, ...]] = ()
-    """Of a class that headrace made: the classes that it was made of."""
+    """For a class that headrace created: the classes that it combines."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -269,12 +267,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._shared = shared
         self._cache_dir = cache_dir
         self._progress = progress
-        # numbers of the records that are samples here, and of those that the mode may hold, of
-        # which a view has some; None: all
+        # numbers of the records that are samples here, and of those that the mode may cache (a
+        # superset); None: all
         self._chosen: IntArray | None = None
         self._held_of: IntArray | None = None
         self._is_view = False
-        # of a view: what `split_target` is called on, if overridden
+        # for a view: the dataset whose overridden `split_target` is called
         self._whole: BaseDataset | None = None
         self._fingerprint: str | None = None
         self._epoch = SharedInt(-1)  # nobody has named one yet
@@ -282,7 +280,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._value_source: ValueSource | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
-        # class and arguments that decide what is held, where they are not its own
+        # the class and arguments that decide what is cached, if they are not its own
         self._held_as: tuple[type, dict[str, Any]] | None = None
         self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
         streams = self.loading_mode is LoadingMode.STREAMING
@@ -291,11 +289,11 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         source.use_threads(self.sample_reader.threads.map)
 
     def _become(self, inner: BaseDataset, **options: Any) -> None:
-        """Becomes a copy of another dataset, of its class too, with options of its own.
+        """Becomes a copy of another dataset, and of its class, with its own options.
 
         Args:
-            inner: in mode "lazy", or a view of such a one, which may be held alone then.
-            **options: of `BaseDataset`, transforms among them.
+            inner: a dataset in mode "lazy", or a view of one.
+            **options: options of `BaseDataset`, including transforms.
         """
         state = {name: value for name, value in vars(inner).items() if name not in LEFT_BEHIND}
         vars(self).update(state)
@@ -311,8 +309,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._held_as = inner._held_as or (parts[-1], inner._arguments)
         self.__class__ = joined_class(type(self), *parts)
 
-    # -- the steps from a record to a sample, which a subclass may override; defaults: as the format
-    # does them
+    # -- the steps from a record to a sample, which a subclass may override; default: the decoder's
 
     def decode(self, record: Any) -> Any:
         """Decodes a record. The result must be deterministic and have its final size. Loading
@@ -330,8 +327,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """Splits a decoded value into input value and target. Default: the value, and a copy of its
         entry in `targets`.
 
-        An override is called on the whole dataset, with the number of the sample there, also for
-        the samples of a view: it may look up whatever the dataset holds by number.
+        An override is called on the whole dataset, with the index there, also for the samples of a
+        view, so it may look up anything by index.
         """
         return self._decoder.split_target(value, index, self)
 
@@ -376,14 +373,14 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return None
 
     def held_as(self) -> str:
-        """A text that identifies how records are turned into cached values.
+        """A string that identifies how records become cached values.
 
-        Ranks with equal texts share the cache under ``shared="machine"``. Default: the class, and
-        its arguments other than transforms and loading options.
+        Ranks with equal strings share the cache under ``shared="machine"``. Default: the class, and
+        its arguments except transforms and loading options.
 
         Raises:
-            ConfigError: an argument has no value that can be compared with that of another process.
-                Override this method then.
+            ConfigError: an argument can't be compared with that of another process. Override this
+                method then.
         """
         return describe_held(*(self._held_as or (type(self), self._arguments)))
 
@@ -452,9 +449,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return self.make_samples(BatchRequest(indices, *self._random_key()))[0]
 
     def _random_key(self) -> tuple[int, int]:
-        """Seed and epoch of what is read now: those of a dataset around this one, if there is
-        one.
-        """
+        """The current seed and epoch: those of a dataset around this one, if there is one."""
         around = current_request()
         if around is None:
             return self.seed, self.epoch
@@ -501,8 +496,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return max(0, self._epoch.value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch. Running workers see it too. Under a `Loader`, the loader's own
-        `set_epoch` counts instead.
+        """Sets the epoch, also for running workers. Under a `Loader`, the loader's own `set_epoch`
+        counts instead.
         """
         self._epoch.value = check_integer("epoch", epoch)
 
@@ -616,7 +611,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     def _labels_of(
         self, which: str, val_transform: Transform, stratify: Any, groups: Any
     ) -> dict[str, Any]:
-        """What the arguments of `split` mean. Warns if validation views draw random numbers."""
+        """Resolves arguments of `split`. Warns if validation views draw random numbers."""
         if val_transform is None:
             warn_if_random(self, which)
         return {
@@ -625,8 +620,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         }
 
     def _labels(self, name: str, given: Any) -> Any:
-        """What the argument of that name of `split` means: one value a sample, as they were given,
-        or of the column that was named, or for True the targets.
+        """Resolves an argument of `split` to one value per sample: as given, from a named column,
+        or, for True, the targets.
         """
         columns = self.label_columns
         about = f"{name}={given!r}: this {type(self).__name__}"
@@ -663,8 +658,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return self._fingerprint
 
     def describe(self) -> Description:
-        """Says what the dataset holds, how it is read, and what a random sample costs: what
-        `headrace info` shows.
+        """Describes the data, how they are read, and the cost of a random sample, for
+        `headrace info`.
         """
         found = self.sample_source.describe()
         found.samples = len(self)
@@ -703,8 +698,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return Lines("\n".join([*lines, self.budget.explain()]))
 
     def close(self) -> None:
-        """Frees what is cached and closes the files that are open in this process. The dataset
-        can be used again afterwards.
+        """Frees the cache, and closes the files that are open in this process. The dataset can be
+        used again afterwards.
         """
         if self._is_view:
             return
@@ -783,7 +778,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self.value_source.announce(coming)
 
     def access(self) -> Access:
-        """What this dataset or view brings along when it reads from its `value_source`."""
+        """The reader and decoder with which this dataset or view reads its `value_source`."""
         return Access(self.sample_reader, self.sample_decoder)
 
     def whole_indices(self, indices: Any) -> IntArray:
@@ -806,7 +801,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     @property
     def value_source(self) -> ValueSource:
-        """Where decoded values come from. It is made at first use if it was not pickled with the
+        """The source of decoded values. It is created at first use if it was not pickled with the
         dataset; "eager" then reads its samples.
         """
         if self._value_source is None:
@@ -840,14 +835,14 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         nbytes: int | None,
         spec: ArraySpec | None = None,
     ) -> Held:
-        """Has values held as the mode says, "eager" or "cached".
+        """Caches values in mode "eager" or "cached".
 
         Args:
-            values: gives them.
-            length: their number.
-            load: reads values by index, in "eager" now and all of them.
+            values: the source of the values.
+            length: number of values.
+            load: reads values by index; "eager" reads all of them now.
             nbytes: bytes of all values. None: not known.
-            spec: shape and dtype of all values, if they are arrays of one kind.
+            spec: shape and dtype of all values, if they are arrays of one spec.
         """
         share = self.machine_share()
         if self.loading_mode is LoadingMode.CACHED:
@@ -868,17 +863,17 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     @property
     def held(self) -> Held | None:
-        """What holds samples; None: nothing does now."""
+        """The cache of samples. None: there is none now."""
         return None if self._value_source is None else self._value_source.find(Held)
 
     def machine_share(self) -> MachineShare | None:
-        """Where the samples lie that all ranks of a machine share. None: each rank has its own."""
+        """The cache that all ranks of a machine share. None: each rank has its own."""
         if self._shared == "rank":
             return None
         if not self._arguments:  # which are known when the constructor is through
             raise ConfigError(
-                "shared='machine': samples are read before the constructor has finished, when what "
-                "they are is not known yet"
+                "shared='machine': samples are read before the constructor has finished: read them "
+                "later"
             )
         world = detect_world()
         held = "encoded" if self.holds_encoded else "decoded"
@@ -891,7 +886,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         )
 
     def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
-        """The format of a view with that transform, and what is left for the view to call."""
+        """The decoder of a view with that transform, and the part that the view must call."""
         return self._decoder.with_transform(transform)
 
     # -- finishing samples
@@ -920,12 +915,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     def finish(
         self, request: BatchRequest, values: list[Any], decoder: Decoder | None = None
     ) -> tuple[list[Any], list[int]]:
-        """The samples of a batch without those that are left out, and the index of each.
+        """The samples of a batch without skipped ones, and the index of each.
 
         Args:
-            request: names the samples.
-            values: for each the decoded value, or a SampleError. Emptied: decoded and finished
-                samples of a whole batch need not be there at once.
+            request: the indices of the samples.
+            values: the decoded value of each sample, or a SampleError. The list is emptied, so that
+                values and samples of a whole batch are not in memory at once.
             decoder: a variant of the dataset's `sample_decoder`, with the same values.
 
         Raises:
@@ -960,9 +955,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     @contextlib.contextmanager
     def restoring(self, is_random: bool) -> Iterator[None]:
-        """In the training's own process: the random generators go on afterwards as if nothing
-        had been drawn.
-        """
+        """Context that restores the random generators of the main process."""
         if not is_random or get_worker_info() is not None:
             yield
             return
@@ -971,7 +964,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             yield
 
     def key_of(self, request: BatchRequest, number: int) -> Key:
-        """What the random numbers of a sample follow from, by its position in a batch."""
+        """The key of a sample's random numbers, by its position in a batch."""
         k = request.draws[number] if request.draws else 0
         index = request[number]
         if self._chosen is not None:  # in the whole dataset
@@ -979,8 +972,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return request.seed, request.epoch, index, k
 
     def _finish(self, decoder: Decoder, index: int, value: Any, key: Key | None) -> Any:
-        """The finished sample; or a SampleError, where it turned out here that it can't be
-        decoded. (`key`: of its random numbers.)
+        """The finished sample, or a SampleError if it can't be decoded. (`key`: the key of its
+        random numbers.)
         """
         try:
             value, target = self.split_value(index, value)
@@ -997,8 +990,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return _with_index(sample, index) if self.return_index else sample
 
     def undecodable(self, index: int, error: FormatError) -> SampleError:
-        """Raises the error of a sample that turned out not to be decodable, or returns it where
-        the sample may be left out.
+        """Raises the error of a sample that can't be decoded, or returns it if samples may be
+        skipped.
         """
         whole = int(self.whole_indices(index))
         return self.sample_reader.failed(whole, "can't be decoded", error)
@@ -1011,7 +1004,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         if untouched is not None:
             self._is_untried = False
             now = SampleSeeder(*self.seeded_objects())
-            # some transforms make theirs when they are first called: draw again
+            # some transforms create generators at the first call: draw again
             if len(now.generators) != len(seeder.generators):
                 self._seeder = now
                 now(*key)
@@ -1029,9 +1022,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return value, target
 
     def seeder(self) -> SampleSeeder:
-        """Seeds whatever the transforms draw from."""
+        """Seeds all generators that the transforms draw from."""
         given = self.transforms, self.transform, self.target_transform
-        # equal ones hold other generators
+        # equal transforms may have other generators
         if self._seeder is None or not all(map(operator.is_, self._seeded, given)):
             self._seeder = SampleSeeder(*self.seeded_objects())
             self._seeded = given
@@ -1039,8 +1032,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         return self._seeder
 
     def _warn_of_repeats(self, count: int, key: Key) -> None:
-        """Under a plain DataLoader: counts samples, and warns once if an epoch that nobody names
-        begins again, and the transforms of the last sample drew anything: they draw the same again.
+        """Under a plain DataLoader, counts samples, and warns once if an unnamed epoch starts again
+        and transforms draw random numbers: they draw the same ones again.
         """
         self._served.value += count
         is_first = self._served.value <= len(self.sample_source)
@@ -1066,15 +1059,13 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             self.value_source  # noqa: B018  # made before any worker is forked: all share it
 
     def _become_iterable(self) -> None:
-        """Makes a streaming dataset an `IterableDataset` (law 8): torch decides by `isinstance`,
-        and the mode may be known only when the constructor is through.
+        """Makes a streaming dataset an `IterableDataset` (law 8): torch decides by `isinstance`.
+        The mode may be unknown until the constructor has finished.
         """
         self.__class__ = joined_class(type(self), IterableDataset)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """A dataset travels to a worker with its store, anywhere else without what is held, and
-        always as its plain class.
-        """
+        """Pickles the dataset as its plain class; for a worker with its cache, else without."""
         return blank, classes_of(type(self)), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1094,8 +1085,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             self._become_iterable()
 
     def _mapped_by_workers(self, name: str) -> Any:
-        """An attribute as it travels to a spawned worker: a large array is moved to where all
-        workers map it.
+        """An attribute as it is pickled for a spawned worker: a large array is moved to memory that
+        all workers map.
         """
         value = getattr(self, name)
         if not isinstance(value, np.ndarray) or value.dtype.hasobject or value.nbytes < SHARED_FROM:

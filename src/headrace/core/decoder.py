@@ -175,12 +175,10 @@ class Unnormalized(NamedTuple):
     Attributes:
         format: returns images as uint8 [C, H, W].
         normalization: converts them to what the other format returns.
-        path: keys of the image inside an input; (): the input is the image.
     """
 
     format: Decoder
     normalization: Normalization
-    path: tuple[str, ...] = ()
 
 
 _SHARED = (

@@ -1,5 +1,5 @@
-"""Arguments of datasets: loading modes and keywords, checked before anything is read, and as they
-were passed; the class of a dataset that streams, and of one that is unpickled.
+"""Arguments of datasets: loading modes and keywords, their checks and their text; and classes that
+combine others, for streaming and unpickled datasets.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys
 
 
 def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, keywords that go through ``**options`` included.
+    """The arguments of a call by name, including keywords in ``**options``.
 
     Raises:
         TypeError: the constructor does not take them.
@@ -116,13 +116,13 @@ def passed_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def classes_of(cls: type) -> tuple[type, ...]:
-    """The classes that users wrote of which headrace made a class; else this one alone."""
+    """The classes that a class of headrace's combines; for any other class, itself."""
     return getattr(cls, "_parts", ()) or (cls,)
 
 
 @functools.cache
 def joined_class(*parts: type) -> type:
-    """A class with the name of the first part, and what all of them can."""
+    """A class that combines several, with the name of the first."""
     cls = parts[0]
     bases = [part for part in parts[1:] if not issubclass(cls, part)]
     if not bases:
@@ -138,14 +138,12 @@ def joined_class(*parts: type) -> type:
 
 
 def blank(*parts: type) -> Any:
-    """A dataset as unpickling begins it: its state follows, and may lead back to it."""
+    """An empty dataset for unpickling; its state follows."""
     return object.__new__(joined_class(*parts))
 
 
 def describe_call(name: str, arguments: dict[str, Any]) -> str:
-    """The constructor's call as text: valid as far as its arguments have one, and without
-    credentials.
-    """
+    """The constructor call as text, without credentials; valid if its arguments' reprs are."""
     shown = [
         _shown(value) if argument in ("data_path", "path") else describe_argument(argument, value)
         for argument, value in arguments.items()
@@ -161,11 +159,11 @@ def describe_argument(name: str, value: Any) -> str:
 
 
 _OF_LOADING = {"data_path", "transform", "loading_mode"} | COMMON | REMOTE
-"""Arguments that don't change what is held of a sample."""
+"""Arguments that don't change the cached value of a sample."""
 
 
 def describe_held(cls: type, arguments: dict[str, Any]) -> str:
-    """Class and arguments on which it depends what is held of a sample.
+    """The class and arguments that decide the cached value of a sample, as text.
 
     Raises:
         ConfigError: an argument can't be compared with that of another process.
@@ -202,7 +200,7 @@ def _shown(value: Any) -> str:
 
 
 OF_LOADERS = dict.fromkeys(LOADER_OPTIONS, "in create_dataloader")
-"""Where to pass what is no option of a dataset."""
+"""Options of loaders, and where to pass them."""
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "cache_policy": ("auto", "keep", "lru"),
     "hold": (None, "encoded", "decoded"),
@@ -212,13 +210,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 @functools.lru_cache(1024)
 def keywords_of(cls: type) -> frozenset[str]:
-    """The keywords that the constructor of a dataset's class takes, those that it passes on
-    included.
-    """
+    """The keywords of a dataset class, including those that its constructor passes on."""
     names: set[str] = set()
     for base in reversed(cls.__mro__):
         if base is not object and "__init__" in vars(base):
-            # which a class passes on by itself
+            # a class passes these on itself
             names -= {"source", "targets", "sample_decoder"}
             names |= parameters_of(base.__init__)  # type: ignore[misc]
     if getattr(cls, "reads_urls", False):
@@ -233,11 +229,11 @@ def check_arguments(
     name: str = "data_path",
     **given: Any,
 ) -> None:
-    """Raises for what no dataset takes.
+    """Checks the arguments of a dataset's constructor.
 
     Args:
-        dataset: whose constructor was called: messages name its class.
-        data_path: what is to be read, called `name`.
+        dataset: the dataset; messages name its class.
+        data_path: its path, the argument `name`.
         options: the keywords that are passed on to `BaseDataset`.
         **given: other arguments of `BaseDataset`.
 
@@ -252,9 +248,7 @@ def check_arguments(
 
 
 def check_common(options: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for arguments of `BaseDataset` that make no sense; those that are
-    missing have their defaults.
-    """
+    """Raises a ConfigError for invalid arguments of `BaseDataset`; missing ones have defaults."""
     transforms = options.get("transforms")
     if transforms is not None and not (
         options.get("transform") is options.get("target_transform") is None
@@ -291,11 +285,11 @@ def check_common(options: Mapping[str, Any]) -> None:
 
 
 def as_targets(targets: Any, count: int) -> Any:
-    """One target a sample, as they are kept: a column of a table, and what else has an array to
-    give, becomes that array.
+    """A sequence of one target per sample; a Series and anything else with an array becomes that
+    array.
 
     Raises:
-        ConfigError: it is no sequence, or has another length than there are samples.
+        ConfigError: it is not a sequence, or does not have one target per sample.
     """
     if targets is None:
         return None
@@ -316,8 +310,8 @@ def as_targets(targets: Any, count: int) -> Any:
 
 
 def check_call(cls: type, passed: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for a keyword that the constructor of a dataset's class does not have;
-    for a class of the user's own, if it is a word of another library.
+    """Raises a ConfigError for a keyword that a dataset class does not have; for a class of the
+    user's own only if it is a word of another library.
     """
     known = keywords_of(cls)
     is_ours = cls.__module__.startswith("headrace.")

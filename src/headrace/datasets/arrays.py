@@ -1,4 +1,4 @@
-"""Rows of HDF5 files and of Zarr arrays, and patches of Zarr volumes, as samples."""
+"""Reads rows of HDF5 files and Zarr arrays, and patches of Zarr volumes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from headrace.io.remote.options import RemoteOptions
 
 
 def as_input(value: Any) -> Any:
-    """A value with tensors in place of arrays and NumPy's numbers, those in lists and dicts too."""
+    """A value with tensors instead of arrays and NumPy scalars, also inside lists and dicts."""
     if isinstance(value, dict):
         return {name: as_input(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -51,15 +51,14 @@ def as_input(value: Any) -> Any:
 
 
 class ArrayDecoder(Decoder):
-    """Rows as tensors of their dtype, or of another one; strings, compounds and rows of any length
-    in plain terms; dicts of these.
+    """Decodes rows: tensors, strings, dicts of compounds, rows of any length, and dicts of these.
 
     Args:
-        dtype: that numbers are cast to; None: they stay as they are.
-        encoding: of strings; None: they are bytes.
-        spec: of the records, if they are plain arrays of one kind.
-        is_plain: True if records are plain arrays, though perhaps of several shapes.
-        values: "bytes" or "str": what was packed as the bytes that records are (uint8 [n]).
+        dtype: dtype that numbers are cast to. None: unchanged.
+        encoding: encoding of strings. None: strings are bytes.
+        spec: shape and dtype of the records, if they are plain arrays of one spec.
+        is_plain: True if records are plain arrays, possibly of several shapes.
+        values: "bytes" or "str": the type that was packed as records of uint8 [n].
     """
 
     def __init__(
@@ -133,11 +132,11 @@ class ArrayDataset(BaseDataset):
 def joined_rows(
     sources: Sequence[ArraysSource], dtype: DTypeArgument | None, encoding: str | None = "utf-8"
 ) -> tuple[Any, ArrayDecoder]:
-    """Several sources of rows as one, and the format of the samples.
+    """Joins sources of rows, and makes their decoder.
 
     Raises:
-        ConfigError: `dtype` is none.
-        FormatError: the sources have different rows, or numbers that torch does not have.
+        ConfigError: `dtype` is not a dtype.
+        FormatError: the sources have different rows, or numbers that torch does not support.
     """
     cast_to = dtype_named(dtype)
     first = sources[0]
@@ -166,10 +165,10 @@ def joined_rows(
 
 
 def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] | None:
-    """Gives the name of an array, or several as a tuple.
+    """The name of an array, or a tuple of names.
 
     Raises:
-        ConfigError: these, or that of the targets, are no names.
+        ConfigError: these, or the name of the targets, are not names.
     """
     if not (target_name is None or isinstance(target_name, str)):
         raise ConfigError(f"target_name must be the name of one array, not {target_name!r}")
@@ -179,10 +178,10 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
 
 
 def checked_list(argument: str, names: Any, least: int = 1) -> tuple[str, ...]:
-    """The names in a list, which has so many at least.
+    """A list of at least `least` names, as a tuple.
 
     Raises:
-        ConfigError: it is something else, has too few, or one twice.
+        ConfigError: it is something else, has too few names, or repeats one.
     """
     is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
     if not is_list or len(names) < least or not all(isinstance(name, str) for name in names):
@@ -198,18 +197,18 @@ def joined_targets(
     name: str | None,
     encoding: str | None = "utf-8",
 ) -> tuple[Any, list[str] | None]:
-    """The targets of several files, one after the other, and the names of their classes; None:
-    there are none. Strings and compounds come in plain terms, compounds of numbers as dicts.
+    """The concatenated targets of several files (None: no targets), and their class names (None:
+    they are not categories). Strings are str, compounds dicts.
 
     Args:
-        columns: arrays, one of each file; of AnnData's tables `Column`s.
-        sources: of the files.
-        name: of the targets in them; None: there are none.
-        encoding: of strings.
+        columns: the targets of each file; `Column` for tables of AnnData.
+        sources: the sources of the files.
+        name: name of the targets. None: no targets.
+        encoding: encoding of strings.
 
     Raises:
-        FormatError: they are categories in some files, and not in others; or a string is not in
-            that encoding.
+        FormatError: targets are categories in some of the files only; or a string is not in that
+            encoding.
     """
     if name is None:
         return None, None

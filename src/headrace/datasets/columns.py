@@ -62,11 +62,11 @@ reader runs.
 
 
 def checked_decoders(decode: Any) -> dict[str, Decode | None]:
-    """What decodes the bytes of columns, by their names; None: they stay bytes.
+    """The decoders of bytes, by column (None: they stay bytes).
 
     Raises:
-        ConfigError: `decode` is no dict, or has something else for a column than a callable, an
-            extension or None.
+        ConfigError: `decode` is not a dict, or has a value other than a callable, an extension or
+            None.
     """
     if not isinstance(decode, Mapping):
         raise ConfigError(
@@ -86,17 +86,17 @@ def checked_decoders(decode: Any) -> dict[str, Decode | None]:
 
 
 class BytesDecoder(Decoder):
-    """Rows as dicts of columns, or the values of one column, of which some are encoded bytes.
+    """Decodes encoded bytes in rows (dicts of columns), or in the values of one column.
 
     Args:
-        decoders: what decodes the bytes of columns, by their names; None: they stay bytes.
-        column: the one whose values records are; None: they are dicts.
-        left: says what the memory budget leaves for one image.
+        decoders: decoders of bytes, by column. None: they stay bytes.
+        column: the column whose values are the records. None: records are dicts.
+        left: returns the remaining memory budget.
     """
 
     stores_values = False
     kind = "column"
-    """What messages call a column."""
+    """The word for a column in messages."""
 
     def __init__(
         self, decoders: Decoders, column: str | None = None, left: Left | None = None
@@ -106,14 +106,14 @@ class BytesDecoder(Decoder):
         self._left = left
 
     def decoder_of(self, name: str) -> Decode | None:
-        """What decodes the bytes of a column, if anything does."""
+        """The decoder of a column's bytes, or None."""
         return self.decoders.get(name)
 
     def decode(self, record: Any) -> Any:
-        """The row with its bytes decoded.
+        """Decodes the bytes in a row.
 
         Raises:
-            FormatError: a value can't be; the message names its column.
+            FormatError: a value can't be decoded; the message names its column.
         """
         if self.column is not None:
             return self._decoded(self.column, record)
@@ -141,17 +141,17 @@ class BytesDecoder(Decoder):
 
 
 class MemberDecoder(BytesDecoder):
-    """Samples of tar shards as dicts, each member decoded by its extension or the last part of it,
-    as `DECODERS` has it; key and shard as they are. Where the last part is "gz" or "zst", the
-    member is decompressed, and the part before it decides.
+    """Decodes samples of tar shards, dicts of members: each member by its extension, or the last
+    part of it, as in `DECODERS`. "gz" and "zst" members are decompressed first, and the part before
+    decides.
 
     Args:
-        decode: True: all; False: none, and nothing is decompressed; or decoders by extension
-            ("seg.png", or its last part "png"), which come before those.
-        budget: limits an image, and what a member is decompressed to; None: nothing does.
+        decode: True: decode all members. False: leave all bytes as they are. Or decoders by
+            extension ("seg.png", or its last part "png"), which take precedence.
+        budget: memory budget of an image and of a decompressed member. None: no limit.
 
     Raises:
-        ConfigError: `decode` is none of these.
+        ConfigError: `decode` is something else.
     """
 
     kind = "member"
@@ -186,7 +186,7 @@ class MemberDecoder(BytesDecoder):
 
 
 class LineDecoder(Decoder):
-    """The lines of texts as str, or the objects of JSON Lines."""
+    """Decodes lines of texts to str, or JSON Lines to their objects."""
 
     stores_values = False
 
@@ -205,8 +205,8 @@ class ColumnsDataset(BaseDataset):
     """Rows of the shards of MosaicML Streaming (MDS) and LitData, of TFRecord files, and of
     containers whose format another package registered (see docs/own_format.md).
 
-    A sample is a dict of the values of a row: arrays as tensors of their shape and dtype; encoded
-    bytes decoded where the format says what they are; all else as the format gives it.
+    A sample is a dict of the values of a row. Arrays become tensors of their shape and dtype.
+    Encoded bytes are decoded if the format names their type. Everything else is unchanged.
 
     Args:
         data_path: a path, folder, glob or URL, or a list of these.
@@ -215,9 +215,9 @@ class ColumnsDataset(BaseDataset):
         transform, loading_mode, **options: see `BaseDataset`, and for URLs `RemoteOptions`.
 
     Raises:
-        ConfigError: an option is invalid; or the files are of a format that headrace reads itself.
-        DataNotFoundError, FormatError, AccessError, RemoteError: nothing is there; it can't be
-            read.
+        ConfigError: an option is invalid.
+        DataNotFoundError, FormatError, AccessError, RemoteError: the path does not exist, or can't
+            be read.
         MissingNameError: there is no such column.
     """
 

@@ -1,6 +1,4 @@
-"""Episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps, as
-samples.
-"""
+"""Reads episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps."""
 
 from __future__ import annotations
 
@@ -34,14 +32,14 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.memory.store import MISSING
 
 LENGTHS = "lengths"
-"""Key of a batch of whole episodes: the number of steps of each."""
+"""Key in a batch of whole episodes: the number of steps of each."""
 
 
 class EpisodeDecoder(Decoder):
-    """Dicts of tensors by key.
+    """Decodes episodes or windows to dicts of tensors by key.
 
     Args:
-        dtypes: by key, the dtype that numbers are cast to.
+        dtypes: the dtype that numbers are cast to, by key.
         encoding: encoding of strings. None: strings are bytes.
         specs: shape and dtype of each value of a sample, if they are the same for all.
     """
@@ -73,7 +71,7 @@ class EpisodeDecoder(Decoder):
         return sum(spec.nbytes for spec in self._specs.values())
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """Reads windows of numbers straight into their batch, if they are stacked and not held."""
+        """Reads windows of numbers into their batch, if they are stacked and not cached."""
         source = dataset.sample_source
         if not isinstance(source, EpisodeSource) or dataset.targets is not None:
             return None
@@ -293,7 +291,7 @@ class EpisodeDataset(BaseDataset):
         return windows.lengths[self.whole_indices(np.arange(len(self)))]
 
     def make_value_source(self) -> ValueSource:
-        """The source of the windows. If they overlap, "eager" and "cached" hold each step once."""
+        """The source of the windows. If they overlap, "eager" and "cached" cache each step once."""
         source = self.sample_source
         options = source.windows.options
         overlaps = options.window is not None and options.stride < options.window

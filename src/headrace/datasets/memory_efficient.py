@@ -36,15 +36,15 @@ from headrace.order.ranks import BatchRequest, working_on
 from headrace.order.seeding import SampleSeeder, preserved_rng, rng_states
 
 ALONE: Final[Any] = type("Alone", (), {"__repr__": lambda self: "ALONE"})()
-"""The target of a finished sample that is no pair of input and target."""
+"""The target of a finished sample that is not a pair of input and target."""
 
 
 class ForeignDecoder(Decoder):
-    """Samples that another dataset has finished: pairs of input and target where they are tuples of
-    two, else inputs as a whole.
+    """Passes on the finished samples of another dataset: a tuple of two is a pair of input and
+    target, anything else an input.
 
     Args:
-        needs_pairs: True if transforms are called that get a target.
+        needs_pairs: True if a transform needs targets.
     """
 
     stores_values = False
@@ -60,9 +60,8 @@ class ForeignDecoder(Decoder):
             return value
         if self._needs_pairs:
             raise ConfigError(
-                f"target_transform and transforms have no meaning here: sample {index} is no "
-                "tuple of two, and so has no target; "
-                "transform= gets it as a whole"
+                f"target_transform and transforms need targets, and sample {index} is not a tuple "
+                "of two: use transform=, which receives the whole sample"
             )
         return value, ALONE
 
@@ -73,20 +72,20 @@ class ForeignDecoder(Decoder):
 
 
 class Foreign(Source):
-    """A foreign dataset's samples as records.
+    """The samples of another library's dataset as records.
 
-    What a sample draws at random depends on (seed, its index) alone: not on the epoch, the process,
-    nor the samples around it. So does what headrace's own datasets inside of it draw.
+    The random numbers of a sample depend on (seed, index) only, also inside headrace's own datasets
+    that it wraps.
 
     Args:
-        dataset: has ``__getitem__`` and ``__len__``; ``__getitems__`` is used where there is one.
-        seed: of the random numbers.
+        dataset: a dataset with ``__getitem__``, ``__len__`` and perhaps ``__getitems__``.
+        seed: seed of the random numbers.
 
     Raises:
-        ConfigError: it is no map-style dataset.
+        ConfigError: it is not a map-style dataset.
     """
 
-    # the random generators of a process are common to its threads, and who knows about the dataset
+    # threads share the random generators of their process, and the dataset may not be thread-safe
     thread_safe = False
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -98,7 +97,7 @@ class Foreign(Source):
     def _reset(self) -> None:
         self._draws = False
         self._seeder: SampleSeeder | None = None
-        # a thread of the parent may hold the parent's while it forks
+        # a thread may hold the parent's lock while it forks
         self._lock = PerProcess(threading.Lock)
 
     def __len__(self) -> int:
@@ -112,7 +111,7 @@ class Foreign(Source):
                 samples = self._read(wanted, seeder)
             if self._seeder is None:
                 self._seeder = SampleSeeder(self._dataset)
-                # some datasets make their generators when they are first read
+                # some datasets make their generators at the first read
                 if len(self._seeder.generators) != len(seeder.generators):
                     with preserved_rng(self._seeder):
                         samples = self._read(wanted, self._seeder)
@@ -124,7 +123,7 @@ class Foreign(Source):
             samples = self._batch(indices)
             if rng_states(seeder) == before:
                 return list(map(copy_of, samples))
-            # random numbers that depend on the whole batch: each sample has to be read by itself
+            # the random numbers depend on the whole batch: read one sample at a time
             self._draws = True
         copies = []
         for index in indices:
@@ -152,17 +151,16 @@ class Foreign(Source):
         return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
     def held_as(self) -> str:
-        """What `BaseDataset.held_as` says of these samples.
+        """See `BaseDataset.held_as`.
 
         Raises:
-            ConfigError: nobody can tell them from others.
+            ConfigError: the dataset has no fingerprint.
         """
         name = type(self._dataset).__name__
         if not isinstance(getattr(self._dataset, "fingerprint", None), str):
             raise ConfigError(
-                "shared='machine': nobody can tell whether another process holds the samples of "
-                f"the same {name}: give it an attribute `fingerprint`, a text that says what its "
-                "samples are"
+                f"shared='machine': the {name} can't be compared with that of another process: "
+                "give it an attribute `fingerprint`, a string that identifies its samples"
             )
         return f"finished samples of {name}, seed {self._seed}"
 
@@ -179,26 +177,18 @@ class Foreign(Source):
 
 
 def copy_of(sample: Any) -> Any:
-    """A copy of a sample, which shares no memory with the dataset.
+    """A copy of a sample that shares no memory with the dataset.
 
     Raises:
-        TypeError: it can't be pickled; the message names the types in it.
+        TypeError: it can't be pickled; the message shows it.
     """
     try:
         return copied(sample)
     except MemoryError:
         raise
     except Exception as error:
-        items: Any = ()
-        if isinstance(sample, dict):
-            items = sample.values()
-        elif isinstance(sample, (tuple, list)):
-            items = sample
-        types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
-        raise TypeError(
-            "a sample must be picklable, so that it can be held, and "
-            f"{type(sample).__name__}{types and f' of {types}'} is not: {error}"
-        ) from error
+        what = f"{type(sample).__name__} {sample!r:.60}"
+        raise TypeError(f"samples must be picklable, and the {what} is not: {error}") from error
 
 
 def _length_of(dataset: Any) -> int:
@@ -206,19 +196,17 @@ def _length_of(dataset: Any) -> int:
         hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     ):
         raise ConfigError(
-            f"data_path: {described(dataset)} is no path and no map-style dataset: pass a path, or "
-            "a dataset with __getitem__ and __len__ (one sample for each index)"
+            "data_path must be a path, or a dataset with __getitem__ and __len__, not "
+            f"{described(dataset)}"
         )
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
-        raise ConfigError(
-            f"data_path: {described(dataset)} has no length ({error}): pass a dataset with one"
-        ) from error
+        raise ConfigError(f"data_path: {described(dataset)} has no length: {error}") from error
 
 
 def foreign_targets(dataset: Any, length: int) -> Any:
-    """The `targets` of a foreign dataset, if they are one for each sample."""
+    """The `targets` of another library's dataset, if there is one per sample."""
     targets: Any = getattr(dataset, "targets", None)
     if isinstance(targets, torch.Tensor):
         targets = targets.numpy(force=True)
@@ -287,16 +275,13 @@ class MemoryEfficientDataset(BaseDataset):
         self._adds_transforms = False
         is_path = _is_path(data_path)
         if of_format and not is_path:
-            raise ConfigError(
-                f"{', '.join(of_format)}: an option for paths, and data_path is a dataset here: "
-                "give it to that dataset"
-            )
+            names = ", ".join(of_format)
+            raise ConfigError(f"{names}: data_path is a dataset, so pass this option to it instead")
         if isinstance(data_path, BaseDataset):
             if data_path.loading_mode is not LoadingMode.LAZY:
                 raise ConfigError(
                     f"data_path: a {type(data_path).__name__} with loading_mode="
-                    f"{data_path.loading_mode.value!r} would hold its samples a second time: make "
-                    "it with loading_mode='lazy'"
+                    f"{data_path.loading_mode.value!r} would cache its samples twice: use 'lazy'"
                 )
             self._wrap(data_path, given, options)
             self._inside = repr(data_path).rpartition("  # ")[0]  # without the number of samples
@@ -306,7 +291,7 @@ class MemoryEfficientDataset(BaseDataset):
             cls = type(self)
             inner = open_dataset(data_path, **given, **of_format)
             self._wrap(inner, dict.fromkeys(given), options)
-            if isinstance(inner, StreamingDataset):  # whose order is for shards that are streamed
+            if isinstance(inner, StreamingDataset):  # its order is for streamed shards
                 self.__class__ = cls
             self.data_path: Any = data_path
         else:
@@ -315,13 +300,11 @@ class MemoryEfficientDataset(BaseDataset):
         self.memory_monitor: MemoryMonitor = MemoryMonitor()
 
     def _wrap(self, inner: BaseDataset, given: dict[str, Any], options: dict[str, Any]) -> None:
-        """Holds what a dataset of headrace's would hold."""
+        """Caches the same values as a headrace dataset would."""
         names = [name for name, transform in given.items() if transform is not None]
         if names and inner.is_random:
-            raise ConfigError(
-                f"{', '.join(names)}: the {type(inner).__name__} has transforms already: give them "
-                "to one of the two"
-            )
+            shown = ", ".join(names)
+            raise ConfigError(f"{shown}: the {type(inner).__name__} has transforms: pass all to it")
         if not names:
             given = {name: getattr(inner, name) for name in given}
         brought = {name: getattr(inner, name) for name in ("seed", "on_error", "return_index")}
@@ -330,7 +313,7 @@ class MemoryEfficientDataset(BaseDataset):
         self._adds_transforms = bool(names)
 
     def _hold_samples(self, dataset: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
-        """Holds the finished samples of another library's dataset."""
+        """Caches the finished samples of another library's dataset."""
         source = Foreign(dataset, options.get("seed", 42))
         has_pairs = given["transforms"] is not None or given["target_transform"] is not None
         targets = foreign_targets(dataset, len(source))
@@ -359,7 +342,7 @@ class MemoryEfficientDataset(BaseDataset):
 
 
 class _Shown:
-    """Stands for the dataset inside in this one's repr."""
+    """Stands for the wrapped dataset in a repr."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -43,11 +43,11 @@ KNOWN_KEYWORDS = frozenset[str]().union(*_KEYWORDS.values())
 _OF_EPISODES = _KEYWORDS[EpisodeDataset].difference(
     *(keywords for cls, keywords in _KEYWORDS.items() if cls is not EpisodeDataset)
 )
-"""Keywords by which episodes are meant: no other dataset has them."""
+"""Keywords that only episodes have."""
 _OF_IMAGES = _KEYWORDS[ImageDataset] - _KEYWORDS[TextDataset]
-"""Keywords by which a column of images is meant."""
+"""Keywords that tell a column of images from one of texts."""
 _OF_ARRAYS = (_KEYWORDS[HDF5Dataset] | _KEYWORDS[ZarrDataset]) - _KEYWORDS[SparseDataset]
-"""Keywords by which arrays are meant, also where there is a sparse matrix."""
+"""Keywords that tell arrays from a sparse matrix."""
 
 
 def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
@@ -107,8 +107,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
 def _class_of_arrays(
     where: DataPath | FileSet, kind: Format, remote: RemoteOptions, options: dict[str, Any]
 ) -> type[BaseDataset]:
-    """The class that opens HDF5 files or Zarr stores; of a sparse matrix that lies elsewhere than
-    usual `options` get the group.
+    """The class that opens HDF5 files or Zarr stores. For a sparse matrix, sets the group in
+    `options`.
     """
     if _OF_EPISODES & options.keys():
         return EpisodeDataset

@@ -1,5 +1,5 @@
-"""Rows of sparse matrices in HDF5 and Zarr (AnnData) as samples; and batches of them: dense, as
-sparse CSR tensors, or as columns and values one behind the other.
+"""Reads rows of sparse matrices in HDF5 and Zarr (AnnData), and makes batches of them: dense,
+sparse CSR tensors, or concatenated columns and values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SparseRows(NamedTuple):
 
 
 def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
-    """The batch of rows, in the ring slot that is open.
+    """The batch of rows, in the open ring slot.
 
     Returns:
         For "dense" a tensor [batch, columns]; for "csr" a sparse CSR tensor of that shape; for
@@ -86,15 +86,15 @@ def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
 
 
 def _in_slot(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-    """A copy of an array in the ring slot that is open."""
+    """A copy of an array in the open ring slot."""
     out = empty(array.shape, dtype)
     np.copyto(out.numpy(), array)
     return out
 
 
 def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
-    """The input of one row, in memory of its own: for "dense" a tensor [columns]; for "csr" a
-    sparse CSR tensor [1, columns]; for "pairs" a `SparseRow`.
+    """The input of one row, in its own memory: a tensor [columns] ("dense"), a sparse CSR tensor
+    [1, columns] ("csr"), or a `SparseRow` ("pairs").
     """
     batch = to_batch(CSRRows.joined([record]), columns, layout)
     if layout == "dense":
@@ -105,7 +105,7 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Torch's dtype of that name; a TypeError where it has none."""
+    """The torch dtype of a NumPy dtype; a TypeError if there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -145,7 +145,7 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
 
 
 def _kind_of(value: Any) -> tuple[Any, ...]:
-    """What the samples of a batch must have in common."""
+    """What all samples of a batch must have in common."""
     if isinstance(value, SparseRow):
         return (value.values.dtype,)
     if isinstance(value, torch.Tensor):
@@ -154,13 +154,13 @@ def _kind_of(value: Any) -> tuple[Any, ...]:
 
 
 class RowsTogether(BatchReader):
-    """Reads the rows of a batch together, and lays them out at once; of cached rows too.
+    """Reads the rows of a batch together, also cached ones, and lays them out at once.
 
     Args:
-        dataset: whose rows they are.
+        dataset: the dataset.
         collating: the collate function.
-        columns: of a row.
-        layout: of a batch.
+        columns: number of columns of a row.
+        layout: layout of a batch.
     """
 
     name = "rows read together, and laid out at once"
@@ -198,13 +198,13 @@ class RowsTogether(BatchReader):
 
 
 class SparseDecoder(Decoder):
-    """Rows as dense tensors, sparse CSR tensors, or pairs of columns and values. Values are the
-    records, so modes hold rows sparse.
+    """Decodes rows to dense tensors, sparse CSR tensors, or pairs of columns and values. Values are
+    the records, so modes cache sparse rows.
 
     Args:
-        columns: of a row.
-        dtype: of its values.
-        layout: of samples and batches.
+        columns: number of columns of a row.
+        dtype: dtype of its values.
+        layout: layout of samples and batches.
     """
 
     copies = False

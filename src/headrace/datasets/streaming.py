@@ -145,18 +145,18 @@ def _open(
     passed: Mapping[str, Any],
     reach: RemoteOptions,
 ) -> BaseDataset:
-    """A lazy dataset over some shards.
+    """Opens shards as a lazy dataset.
 
     Args:
-        urls: of shards, all of one kind.
-        decode: of members of .tar, see `MemberDecoder`.
-        dataset_name, target_name: of .h5 and .zarr.
+        urls: the shards, all of one format.
+        decode: see `MemberDecoder`, for .tar.
+        dataset_name, target_name: for .h5 and .zarr.
         passed: transforms, and options of `BaseDataset` that concern reading.
-        reach: how URLs are reached.
+        reach: how URLs are read.
 
     Raises:
-        ConfigError: shards of several kinds, or an option that these shards don't know.
-        DataNotFoundError, FormatError, AccessError: there are none; one can't be read.
+        ConfigError: shards have several formats, or an option belongs to another format.
+        DataNotFoundError, FormatError, AccessError: there are no shards; one can't be read.
     """
     files = resolve(urls, _SHARDS, reach, name="urls")
     check_splits(files)
@@ -193,11 +193,11 @@ def _open(
 
 
 def _kind_of(files: FileSet) -> str:
-    """The kind of all shards.
+    """The format of all shards.
 
     Raises:
-        ConfigError: they are of several.
-        FormatError: a name does not say.
+        ConfigError: there are several formats.
+        FormatError: a name does not tell the format.
     """
     first: dict[str, str] = {}
     for path, name in zip(files.urls(), map(os.fsdecode, files.names), strict=True):

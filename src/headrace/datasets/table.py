@@ -1,6 +1,4 @@
-"""Rows of Parquet, Arrow and NumPy files as samples: dicts of the values of a row, or the value of
-one column.
-"""
+"""Reads rows of Parquet, Arrow and NumPy files: dicts of the columns, or values of one column."""
 
 from __future__ import annotations
 
@@ -33,16 +31,16 @@ from headrace.order.world import local_ranks
 
 
 class TableDecoder(BytesDecoder):
-    """Values of rows: numbers and arrays as tensors of their dtype, texts as str, bytes, lists and
-    dicts of these.
+    """Decodes rows: numbers and arrays to tensors of their dtype, strings to str, bytes, and lists
+    and dicts of these.
 
     Args:
-        specs: shape and dtype of the values of each column as they are stored, if they are alike.
+        specs: shape and dtype of each column's values as stored, if all values are alike.
         lists: names of the columns whose values are str or bytes.
-        one: the name of the one column that samples are the values of; None: they are dicts.
-        decoders: what decodes the bytes of columns, by their names.
-        dtype: that numbers are cast to; None: they stay as they are.
-        left: says what the memory budget leaves for one image.
+        one: name of the only column, whose values are samples. None: samples are dicts.
+        decoders: decoders of bytes, by column.
+        dtype: dtype that numbers are cast to. None: unchanged.
+        left: returns the remaining memory budget.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class TableDecoder(BytesDecoder):
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """Makes stacked batches of dicts column by column, where nothing is held."""
+        """Makes stacked batches of dicts column by column, if nothing is cached."""
         source = dataset.sample_source
         decoder = dataset.sample_decoder
         if self.column is not None or self.decoders or not isinstance(source, TableSource):
@@ -120,7 +118,7 @@ def _cast_spec(spec: ArraySpec | None, dtype: np.dtype[Any] | None) -> ArraySpec
 
 
 def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A value whose numbers have another dtype, those in lists and dicts too."""
+    """Casts the numbers in a value, also inside lists and dicts."""
     if isinstance(value, dict):
         return {name: _cast(one, dtype) for name, one in value.items()}
     if isinstance(value, list):
@@ -262,7 +260,7 @@ class TableDataset(BaseDataset):
 
 
 def _names_of(columns: Any) -> tuple[str, ...] | None:
-    """The columns that samples have; None: all."""
+    """The columns of samples. None: all."""
     if columns is None:
         return None
     return (columns,) if isinstance(columns, str) else checked_list("columns", columns)

@@ -1,6 +1,4 @@
-"""Batches whose images stay uint8, for a device that normalises them: of which datasets and
-collate functions, and how.
-"""
+"""Makes batches whose images stay uint8, for a device that normalises them."""
 
 from __future__ import annotations
 
@@ -22,50 +20,44 @@ Make = Callable[[BatchRequest], MadeBatch]
 
 
 class DevicePixels:
-    """Makes batches whose images stay uint8: those of a dataset that normalises, by the variant of
-    its decoder that doesn't; or those that a `VisionCollator` gets from any dataset.
+    """Makes batches whose images stay uint8: of a dataset that normalises, by the variant of its
+    decoder that does not; or of any dataset with a `VisionCollator`.
 
-    A user may set a transform or `on_error` at any time: where samples may be made of normalised
-    images, the host normalises them.
+    A user may set a transform or `on_error` at any time. The host normalises images that these may
+    receive.
 
     Args:
-        normalization: what is left to be done with the images.
+        normalization: normalises the images later.
         source: the collator, or the dataset.
         collating: calls the collate function.
-        decoder, path: of a dataset: the variant, and the keys of the image inside an input.
+        decoder: the variant of the dataset's decoder.
     """
 
     def __init__(
-        self,
-        normalization: Normalization,
-        source: Any,
-        collating: Collating,
-        decoder: Any = None,
-        path: tuple[str, ...] = (),
+        self, normalization: Normalization, source: Any, collating: Collating, decoder: Any = None
     ) -> None:
         self.normalization: Normalization = normalization
         self._source = source
         self._decoder = decoder
-        self._path = path
         self._lists_samples = collating.function is list_collate
         self._batcher: Batcher | None = None
         if decoder is not None:
             self._batcher = Batcher(source, collating, decoder)
 
     def sample_nbytes(self) -> int | None:
-        """Bytes of a finished sample, where they are known and other than the dataset says."""
+        """Bytes of a finished sample, if they are known and differ from the dataset's."""
         if self._batcher is None or self._source.is_transformed:
             return None
         nbytes: int | None = self._decoder.sample_nbytes()
         return nbytes
 
     def make(self, request: BatchRequest, on_host: Make) -> tuple[MadeBatch, tuple[int, ...]]:
-        """A batch, and which of its tensors, in the order of `map_tensors`, are to be normalised:
-        none where it can be made on the host alone now.
+        """A batch, and the numbers of its tensors that are to be normalised, in the order of
+        `map_tensors`.
 
         Args:
-            request: names the samples.
-            on_host: makes the batch of a request, normalised.
+            request: the indices of the samples.
+            on_host: makes the batch of a request, normalised by the host.
         """
         if self._batcher is None:
             with self._source.leaving_pixels() as pixels:
@@ -82,17 +74,15 @@ class DevicePixels:
         is_pair = dataset.targets is not None or self._decoder.always_pairs
         images = list[torch.Tensor]()
         for value in batch if self._lists_samples else [batch]:
-            if is_pair or (dataset.return_index and not self._path):
+            if is_pair or dataset.return_index:
                 value = value[0]
-            for name in self._path:
-                value = value[name]
             images += [value] if isinstance(value, torch.Tensor) else value
         return images
 
 
 def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
-    """What makes batches whose images are normalised on their way to a device; None: nobody here
-    normalises images, or code of the user's may see what they are then.
+    """What makes batches of images that a device normalises. None: nothing normalises images here,
+    or the user's code may receive them.
     """
     left: Unnormalized | None = None
     for part in parts_of(dataset, opaque=BaseDataset):
@@ -110,18 +100,17 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
     only_joins = function is list_collate or type(function) is DetectionCollator
     if not collating.stacks and not (only_joins and collating.calls(function)):
         return None
-    decoder, normalization, path = left
-    return DevicePixels(normalization, dataset, collating, decoder, path)
+    return DevicePixels(left.normalization, dataset, collating, left.format)
 
 
 def _may_look_at_images(dataset: BaseDataset) -> bool:
-    """True if code of the user's may get a sample's normalised image, or give one."""
+    """True if the user's code may receive or return a normalised image."""
     is_transformed = dataset.transform is not None or dataset.transforms is not None
     return is_transformed or callable(dataset.on_error)
 
 
 def _numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    """Which of all tensors of a batch, in the order of `map_tensors`, these are."""
+    """The numbers of these tensors in a batch, in the order of `map_tensors`."""
     every: list[int] = []
 
     def look(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,14 @@ from headrace.formats.source import Description, Source
 class Columns(ABC):
     """An opened container: rows of named columns.
 
-    It is opened in the parent process, and its sources travel to workers by fork or pickle.
+    It is opened in the parent process; its sources reach workers by fork or pickle.
     """
 
     names: Sequence[str]
-    """Of the columns, in their order."""
+    """Names of the columns, in order."""
     decoders: Mapping[str, str] = {}
-    """By the names of columns that hold encoded bytes what decodes them: the extension that a file
-    of these bytes would have, such as "jpg", "json" or "txt".
+    """For columns of encoded bytes, by name: the extension of a file with these bytes, such as
+    "jpg", "json" or "txt", which selects the decoder.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Columns(ABC):
 
     @abstractmethod
     def column(self, name: str) -> Source:
-        """The values of one column: a `RowSource` where they are arrays of one shape."""
+        """The values of one column; a `RowSource` if they are arrays of one shape and dtype."""
 
     def rows(self, names: Sequence[str]) -> Source:
         """Several columns, read together: a record is a dict of the values of a row."""

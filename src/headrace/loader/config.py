@@ -1,4 +1,4 @@
-"""What a loader is given: its options, datasets, paths and devices, checked."""
+"""Options of loaders, and checks of options, datasets, paths and devices."""
 
 from __future__ import annotations
 
@@ -295,9 +295,9 @@ FIELDS = frozenset(f.name for f in dataclasses.fields(DataLoaderConfig))
 def check_options(
     door: str, config: object, options: Iterable[str], also: Collection[str] = ()
 ) -> None:
-    """Raises a ConfigError for what is no config, and for the first option that is no field of
-    `DataLoaderConfig`; `also` are names that are known besides: those of datasets, where a path was
-    given, and arguments of the function. `door` is what the user called.
+    """Raises a ConfigError unless `config` is a config or None, and for the first option that is
+    neither a field of `DataLoaderConfig` nor in `also` (options of datasets, for a path, and
+    arguments of the function). `door` is the called function.
     """
     if config is not None and not isinstance(config, DataLoaderConfig):
         write = "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
@@ -337,8 +337,8 @@ def is_path(dataset: Any) -> bool:
 
 
 def check_dataset(name: str, dataset: Any, has_sampler: bool = False) -> None:
-    """Raises a ConfigError for what is neither a dataset nor a path. The indices of a sampler of
-    the user's may be keys of a dict.
+    """Raises a ConfigError unless a value is a dataset or a path. A sampler's indices may be keys
+    of a dict.
     """
     if is_path(dataset) or isinstance(dataset, IterableDataset):
         return
@@ -364,14 +364,12 @@ def check_dataset(name: str, dataset: Any, has_sampler: bool = False) -> None:
 
 
 def is_accelerator(device: Any) -> bool:
-    """True of a device that computes beside the host."""
+    """True if a device is not the host."""
     return device is not None and torch.device(device).type not in ("cpu", "meta")
 
 
 def check_device(device: Any) -> None:
-    """Raises a ConfigError for a device that this process can't reach; asks nothing that would
-    initialise one.
-    """
+    """Raises a ConfigError for a device that this process can't use, without initialising one."""
     if device is None:
         return
     kind = torch.device(device).type

@@ -160,9 +160,7 @@ class Loader(DataLoader[B]):
     # -- set-up
 
     def _torch_arguments(self) -> dict[str, Any]:
-        """The arguments of torch's own constructor, so that everything which looks at a
-        DataLoader finds what it expects.
-        """
+        """The arguments of torch's constructor, for code that inspects a DataLoader."""
         config = self.config
         names = ["num_workers", "pin_memory", "timeout", "worker_init_fn", "generator"]
         if config.num_workers:
@@ -196,7 +194,7 @@ class Loader(DataLoader[B]):
 
     @property
     def padding(self) -> int:
-        """Number of samples per epoch that come twice, so that all ranks have equally many."""
+        """Number of samples per epoch that are repeated, so that all ranks have the same number."""
         return self._plan.padding
 
     @property
@@ -242,13 +240,11 @@ class Loader(DataLoader[B]):
 
     @property
     def _length(self) -> int | None:
-        """Number of samples that the order is of, also where the dataset has grown since; None: it
-        is not known.
-        """
+        """Number of samples in the order, even if the dataset has grown since. None: not known."""
         return self._planned if self._is_ordered else length_of(self.dataset)
 
     def _refit(self, goes_on: bool) -> None:
-        """Before an epoch: what the first batch of the last one said of the ring's size."""
+        """Before an epoch: fits the ring to the first batch of the last epoch."""
         is_stream = isinstance(self._plan, StreamPlan)
         # of so many workers is the state that a loaded epoch goes on from
         if goes_on and (is_stream or self._states):
@@ -261,7 +257,7 @@ class Loader(DataLoader[B]):
             self._plan = make_plan(self.config, self.dataset)
 
     def _start(self, iterator: EpochIterator) -> None:
-        """Gives an iterator a pool that no other one uses."""
+        """Gives an iterator a pool of its own."""
         if self._pool is not None and self._pool.is_free:
             try:
                 iterator.start(self._pool)
@@ -309,7 +305,7 @@ class Loader(DataLoader[B]):
     # -- what an iterator tells
 
     def _received(self, iterator: EpochIterator, pid: int) -> None:
-        """The user gets a batch, made by a process: the position moves on."""
+        """Advances the position: the user receives a batch."""
         if self._agreement is not None and iterator.received == 2:
             self._agreement.compare(iterator.at.epoch, iterator.begin)
         state = self._state
@@ -326,7 +322,7 @@ class Loader(DataLoader[B]):
                 self._stats.look(self._pids)
 
     def _broke(self, pool: WorkerPool) -> None:
-        """A pool can't be used any more: the next iterator gets another one."""
+        """Drops a broken pool: the next iterator gets another one."""
         if self._pool is pool:
             self._pool = None
 
@@ -619,11 +615,10 @@ def open_path(
     options: Mapping[str, Any],
     arguments: frozenset[str] = frozenset(),
 ) -> tuple[BaseDataset, dict[str, Any]]:
-    """The dataset of a path, and those of the options that are a loader's; the others, and what
-    both know, are the dataset's. `door` is what the user called, and `arguments` are the names of
-    its other arguments.
+    """Opens a path, and returns the dataset and the loader's options. All other options, and those
+    of both, go to the dataset. `door` is the called function, `arguments` its other arguments.
     """
-    from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset  # which imports all formats
+    from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset  # imports all formats
 
     check_options(door, config, options, KNOWN_KEYWORDS | arguments)
     own = {name: value for name, value in options.items() if name not in FIELDS}

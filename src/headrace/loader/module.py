@@ -198,7 +198,7 @@ class DataModule:
 
 
 def _is_huggingface(dataset: Any) -> bool:
-    """Told by what it can do: the library need not be there."""
+    """True for a HuggingFace dataset, recognised without importing the library."""
     return all(hasattr(dataset, name) for name in ("with_format", "column_names", "features"))
 
 
@@ -268,9 +268,8 @@ def get_train_dataloader_steps(
 
     Returns:
         ``(global_batch, steps, accumulate)``: number of samples per full optimizer step, over all
-        ranks and accumulated batches; number of
-            optimizer steps per epoch; and `accumulate`, reduced to the number of batches of an
-            epoch if that is smaller.
+        ranks and accumulated batches; number of optimizer steps per epoch; and `accumulate`,
+        reduced to the number of batches of an epoch if that is smaller.
 
     Raises:
         ConfigError: see `get_epoch_length`; or `accumulate` is below 1, or batch sizes are unknown

@@ -66,12 +66,12 @@ class MultiPosition:
 
     @property
     def step(self) -> int:
-        """Batches that all loaders together have given."""
+        """Number of batches that all loaders have yielded."""
         return sum(self.counts.values())
 
 
 def next_by_quota(weights: Mapping[str, Fraction], counts: Mapping[str, int]) -> str | None:
-    """The loader of the next batch in proportion to weights; None where there is none.
+    """The loader of the next batch in proportion to weights. None: no loader is left.
 
     It follows the quota method of M. L. Balinski and H. P. Young ("The Quota Method of
     Apportionment", Amer. Math. Monthly 82, 1975): of the loaders whose quota ``weight /
@@ -90,10 +90,11 @@ def next_by_quota(weights: Mapping[str, Fraction], counts: Mapping[str, int]) ->
 def exact_weights(
     names: Sequence[str], weights: Mapping[str, float] | Sequence[float]
 ) -> dict[str, Fraction]:
-    """Weights by name; 0.1 means a tenth.
+    """Weights by name as exact fractions: 0.1 means a tenth.
 
     Raises:
-        ConfigError: one is missing, of another name, negative or no finite number, or all are 0.
+        ConfigError: a weight is missing, has an unknown name, is negative or not finite, or all are
+            0.
     """
     named = weights
     if isinstance(weights, Sequence) and len(weights) == len(names):
@@ -269,7 +270,7 @@ class MultiDataLoader:
         config: DataLoaderConfig | None,
         options: dict[str, Any],
     ) -> dict[str, Loader]:
-        """The loaders, made where a dataset or a path was given."""
+        """The loaders, created for datasets and paths."""
         arguments = parameters_of(MultiDataLoader.__init__)
         found: dict[str, Any] = {}
         datasets: dict[str, Any] = {}
@@ -304,7 +305,7 @@ class MultiDataLoader:
         return found
 
     def _workers(self, datasets: dict[str, Any], total: int | None) -> dict[str, int]:
-        """How many workers each dataset gets: in proportion to its batches in an epoch."""
+        """Number of workers of each dataset, in proportion to its batches in an epoch."""
         shares: dict[str, float] = {}
         for name, dataset in datasets.items():
             if self._weights:
@@ -341,7 +342,7 @@ class MultiDataLoader:
             return min(active, key=position.passes.__getitem__, default=None)
 
         def turn(name: str) -> tuple[int, int]:
-            """Of its next batch: the round of the pattern, and the place in it."""
+            """Round and place in the pattern of its next batch."""
             places = [n for n, other in enumerate(self._pattern) if other == name]
             number, place = divmod(counts[name], len(places))
             return number, places[place]
@@ -388,7 +389,7 @@ class MultiDataLoader:
         return iterator
 
     def _leave(self) -> None:
-        """Frees the loaders from the iterator that is under way."""
+        """Frees the loaders from the running iterator."""
         running = self._state.running
         if running is not None:
             running.leave()
@@ -488,7 +489,7 @@ class MultiDataLoader:
 
 
 def _known(lengths: Mapping[str, int | None], names: Sequence[str], remedy: str) -> list[int]:
-    """The lengths of these loaders."""
+    """The known lengths of these loaders."""
     known = []
     for name in names:
         length = lengths[name]
@@ -499,7 +500,7 @@ def _known(lengths: Mapping[str, int | None], names: Sequence[str], remedy: str)
 
 
 class MultiIterator:
-    """One epoch of a `MultiDataLoader`, from a position on, which it moves."""
+    """Iterates over one epoch of a `MultiDataLoader`, from a position that it advances."""
 
     def __init__(self, multi: MultiDataLoader, position: MultiPosition) -> None:
         self._multi = multi
@@ -514,7 +515,7 @@ class MultiIterator:
         return self
 
     def __len__(self) -> int:
-        """Batches that are left."""
+        """Number of remaining batches."""
         return 0 if self.is_done else max(0, len(self._multi) - self._position.step)
 
     def __next__(self) -> tuple[str, Any]:
@@ -548,7 +549,7 @@ class MultiIterator:
         raise StopIteration
 
     def _end_pass(self, name: str) -> None:
-        """A loader has no further batches: it starts again, or drops out."""
+        """Restarts a loader that has ended, or drops it."""
         position = self._position
         is_empty = name in self._fruitless
         if is_empty:
@@ -566,6 +567,6 @@ class MultiIterator:
         self._batches.clear()
 
     def leave(self) -> None:
-        """Frees the loaders; what comes after it is an error."""
+        """Frees the loaders; further use is an error."""
         self._end()
         self._is_left = True

@@ -187,7 +187,7 @@ class TestMasks:
         assert mask[3:7, 5:7].all()
         segmentation["size"] = [23, 32]
         change(tmp_path, put("annotations", "segmentation", segmentation))
-        with pytest.raises(SampleError, match=r"000\.png: the image is 32 x 24 pixels"):
+        with pytest.raises(SampleError, match=r"000\.png: .*\[23, 32\], not \[24, 32\]"):
             opened(tmp_path, masks=True)[0]
 
     def test_where_there_can_be_none(self, coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ class TestBadAnnotations:
             (put("annotations", "image_id", 999), r"annotations\[0\].* 999"),
             (put("annotations", "category_id", 5), r"annotations\[0\].* 5"),
             (put("annotations", "category_id", "mill"), "category_id.*'mill'"),
-            (put("annotations", "category_id", 1 << 63), "category_id.*64 bits"),
+            (put("annotations", "category_id", 1 << 63), "category_id.*int64"),
             (put("annotations", "bbox", [1, 2, 10**400, 3]), "bbox"),
             (put("annotations", "area", 10**400), "area"),
             (put("images", "id", "007"), r"images\[0\].*'007'"),
@@ -245,7 +245,7 @@ class TestBadAnnotations:
         whole = opened(made, image_size=8)
         known = [whole[index][1] for index in (0, 2, 3, 4, 5)]
         (made / "images" / "001.png").unlink()
-        with pytest.raises(DataNotFoundError, match=r"1 \(001\.png\) of 6 targets .*5 files"):
+        with pytest.raises(DataNotFoundError, match=r"1 \(001\.png\) of 6 targets .* 5,"):
             opened(made)
         with pytest.warns(HeadraceWarning, match=r"1 \(001\.png\) of 6 targets"):
             dataset = opened(made, image_size=8, unused_targets="skip")

@@ -189,7 +189,7 @@ class TestClasses:
         assert dataset[0][1] is dataset.samples[0][1] is None
 
     def test_images_flat_in_the_folder_are_said_once(self, photos: Path) -> None:
-        with pytest.warns(HeadraceWarning, match="8 images") as caught:
+        with pytest.warns(HeadraceWarning, match="8 files") as caught:
             dataset = ImageDataset(photos / "noise", image_size=8)
             assert [target for _, target in dataset] == [None] * 8
             pickle.loads(pickle.dumps(dataset))[0]

@@ -337,7 +337,7 @@ class TestCSV:
             ("file,label,label\nbird/1.jpg,3,4\n", "'label', 'label'"),
             (
                 '[{"file": "bird/1.jpg", "a": 1}, {"file": "bird/2.jpg", "b": 1}]',
-                "row 2 .* no object .*'b'",
+                "row 2 .*'b'",
             ),
             ('["bird/1.jpg", 3]', "row 1 .*'bird/1.jpg'"),
             ('{"bird/1.jpg": 3', "JSON"),
@@ -520,7 +520,7 @@ class TestTables:
                 labels = given_targets(given, files, target_name="species")
                 assert labels.targets.tolist() == [1, 3, 2, 2, 0]
             if not isinstance(gap, np.ndarray):
-                with pytest.raises(ConfigError, match="'by' of the DataFrame has nothing in row 1"):
+                with pytest.raises(ConfigError, match=r"'by' of .* has no value in row 1"):
                     given_targets(given, files)
 
     def test_an_empty_cell_leaves_classes_numbers(self, files: FileSet, tmp_path: Path) -> None:
@@ -531,7 +531,7 @@ class TestTables:
             labels = given_targets(path, files, target_name="species")
             assert labels.columns["part"].tolist() == [1, 0, 2, 1, 2]
             assert labels.column_classes["part"] == ["", "train", "val"]
-            with pytest.raises(ConfigError, match=r"'part' of .* has nothing in row"):
+            with pytest.raises(ConfigError, match=r"'part' of .* has no value in row"):
                 given_targets(path, files, target_name="part")
 
     def test_integers_beyond_64_bits_are_no_targets(self, files: FileSet, tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ class TestTables:
         with pytest.raises(ConfigError, match=rf"'study' of .*targets\.txt has {1 << 63}"):
             given_targets(path, files)
         path = as_csv({**without("age"), "weight": [(1 << 53) + 1, 0.5, 1, 2, 3]}, tmp_path)
-        with pytest.raises(ConfigError, match=r"has 9007199254740993: .* integer among floats"):
+        with pytest.raises(ConfigError, match=r"has 9007199254740993: .* not fit float64"):
             given_targets(path, files)
 
 

@@ -267,7 +267,7 @@ class TestBad:
         messages = {
             "truncated_jpeg": "truncated",
             "empty_jpeg": "empty",
-            "text_as_jpeg": "no image",
+            "text_as_jpeg": "not an image",
             "bomb_png": "900000000.*MAX_IMAGE_PIXELS",
             "bomb_jpeg": "65000 x 65000.*MAX_IMAGE_PIXELS",
         }

@@ -112,7 +112,7 @@ def test_what_is_said_and_found(far_of: Any, folder: Path, server: RangeServer) 
     for index in (0, 7):
         assert far.source_of(index) == near.source_of(index).replace(str(folder), server.url)
     assert f"of 12 documents, as int32, by ranges from {server.url}/classes.h5" in far.explain()
-    with pytest.raises(ConfigError, match="tokens here, and no texts"):
+    with pytest.raises(ConfigError, match="tokens here, not texts"):
         far.text_of(0)
     near, far = TextDataset(folder / "tokens.h5"), far_of(of=open_dataset)
     assert isinstance(far, TextDataset)

@@ -53,14 +53,9 @@ class RandomResizedCrop:
     ) -> None:
         self.size: tuple[int, int] = image_sides(size, "size")
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ConfigError(
-                "scale must be two fractions of the image's area, the smaller one first, not "
-                f"{scale!r}"
-            )
+            raise ConfigError(f"scale must be two ascending fractions of the area, not {scale!r}")
         if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise ConfigError(
-                f"ratio must be two aspects (width / height), the smaller one first, not {ratio!r}"
-            )
+            raise ConfigError(f"ratio must be two ascending aspect ratios, not {ratio!r}")
         self.scale: tuple[float, float] = (float(scale[0]), float(scale[1]))
         self.ratio: tuple[float, float] = (float(ratio[0]), float(ratio[1]))
 
@@ -126,21 +121,18 @@ class RandomHorizontalFlip:
 
 
 class Drawn(NamedTuple):
-    """What was drawn for one sample: the part of the image (None: all of it), and whether it is
-    mirrored.
-    """
+    """The draws for a sample: the part of the image (None: all), and whether to mirror it."""
 
     box: Box | None
     flip: bool
 
 
 class Augment(NamedTuple):
-    """A crop and a flip, or one of the two, as a dataset applies them itself; or a size alone,
-    which nothing is drawn for.
+    """A crop, a flip, or both, which the dataset applies itself; or a size alone, without draws.
 
     Attributes:
-        crop, flip: if there are any.
-        size: (height, width) of the result; None: as before.
+        crop, flip: the steps. None: there is no such step.
+        size: (height, width) of the result. None: unchanged.
     """
 
     crop: RandomResizedCrop | None = None
@@ -148,20 +140,17 @@ class Augment(NamedTuple):
     size: tuple[int, int] | None = None
 
     def draw(self, height: int, width: int) -> Drawn:
-        """The draws for an image of that size: the same, and in the same order, as the two would
-        make one after the other.
-        """
+        """Draws for an image of that size, in the order of the two steps."""
         box = None if self.crop is None else self.crop.draw(height, width)
         return Drawn(box, self.flip is not None and self.flip.draw())
 
 
 def split_augment(transform: Any, name: str = "transform") -> tuple[Augment, Any]:
-    """Takes a built-in crop, a built-in flip, or the one and then the other off the head of
-    `transform`; gives it, and what is left as one callable, or None. (`name`: of the argument, see
-    `chained`.)
+    """Splits a built-in crop, a built-in flip, or a crop and a flip off the head of `transform`;
+    returns them, and the rest as one callable or None. (`name`: see `chained`.)
 
     Raises:
-        ConfigError: `transform` is no callable, no list or tuple of these, and not None.
+        ConfigError: `transform` is not a callable, a list or tuple of callables, or None.
     """
     augment = Augment()
     if transform is None:
@@ -176,7 +165,7 @@ def split_augment(transform: Any, name: str = "transform") -> tuple[Augment, Any
 
 
 def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
-    """Height and width of a size that was given as a pair or as one int.
+    """Height and width of a size that is given as a pair or one int.
 
     Raises:
         ConfigError: it is neither.
@@ -196,7 +185,7 @@ def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
 
 
 def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
-    """Applies a function of [H, W, C] arrays to an image of any of the usual types."""
+    """Applies a function of [H, W, C] arrays to a PIL image, an array or a tensor."""
     if isinstance(image, Image.Image):
         array = np.asarray(image)
         if array.ndim == 3:
@@ -206,7 +195,5 @@ def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray
         return torch.from_numpy(to_channels_first(function(to_channels_last(image.numpy()))))
     if isinstance(image, np.ndarray) and image.ndim == 3:
         return function(image)
-    raise TypeError(
-        "a PIL image, an array [H, W, C] or a tensor [C, H, W] is needed, not "
-        f"{type(image).__name__}"
-    )
+    what = type(image).__name__
+    raise TypeError(f"pass a PIL image, an array [H, W, C] or a tensor [C, H, W], not {what}")

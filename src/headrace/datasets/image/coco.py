@@ -1,4 +1,4 @@
-"""Reads annotations of objects in images, as JSON files of COCO hold them."""
+"""Reads annotations of objects in images in COCO's JSON format."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ARRAYS: dict[str, tuple[type, tuple[int, ...]]] = {
     "area": (np.float32, ()),
     "iscrowd": (np.int64, ()),
 }
-"""The arrays of objects, and dtype and shape of an item."""
-_LARGEST = 1e38  # that float32 holds
+"""The arrays of objects: dtype and shape of an item."""
+_LARGEST = 1e38  # fits float32
 _LONGEST = 1 << 31  # sides of images are shorter
 
 
@@ -46,9 +46,9 @@ class Objects(NamedTuple):
 
     Attributes:
         arrays: boxes ([N, 4] float32: left, top, right and bottom edge in pixels), labels ([N]
-            int64, the categories' ids), area ([N] float32, pixels) and iscrowd ([N] int64).
-        image_id: the image's id.
-        segmentations: as the file has them; None: they are not wanted.
+            int64, ids of the categories), area ([N] float32, pixels) and iscrowd ([N] int64).
+        image_id: id of the image.
+        segmentations: as in the file. None: masks were not requested.
     """
 
     arrays: dict[str, npt.NDArray[Any]]
@@ -62,16 +62,17 @@ class CocoTargets(FlatTargets):
     image file.
 
     Args:
-        counts: [n] numbers of objects.
-        arrays: those of `Objects`, of all images, one after the other.
-        image_ids: [n] int64.
-        file_sizes: [n, 2] int64, height and width of each image as the file says; 0: it does not.
-        class_to_idx: the ids of the categories, in their order.
-        segmentations: of each image those of its objects, as a list in JSON; None: they are not
-            wanted.
-        where: they are from, for messages.
-        is_packed: True if boxes are in pixels of `file_sizes` where these are known, whatever size
-            the image has by now.
+        counts: number of objects in each image ([n]).
+        arrays: the arrays of `Objects`, concatenated over all images.
+        image_ids: ids of the images ([n] int64).
+        file_sizes: height and width of each image according to the annotations ([n, 2] int64); 0 if
+            they don't say.
+        class_to_idx: ids of the categories by name, in the order of the ids.
+        segmentations: the segmentations in each image, as a JSON list. None: masks were not
+            requested.
+        where: the source of the annotations, for messages.
+        is_packed: True if boxes are in pixels of `file_sizes`, if these are known, whatever the
+            stored size of the image.
     """
 
     counts: InitVar[Iterable[int]]
@@ -92,7 +93,7 @@ class CocoTargets(FlatTargets):
         return {**target, "image_id": found.image_id}
 
     def objects(self, index: int) -> Objects:
-        """Those of one image."""
+        """The objects in one image."""
         items = self._items(index)
         number = int(self._chosen[index])
         segmentations = None
@@ -102,18 +103,18 @@ class CocoTargets(FlatTargets):
         return Objects(arrays, int(self.image_ids[number]), segmentations)
 
     def size_of(self, index: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Height and width that the boxes of an image are in pixels of, where its own are `size`.
+        """Height and width of the image whose pixels boxes are in; `size` is that of the image.
 
         Raises:
-            FormatError: the file of the annotations says other ones.
+            FormatError: the annotations have another size.
         """
         height, width = self.file_sizes[self._chosen[index]].tolist()
         if not (height and width):
             return size
         if (height, width) != size and not self.is_packed:
             raise FormatError(
-                f"the image is {size[1]:,} x {size[0]:,} pixels (as its EXIF orientation turns "
-                f"it), and {self.where} says {width:,} x {height:,}"
+                f"the image has {size[1]:,} x {size[0]:,} pixels (EXIF applied), and {self.where} "
+                f"says {width:,} x {height:,}"
             )
         return height, width
 
@@ -121,12 +122,12 @@ class CocoTargets(FlatTargets):
 
     @property
     def sizes(self) -> IntArray:
-        """Height and width of each image as the file says ([n, 2] int64); 0: it does not."""
+        """Height and width of each image according to the annotations ([n, 2] int64), or 0."""
         return self.file_sizes[self._chosen]
 
     def columns(self, sizes: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that a pack has of them, beside its samples: `ARRAYS` with their offsets,
-        `IMAGE_ID`, and `sizes` as `IMAGE_SIZE`.
+        """The arrays of a pack: `ARRAYS` with their offsets, `IMAGE_ID`, and `sizes` as
+        `IMAGE_SIZE`.
         """
         counts = np.diff(self._ends)[self._chosen]
         offsets = np.cumsum([0, *counts], dtype=np.int64)
@@ -143,10 +144,10 @@ class CocoTargets(FlatTargets):
 
     @classmethod
     def of_packs(cls, sources: Sequence[HDF5Source], class_to_idx: dict[str, int]) -> CocoTargets:
-        """Those of packed files, one after the other.
+        """The concatenated objects of packed files.
 
         Raises:
-            MissingNameError, FormatError: a file lacks some of them.
+            MissingNameError, FormatError: a file lacks an array.
         """
         where = redact(sources[0].path)
         counts = np.concatenate([np.diff(source.ragged(BOXES)[1]) for source in sources])
@@ -180,17 +181,16 @@ def read_coco(
     """The objects of each file.
 
     Args:
-        found: what the JSON file holds.
-        where: its path, for messages.
+        found: the object in the JSON file.
+        where: path of the file, for messages.
         files: the images.
         with_masks: keep segmentations.
-        unused: "skip": leave out images that are not among the files, with a warning.
+        unused: "skip": ignore annotated images that are not among the files, with a warning.
 
     Raises:
-        ConfigError: a file is not among its images; or two of them have one name.
-        DataNotFoundError: one of its images is not among the files, and may not be left out.
-        FormatError: an entry lacks a field, or has a value that makes no sense; the message names
-            it.
+        ConfigError: a file is not annotated, or two annotated images have the same name.
+        DataNotFoundError: an annotated image is not among the files.
+        FormatError: an entry lacks a field, or has an invalid value; the message names it.
     """
     numbers = dict[int, int]()  # of the entries of images, by their ids
     names = dict[str, int]()
@@ -200,7 +200,7 @@ def read_coco(
         one_id = _field(entry, "id", int, place)
         name = _field(entry, "file_name", str, place)
         if one_id in numbers or name in names:
-            raise FormatError(f"{place}: the id {one_id} or file_name {name!r} comes twice")
+            raise FormatError(f"{place}: the id {one_id} or file_name {name!r} occurs twice")
         numbers[one_id] = names[name] = number
         size = (entry.get("height"), entry.get("width"))
         if not all(isinstance(side, int) and 0 < side < _LONGEST for side in size):
@@ -220,19 +220,14 @@ def read_coco(
         image = numbers.get(_field(one, "image_id", int, place))
         label = _field(one, "category_id", int, place)
         if image is None or label not in known:
-            raise FormatError(
-                f"{place}: there is no image of the id {one['image_id']}, or no category of the "
-                f"id {label}"
-            )
+            raise FormatError(f"{place}: no image {one['image_id']}, or no category {label}")
         sides = one.get("bbox")
         if (
             not isinstance(sides, list)
             or len(sides) != 4
             or not all(isinstance(side, (int, float)) and abs(side) < _LARGEST for side in sides)
         ):
-            raise FormatError(
-                f"{place}: bbox must be four numbers (left, top, width, height), not {sides!r:.60}"
-            )
+            raise FormatError(f"{place}: bbox must be four numbers, not {sides!r:.60}")
         left, top, width, height = map(float, sides)
         rows, columns = sizes[image]
         is_outside = rows and (
@@ -250,8 +245,8 @@ def read_coco(
         each[image].append((box, label, area, is_crowd, segmentation))
     if empty:
         warn(
-            f"targets: {where}: {named_few(empty)} annotations have boxes without "
-            "area, or outside of their image: left out"
+            f"targets: {where}: {named_few(empty)} annotations have boxes without area, or outside "
+            "of their image, and are ignored"
         )
     order = [names[key] for key in keys]
     ids = list(numbers)
@@ -278,17 +273,17 @@ def read_coco(
 def _field(entry: Any, name: str, kind: type, place: str) -> Any:
     value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = {int: "an integer", str: "a text"}[kind]
+        wanted = {int: "an integer", str: "a string"}[kind]
         raise FormatError(f"{place}: {name} must be {wanted}, not {value!r:.60}")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise FormatError(f"{place}: {name} is an integer of more than 64 bits: use a smaller one")
+        raise FormatError(f"{place}: {name} does not fit int64: use a smaller integer")
     return value
 
 
 def _categories(categories: Any, where: str) -> dict[str, int]:
     """Ids by name, in the order of the ids."""
     if not isinstance(categories, list):
-        raise FormatError(f"targets: {where} has no categories: are these annotations of objects?")
+        raise FormatError(f"targets: {where} has no categories: pass annotations of objects")
     found = dict[int, str]()
     for number, one in enumerate(categories):
         place = f"targets: {where}, categories[{number}]"
@@ -313,10 +308,7 @@ def _segmentation(one: dict[str, Any], place: str) -> Any:
         and all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in found)
     ):
         return found
-    raise FormatError(
-        f"{place}: segmentation is neither polygons nor a run-length encoding, so masks=True can't "
-        "be had"
-    )
+    raise FormatError(f"{place}: segmentation must be polygons or run lengths for masks=True")
 
 
 def import_pycocotools() -> Any:
@@ -328,9 +320,7 @@ def import_pycocotools() -> Any:
     try:
         from pycocotools import mask
     except ImportError:
-        raise ConfigError(
-            "masks=True needs the package pycocotools: pip install 'headrace[coco]'"
-        ) from None
+        raise ConfigError("masks=True needs pycocotools: pip install 'headrace[coco]'") from None
     return mask
 
 
@@ -338,7 +328,7 @@ def instance_masks(segmentations: Sequence[Any], height: int, width: int) -> npt
     """The masks of objects: [N, height, width] uint8, 1 inside.
 
     Raises:
-        FormatError: a run-length encoding is of another size.
+        FormatError: a run-length encoding has another size.
     """
     coco = import_pycocotools()
     masks = np.zeros((len(segmentations), height, width), np.uint8)
@@ -346,10 +336,8 @@ def instance_masks(segmentations: Sequence[Any], height: int, width: int) -> npt
         if isinstance(encoded, list):
             encoded = coco.merge(coco.frPyObjects(encoded, height, width))
         elif encoded["size"] != [height, width]:
-            raise FormatError(
-                f"the image is {width} x {height} pixels, and the size of a segmentation (height, "
-                f"width) is {encoded['size']}"
-            )
+            size = encoded["size"]
+            raise FormatError(f"a segmentation has the size {size}, not {[height, width]}")
         elif isinstance(encoded["counts"], list):
             encoded = coco.frPyObjects(encoded, height, width)
         mask[...] = coco.decode(encoded)

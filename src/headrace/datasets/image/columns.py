@@ -1,4 +1,4 @@
-"""Images in columns of tables and tars, in arrays, and in the formats of other packages."""
+"""Reads images from columns of tables and tars, arrays, and formats of other packages."""
 
 from __future__ import annotations
 
@@ -32,34 +32,32 @@ def encoded_image(value: Any, column: str) -> bytes:
     """The encoded image in a value of a column: the value itself, or its field "bytes".
 
     Raises:
-        FormatError: there is none.
+        FormatError: there is no image.
     """
     data = value
     if isinstance(value, dict):
         data = value.get("bytes")
     if isinstance(data, bytes):
         return data
-    raise FormatError(
-        f"column {column!r} has no image there, but {value!r:.60}: open files of images "
-        "by their folder"
-    )
+    raise FormatError(f"column {column!r} must contain encoded images, not {value!r:.60}")
 
 
 class TableImages(TableSource):
-    """The encoded images of the one column of a table."""
+    """The encoded images in one column of a table."""
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         return [encoded_image(value, self.names[0]) for value in super().read(indices)]
 
 
 class TarImages(TarSource):
-    """The encoded images of tars; or pairs of image and class number, both as their bytes.
+    """The encoded images in tars; or pairs of image and class number, both as bytes.
 
     Args:
         data_path: see `TarSource`.
-        column: the extension of the images; None: any of images.
-        target: that of the class numbers; None: there are none. UNSET: "cls", if the first sample
-            has it.
+        column: extension of the images. None: any extension of images.
+        wanted: its `targets` are the extension of the class numbers, or None; by default "cls", if
+            the first sample has it.
+        reach: how URLs are read.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class TarImages(TarSource):
 
 
 def _are_encoded(source: Any) -> bool:
-    """True if the rows of an array are bytes: uint8 [n] of any or of one length, or opaque."""
+    """True if the rows of an array are bytes: uint8 [n] of any or one length, or opaque."""
     if len(source.shape) == 1:
         of_any_length = (source.dtype.metadata or {}).get("vlen")
         is_opaque = source.dtype.kind in "SV" and source.dtype.names is None
@@ -107,9 +105,9 @@ def open_column(
     """The images of a column, and their targets.
 
     Args:
-        data_path: of tables, tars, HDF5 files, Zarr stores, or files of another package's format.
-        column: its name; of tars the extension of the images, or None.
-        wanted: the name of the column of the targets.
+        data_path: path of tables, tars, HDF5 files, Zarr stores, or another package's format.
+        column: name of the column. Of tars: extension of the images, or None.
+        wanted: its `targets` name the column of the targets.
         reach: how URLs are read.
 
     Raises:
@@ -119,10 +117,7 @@ def open_column(
     name = wanted.targets if wanted.is_outright else None
     wanted.refuse_options()
     if name == FOLDERS or not (name is None or isinstance(name, (str, os.PathLike))):
-        raise ConfigError(
-            f"targets must name a column of {shown}, or be None, not {name!r}: the images have no "
-            "names to find other targets by"
-        )
+        raise ConfigError(f"targets must name a column of {shown}, or be None, not {name!r}")
     format_, where = detect(data_path, reach)
     if format_ is TARS:
         return TarImages(where, column, wanted, reach), Labels(None, [])
@@ -136,8 +131,7 @@ def open_column(
         kind = images.first.schema.field(column).type
         if not holds_images(kind):
             raise FormatError(
-                f"{images.first.shown}: column={column!r}: the column is of type {kind}, and "
-                "holds no images, as bytes or structs of them"
+                f"{images.first.shown}: column={column!r} is of type {kind}, not bytes of images"
             )
         if name is not None:
             targets, classes = images.targets(str(name))
@@ -153,13 +147,13 @@ def open_column(
         first: ArraysSource = getattr(source, "sources", [source])[0]
         if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
             raise FormatError(
-                f"{first.path}: column={column!r}: the rows are {first.rows_are}, and no images, "
-                f"as bytes or as uint8 [height, width, 3]: open them with {type(arrays).__name__}"
+                f"{first.path}: column={column!r}: the rows are {first.rows_are}, not images "
+                f"(bytes, or uint8 [H, W, 3]): use {type(arrays).__name__}"
             )
         targets = arrays.targets
         classes = list(arrays.classes or [])
     elif format_.open is None:
-        raise ConfigError(f"{shown} holds {format_.name}, which have no columns: leave out column=")
+        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
     elif name is not None:
         columns = open_columns(where, format_, reach, [column, str(name)])
         pairs: Any = columns.rows([column, str(name)])

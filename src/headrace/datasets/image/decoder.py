@@ -1,5 +1,5 @@
-"""What the samples of an `ImageDataset` are: images, alone or with a mask, a class number or boxes,
-decoded, cropped, resized and normalised by one draw.
+"""Decodes the samples of an `ImageDataset`: images, alone or with a mask, a class number or boxes,
+which are cropped, resized and normalised by the same draws.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from headrace.errors import FormatError
 
 Mask = npt.NDArray[Any]
 """[H, W] uint8, uint16 or int32."""
-_WIDEST = 8  # bytes a pixel: Pillow's image and the array
+_WIDEST = 8  # bytes per pixel: Pillow's image and the array
 _MASK_DTYPES: dict[str, type] = {
     **dict.fromkeys(("1", "L", "P"), np.uint8),
     **dict.fromkeys(SIXTEEN_BIT, np.uint16),
     "I": np.int32,
 }
-"""By the modes of Pillow's images that masks may have."""
+"""The dtypes of masks by the mode of Pillow's image."""
 
 
 @decoding()
@@ -77,14 +77,14 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
         image.load()
         if image.mode not in _MASK_DTYPES:
             raise FormatError(
-                "a mask holds class numbers (grey of 1 to 32 bits, or a palette), and this image "
-                f"is of mode {image.mode!r}: convert it once, and save it as PNG"
+                f"an image of mode {image.mode!r} is not a mask of class numbers: save it as PNG, "
+                "in grey or with a palette"
             )
         return np.array(image).astype(_MASK_DTYPES[image.mode])
 
 
 def encode_mask(mask: Mask) -> bytes:
-    """A file that `decode_mask` makes the same mask of: a PNG, and of int32 a TIFF."""
+    """A file that `decode_mask` decodes to the same mask: a PNG, or a TIFF for int32."""
     stream = io.BytesIO()
     if mask.dtype == np.int32:
         mask_image(mask).save(stream, "TIFF", compression="tiff_adobe_deflate")
@@ -94,8 +94,8 @@ def encode_mask(mask: Mask) -> bytes:
 
 
 def resize_nearest(mask: Mask, size: tuple[int, int] | None) -> Mask:
-    """[H, W] -> [size[0], size[1]]: each pixel is the one that its centre lies in; aspect not
-    kept. None: as it is.
+    """[H, W] -> [size[0], size[1]] by the nearest pixel; the aspect ratio is not kept. None:
+    unchanged.
     """
     if size is None or mask.shape == size:
         return mask
@@ -103,7 +103,7 @@ def resize_nearest(mask: Mask, size: tuple[int, int] | None) -> Mask:
         (2 * np.arange(wanted) + 1) * stored // (2 * wanted)
         for wanted, stored in zip(size, mask.shape, strict=True)
     )
-    # two passes over rows are faster than a gather of pixels
+    # two takes are faster than a gather of pixels
     picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)
     return picked
 
@@ -114,13 +114,11 @@ def mask_image(mask: Mask) -> Image.Image:
 
 
 DEFAULT_SIZE = (224, 224)
-UNSET: Any = "default"
-"""An `image_size` that was not given."""
 
 
 def pixels_are(source: Any) -> str | None:
-    """The colour of decoded images that are rows of an array, uint8 [H, W, 3] or [H, W, 1]; None:
-    records are others.
+    """The colour of images whose records are uint8 [H, W, 3] or [H, W, 1]. None: records are not
+    pixels.
     """
     shape = getattr(source, "shape", None)
     if shape is None or len(shape) != 4 or source.dtype != np.uint8:
@@ -130,26 +128,26 @@ def pixels_are(source: Any) -> str | None:
 
 @dataclass(kw_only=True, eq=False)
 class ImageDecoder(Decoder):
-    """Images as values uint8 [C, H, W], or [H, W, C] where built-in augmentations or transforms of
-    PIL images or arrays come next; or as the encoded records themselves, where an image is decoded
-    only when it is known which part of it is wanted.
+    """Decodes images. Values are uint8 [C, H, W]; or [H, W, C] if built-in augmentations, or
+    transforms of PIL images or arrays, come next; or the encoded records, which are decoded when
+    the crop is drawn.
 
     Args:
         color: "RGB" or "L".
-        image_size: (height, width) of values; None: an image's own.
-        is_size_given: True if the user said so.
-        exact: decode large JPEGs whole.
-        normalize: scale and normalise inputs that nobody transforms; "host": never on a device.
-        dtype: of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
+        image_size: (height, width) of values. None: images keep their size.
+        is_size_given: True if the user gave a size.
+        exact: decode large JPEGs at full size.
+        normalize: scale and normalise inputs without transforms; "host": never on a device.
+        dtype: dtype of normalised inputs: float32, float16, or bfloat16 (`BFLOAT16`).
         transform_input: "pil", "tensor" or "numpy".
         augment: the built-in crop and flip.
-        transformed: True if a transform gets the inputs.
+        transformed: True if a transform receives the inputs.
         is_stored_decoded: True if records are pixels [H, W, C].
-        hold: as the user gave it.
-        left: says what the memory budget leaves for one image.
-        is_joint: True if a transform gets input and target.
-        channels_first: the layout of values; None: as inputs have it. The views of a dataset keep
-            it, whatever their transform gets.
+        hold: see `BaseDataset`.
+        left: returns the remaining memory budget.
+        is_joint: True if a transform receives input and target.
+        channels_first: layout of values. None: that of inputs. Views keep the layout of their
+            dataset, whatever their transform.
     """
 
     stores_values = False
@@ -176,7 +174,7 @@ class ImageDecoder(Decoder):
         if self.channels_first is None:
             self.channels_first = self._shows_channels_first and not is_augmented
         self.crop_size: tuple[int, int] | None = self.augment.size
-        """The size of inputs, where they are cropped or resized once more."""
+        """The size of inputs, if they are cropped or resized once more."""
         self.is_encoded: bool = (
             self.crop_size is not None
             and self.image_size is None
@@ -190,9 +188,7 @@ class ImageDecoder(Decoder):
         )
 
     def with_transform(self, transform: Any) -> tuple[ImageDecoder, Callable[[Any], Any] | None]:
-        """What is held stays as it is, so it may be held in another layout than the one that the
-        transform gets.
-        """
+        """See `Decoder`. Cached values keep their layout, whatever the transform receives."""
         augment, rest = split_augment(transform)
         has_size = self.image_size is not None or self.is_size_given
         if rest is None and not any(augment) and not has_size:
@@ -206,7 +202,7 @@ class ImageDecoder(Decoder):
 
     @property
     def held_as(self) -> str:
-        """What decides the value of a record."""
+        """Identifies how records become values."""
         return (
             f"ImageDataset {self.color} {self.image_size} {self.channels_first} "
             f"{self.is_stored_decoded}{' exact' if self.exact else ''}"
@@ -214,7 +210,7 @@ class ImageDecoder(Decoder):
 
     def decode(self, record: Any) -> Any:
         if isinstance(record, np.ndarray) and not self.is_stored_decoded:
-            record = record.tobytes()  # arrays are taken for pixels
+            record = record.tobytes()  # arrays would be taken for pixels
         if self.is_encoded:
             return record
         first = bool(self.channels_first)
@@ -242,7 +238,7 @@ class ImageDecoder(Decoder):
         return self.augment.draw(*(value.shape[1:] if self.channels_first else value.shape[:2]))
 
     def _drawn_pixels(self, value: Any, drawn: Drawn | None) -> Pixels:
-        """What a value becomes by its draws: uint8 in the layout of inputs."""
+        """Applies draws to a value: uint8 in the layout of inputs."""
         if not any(self.augment) and self.channels_first == self._shows_channels_first:
             return value  # type: ignore[no-any-return]
         box, flip = drawn or (None, False)
@@ -267,7 +263,7 @@ class ImageDecoder(Decoder):
         return self.shown(value, self.draw(value))
 
     def shown(self, value: Any, drawn: Drawn | None) -> Any:
-        """The input that a value becomes by its draws."""
+        """The input of a value with these draws."""
         pixels = self._drawn_pixels(value, drawn)
         if not self.transformed:
             if self.normalize:
@@ -285,7 +281,7 @@ class ImageDecoder(Decoder):
         return self._row(value.shape[1:] if self.channels_first else value.shape[:2])
 
     def _row(self, size: tuple[int, ...] | None) -> ArraySpec | None:
-        """Shape and dtype of inputs that nobody transforms, of values of that size."""
+        """Shape and dtype of inputs without transforms, for values of that size."""
         size = self.crop_size or size
         if self.transformed or size is None:
             return None
@@ -310,13 +306,13 @@ class ImageDecoder(Decoder):
         return Unnormalized(replace(self, normalize=False), normalization)
 
 
-_LEAST = 1.0  # pixels, of what a crop leaves of a box
+_LEAST = 1.0  # pixels that a crop must leave of a box
 
 
 @dataclass(kw_only=True, eq=False)
 class JointDecoder(ImageDecoder):
-    """Images and something that lies in them: values are the pixels and that, or the encoded record
-    where an image is cropped first.
+    """Decodes pairs of an image and a target in it. Values are pairs, or the encoded record if the
+    image is cropped first.
     """
 
     splits_targets = True
@@ -339,21 +335,21 @@ class JointDecoder(ImageDecoder):
         return row, self._target_row(row.shape[1:])
 
     def _joins(self, collating: Collating) -> bool:
-        """True if a batch is rows of images, beside what becomes of the targets."""
+        """True if the images of a batch are stacked."""
         return collating.stacks
 
     def _target_row(self, size: tuple[int, ...]) -> ArraySpec | None:
-        """Shape and dtype of the target of an image of that size; None: it has none."""
+        """Shape and dtype of the target of an image of that size. None: targets are listed."""
         return ArraySpec((), np.dtype(np.int64))
 
 
 @dataclass(kw_only=True, eq=False)
 class MaskDecoder(JointDecoder):
-    """Pairs of an image and a mask of its size, which is resized to the nearest pixel. Records hold
-    the bytes of both.
+    """Decodes pairs of an image and a mask of the same size, which is resized to the nearest pixel.
+    A record is the bytes of both.
 
-    A target is an int64 tensor [H, W]; a joint transform gets it as it gets the image: as a PIL
-    image, an array or a tensor.
+    A target is an int64 tensor [H, W]. A joint transform receives it in the type of the image: PIL
+    image, array or tensor.
     """
 
     def decode(self, record: Any) -> Any:
@@ -392,7 +388,7 @@ class MaskDecoder(JointDecoder):
 
 @dataclass(kw_only=True, eq=False)
 class LabelDecoder(JointDecoder):
-    """Pairs of an image and its class number. Records hold both: as bytes, or by their columns."""
+    """Decodes pairs of an image and a class number. A record is a pair of bytes, or a dict."""
 
     def decode(self, record: Any) -> Any:
         if isinstance(record, dict):
@@ -407,19 +403,19 @@ class LabelDecoder(JointDecoder):
         try:
             return image, int(label)
         except (ValueError, TypeError) as error:
-            raise FormatError(f"the class number is none: {label!r:.60}") from error
+            raise FormatError(f"the class number must be an integer, not {label!r:.60}") from error
 
 
 def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
-    """The mask of an encoded image, as large as that.
+    """Decodes the mask of an encoded image, and checks that both have the same size.
 
     Args:
-        image: the bytes of the image.
-        data: those of the mask.
-        left: as for `decode_mask`.
+        image: bytes of the image.
+        data: bytes of the mask.
+        left: see `decode_mask`.
 
     Raises:
-        FormatError: it is of another size, or can't be decoded.
+        FormatError: the mask has another size, or can't be decoded.
     """
     height, width = image_shape(image, left)
     try:
@@ -428,14 +424,14 @@ def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
         raise FormatError(f"the mask: {error}") from error
     if mask.shape != (height, width):
         raise FormatError(
-            f"the image is {width:,} x {height:,} pixels (as its EXIF orientation turns it), and "
-            f"its mask {mask.shape[1]:,} x {mask.shape[0]:,}"
+            f"the image has {width:,} x {height:,} pixels (EXIF applied), and its mask "
+            f"{mask.shape[1]:,} x {mask.shape[0]:,}"
         )
     return mask
 
 
 def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
-    """What becomes of a mask [H, W] where its image is cropped, resized to `size`, and mirrored."""
+    """Crops a mask [H, W], resizes it to `size` and mirrors it, like its image."""
     part, flip = drawn or (None, False)
     if part is not None:
         mask = part.of(mask)
@@ -447,8 +443,8 @@ def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> M
 
 @dataclass(kw_only=True, eq=False)
 class BoxDecoder(JointDecoder):
-    """Pairs of an image and a dict of its objects. Values are the pixels and the size of the stored
-    image.
+    """Decodes pairs of an image and a dict of the objects in it. Values are the pixels and the size
+    of the stored image.
 
     A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels`
     (int64 [N]), `area` (float32 [N]), `iscrowd` (int64 [N]), `image_id` (int) and, on request,
@@ -470,8 +466,8 @@ class BoxDecoder(JointDecoder):
         return None
 
     def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        """The target: the objects, height and width that they are in pixels of, and those of the
-        image as it is stored, upright.
+        """See `Decoder`. The target is the objects, the (height, width) that boxes refer to, and
+        the upright (height, width) of the stored image.
         """
         if self.is_encoded:
             shape = image_shape(value, self.left)
@@ -485,7 +481,7 @@ class BoxDecoder(JointDecoder):
     def placed(
         self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
     ) -> dict[str, Any]:
-        """The objects where they are in the input."""
+        """The objects in coordinates of the input."""
         objects, size, shape = target
         frame = self.image_size or shape
         before = objects.arrays["boxes"]
@@ -519,18 +515,18 @@ def place_boxes(
     drawn: Drawn | None,
     crop_size: tuple[int, int] | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Boxes of an image where they are in what becomes of it.
+    """Moves boxes to where they are after a crop, a resize and a flip of their image.
 
     Args:
-        boxes: [N, 4]: left, top, right, bottom, in pixels of the image.
+        boxes: left, top, right, bottom in pixels of the image ([N, 4]).
         size: (height, width) of the image.
-        frame: its size where it is cropped and mirrored.
+        frame: (height, width) of the image before the crop.
         drawn: the part that is cropped, and whether it is mirrored.
-        crop_size: to which the part is resized; None: it is not.
+        crop_size: size to which the part is resized. None: it is not resized.
 
     Returns:
-        [M, 4] float32 boxes, clipped to what is shown; and which are kept ([N] bool): those of
-        which a pixel each way is left, or all that there was.
+        The boxes, clipped to the result (float32 [M, 4]); and which of the N are kept ([N] bool):
+        those with at least a pixel left each way, or with all of their size.
     """
     part, flip = drawn or (None, False)
     top, left, height, width = part or (0, 0, *frame)

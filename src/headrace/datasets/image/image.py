@@ -1,4 +1,4 @@
-"""Images in folders or packed files, with class numbers, labels, masks or boxes as targets."""
+"""Reads images, with class numbers, labels, masks or boxes as targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from headrace.datasets.image.augment import Augment, image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools, read_coco
 from headrace.datasets.image.decoder import (
     DEFAULT_SIZE,
-    UNSET,
     BoxDecoder,
     ImageDecoder,
     LabelDecoder,
@@ -30,7 +29,7 @@ from headrace.datasets.image.decoder import (
     pixels_are,
 )
 from headrace.datasets.image.labels import (
-    FOLDERS,
+    UNSET,
     Labels,
     TargetsArgument,
     Wanted,
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
 def open_images(
     data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions, column: str | None = None
 ) -> tuple[ImageSource, Labels]:
-    """The images under a path, or in a column, and their targets.
+    """Opens the images under a path, or in a column, and their targets.
 
     Raises:
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
@@ -79,7 +78,7 @@ def open_images(
     if column is None:
         kind, _ = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
     if kind is TARS:
-        from headrace.datasets.image.columns import open_column  # which imports tables and tars
+        from headrace.datasets.image.columns import open_column  # imports tables and tars
 
         return open_column(data_path, column, wanted, reach)
     if kind is HDF5:
@@ -87,50 +86,41 @@ def open_images(
     if wanted.masks:
         import_pycocotools()
     files = FilesSource(data_path, EXTENSIONS, reach)
-    masks = None
+    for plugin in PLUGINS:
+        are_of_it = files.listing.names.end_in(*plugin.endings)
+        if are_of_it.any() and not is_readable(plugin):
+            first = redact(files.listing.names[int(are_of_it.argmax())])
+            raise ConfigError(
+                f"{are_of_it.sum():,} of {len(files):,} images are {plugin.name}, such as "
+                f"{first}: pip install {plugin.package}, or pass a glob of the others"
+            )
+    if wanted.are_folders or not names_masks(wanted.targets):
+        return files, labels_of(wanted, files.listing, reach)
+    wanted.refuse_options("unused_targets")
+    check_splits(files.listing)
     try:
-        for plugin in PLUGINS:
-            are_of_it = files.listing.names.end_in(*plugin.endings)
-            if are_of_it.any() and not is_readable(plugin):
-                first = redact(files.listing.names[int(are_of_it.argmax())])
-                raise ConfigError(
-                    f"{are_of_it.sum():,} of {len(files):,} images are of the format "
-                    f"{plugin.name}: pip install {plugin.package}; the first: {first}; "
-                    "or name the others by a glob, such as 'photos/**/*.jpg'"
-                )
-        if wanted.targets == FOLDERS or not names_masks(wanted.targets):
-            return files, labels_of(wanted, files.listing, reach)
-        wanted.refuse_options("unused_targets")
-        check_splits(files.listing)
-        try:
-            masks = FilesSource(wanted.targets, EXTENSIONS, reach)
-        except DataNotFoundError as error:
-            raise DataNotFoundError(f"targets: {error}") from error
-        mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
-        return PairedSource(files, masks, mask_of), Labels(None, [])
-    except BaseException:
-        files.close()
-        if masks is not None:
-            masks.close()
-        raise
+        masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+    except DataNotFoundError as error:
+        raise DataNotFoundError(f"targets: {error}") from error
+    mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
+    return PairedSource(files, masks, mask_of), Labels(None, [])
 
 
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
-    """The targets of files, but masks: of their folders, of a file of labels, or as the user gave
-    them.
+    """The targets of files other than masks: from their folders, a file of labels, or as given.
 
     Raises:
         ConfigError, DataNotFoundError, FormatError, MissingNameError, AccessError: see
             `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
-    if wanted.targets == FOLDERS:
+    if wanted.are_folders:
         wanted.refuse_options()
         numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
         if numbers is None:
             warn(
-                f"ImageDataset: the {len(files):,} images lie flat in the folder, so every target "
-                "is None; put them into class folders, or pass targets= (targets=None to say that "
-                "this is meant)"
+                f"{redact(files.roots[0])}: the {len(files):,} files lie flat in the folder, so "
+                "there are no targets; put them into class folders, or pass targets= (targets=None "
+                "to say that this is meant)"
             )
         return Labels(numbers, classes)
     if not isinstance(wanted.targets, (str, os.PathLike)):
@@ -147,19 +137,16 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
 def _open_packed(
     data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions
 ) -> tuple[HDF5Source | ConcatSource[HDF5Source], Labels]:
-    """The images in packed files, and their targets.
+    """Opens the images in packed files, and their targets.
 
     Raises:
-        ConfigError: targets are wanted that the files don't have.
-        FormatError: a file is no pack of images; or they can't be one dataset.
+        ConfigError: the files don't have the targets.
+        FormatError: a file is not a pack of images; or files can't be one dataset.
     """
-    if wanted.targets not in (None, FOLDERS):
-        raise ConfigError(
-            "targets= can't be changed for a packed file: give it when you pack, or use "
-            "target_transform"
-        )
+    if wanted.targets is not None and not wanted.are_folders:
+        raise ConfigError("targets= of a packed file are fixed: pass them to the dataset to pack")
     wanted.refuse_options("masks")
-    # imported here: files of images need no reader of arrays
+    # imported here, since image files don't need them
     from headrace.formats.hdf5.rows import HDF5Source
     from headrace.formats.trees import open_trees
 
@@ -171,8 +158,8 @@ def _open_packed(
             source = HDF5Source(path, opened=hdf5)
         if source is None or source.info is None or source.info.kind != "image":
             raise FormatError(
-                f"{redact(path)} holds no images that headrace packed: open it with "
-                "HDF5Dataset(path, dataset_name), or name its images by column="
+                f"{redact(path)} is not a pack of images: open it with HDF5Dataset(path, "
+                "dataset_name), or name its images by column="
             )
         if wanted.targets is None or not source.has_column(TARGETS):
             return source, None
@@ -187,9 +174,8 @@ def _open_packed(
     for other in sources:
         if _common(other) != _common(first) or len(columns) not in (0, len(sources)):
             raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: they were packed with other "
-                "classes, sizes or colours, or only one holds targets: pack them from one "
-                "dataset, or pass targets=None"
+                f"{other.path} and {first.path} can't be one dataset: classes, sizes or colours "
+                "differ, or only one has targets: pack them again, or pass targets=None"
             )
     whole: HDF5Source | ConcatSource[HDF5Source] = first
     if len(sources) > 1:
@@ -197,10 +183,7 @@ def _open_packed(
     kept = info.image.get("targets")
     has_outlines = kept == BOXES and first.has_column(SEGMENTATIONS)
     if wanted.masks and not (has_outlines and wanted.targets is not None):
-        raise ConfigError(
-            f"masks=True: {first.path} holds no outlines of objects: pack a dataset that was "
-            "opened with masks=True"
-        )
+        raise ConfigError(f"masks=True: {first.path} has no outlines: pack with masks=True")
     if kept == MASKS:
         for source in sources:
             source.give_pairs(images_alone=wanted.targets is None)
@@ -223,7 +206,7 @@ def _open_packed(
 
 
 def _common(source: HDF5Source) -> tuple[Any, ...]:
-    """What the files of one dataset have in common."""
+    """What all files of a dataset must have in common."""
     info = source.info
     assert info is not None
     return info.store, info.image, info.classes, info.target_columns, source.rows_are
@@ -360,26 +343,14 @@ class ImageDataset(BaseDataset):
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given
-        is_outright = targets is not UNSET
-        if is_outright:
-            targets = checked_targets(targets, self.data_path)
-        wanted = Wanted(
-            targets if is_outright else FOLDERS,
-            target_name,
-            label_separator,
-            delimiter,
-            masks,
-            unused_targets,
-            is_outright,
-        )
+        targets = checked_targets(targets, self.data_path)
+        wanted = Wanted(targets, target_name, label_separator, delimiter, masks, unused_targets)
         reach, common = RemoteOptions.split(options)
         source, labels = open_images(data_path, wanted, reach, column)
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
-        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
-        if isinstance(labels.targets, CocoTargets):
-            self.class_to_idx = labels.targets.class_to_idx
+        self.class_to_idx = labels.class_to_idx
         self.color = color
         is_joint = options.get("transforms") is not None
         augment = Augment()
@@ -390,8 +361,8 @@ class ImageDataset(BaseDataset):
         transformed = transform is not None or common.get("transforms") is not None
         if dtype is not None and (transformed or not normalize):
             raise ConfigError(
-                f"dtype={dtype!r} is for images that are normalised, and here a transform or "
-                "normalize=False gives them their dtype: leave one of them out"
+                f"dtype={dtype!r} is for normalised images, without transform and "
+                "normalize=False: leave one of them out"
             )
         packed: Any = getattr(source, "sources", [source])[0]
         info: Any = getattr(packed, "info", None)
@@ -401,10 +372,7 @@ class ImageDataset(BaseDataset):
         elif column is not None:
             stored_color = pixels_are(packed)
         if stored_color not in (None, color):
-            raise ConfigError(
-                f"color={color!r}: the stored pixels are of color={stored_color!r}: pass that, or "
-                "pack the images again"
-            )
+            raise ConfigError(f"color={color!r}: the stored pixels are {stored_color!r}: pass that")
         is_stored_decoded = stored_color is not None
         size: tuple[int, int] | None = None
         if image_size is not UNSET:

@@ -1,5 +1,5 @@
-"""Targets of files by their names: from mappings, callables and tables (CSV, JSON, Parquet,
-DataFrames). Each of these gives names and values, and `keys_for` matches names with files.
+"""Targets of files by name: from mappings, callables and tables (CSV, JSON, Parquet, DataFrames).
+Each of these has names and values; `keys_for` matches the names with files.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ TargetsArgument = (
     | None
 )
 FOLDERS = "folders"
+UNSET: Any = "default"
+"""An argument that was not given: `targets` (class folders), `image_size`."""
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
-"""Of files of labels. Local ones may have any other."""
+"""Endings of files of labels. A local file may have any other."""
 _SHOWN = 3
 _WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Wanted(NamedTuple):
-    """Which targets are wanted, as the user gave it."""
+    """The `targets` of a dataset and their options, as the user gave them."""
 
     targets: Any
     target_name: str | Sequence[str] | None = None
@@ -66,27 +68,32 @@ class Wanted(NamedTuple):
     delimiter: str | None = None
     masks: bool = False
     unused_targets: Literal["raise", "skip"] = "raise"
-    is_outright: bool = True
-    """True if the user gave `targets`; False: they are the default."""
+
+    @property
+    def is_outright(self) -> bool:
+        """True if the user gave `targets`; False if they are the default."""
+        return self.targets is not UNSET
+
+    @property
+    def are_folders(self) -> bool:
+        """True if targets are class folders."""
+        return isinstance(self.targets, str) and self.targets in (FOLDERS, UNSET)
 
     def refuse_options(self, *allowed: str) -> None:
-        """Raises a ConfigError where an option of labels was given that is not `allowed`."""
+        """Raises a ConfigError if an option was given that is not `allowed`."""
         for name, default in self._field_defaults.items():
-            if name not in (*allowed, "is_outright") and getattr(self, name) != default:
-                raise ConfigError(
-                    f"{name} is for other targets, in files such as labels.csv or instances.json: "
-                    "leave it out"
-                )
+            if name not in allowed and getattr(self, name) != default:
+                raise ConfigError(f"{name} does not apply to these targets: leave it out")
 
 
 class Labels(NamedTuple):
-    """The targets of files, and what is known of them.
+    """The targets of files.
 
     Attributes:
-        targets: one a file; None: there are none.
-        classes: what class numbers stand for.
-        columns: those of a table of labels, for all files, but that of their names.
-        column_classes: what the class numbers in its columns stand for.
+        targets: one per file. None: there are no targets.
+        classes: the class names.
+        columns: the columns of a table of labels, one value per file, without the names.
+        column_classes: the class names of its text columns.
     """
 
     targets: Targets
@@ -94,13 +101,19 @@ class Labels(NamedTuple):
     columns: Mapping[str, Any] = MappingProxyType({})
     column_classes: Mapping[str, list[str]] = MappingProxyType({})
 
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class numbers by name. For COCO the ids of the categories."""
+        own: dict[str, int] | None = getattr(self.targets, "class_to_idx", None)
+        return own or {name: number for number, name in enumerate(self.classes)}
+
 
 def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
-    """What was given as `targets`, before any file is looked for: a path, a mapping, a callable, a
-    `Table`, or None.
+    """Checks `targets` before any file is listed, and returns a path, a mapping, a callable, a
+    `Table` or None.
 
-    A column of a table (of pandas, told by what it can do) whose index holds file names becomes a
-    mapping, and so do values beside a list of as many files. A DataFrame becomes a `Table`.
+    A Series with file names as its index becomes a mapping, and so do as many values as
+    `data_path` lists files. A DataFrame becomes a `Table`.
 
     Raises:
         ConfigError: it is something else.
@@ -124,25 +137,23 @@ def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
         if len(values) == len(paths) == len(value_of) and not any(map(is_url, entries)):
             return value_of
     raise ConfigError(
-        "targets must be a folder of masks, labels by file name (a mapping, a table, or the path "
-        f"of one), a callable, or None, not {described(targets)}; for values in an order pass a "
-        "mapping, dict(zip(names, values))"
+        "targets must be labels by file name (a mapping, a table, or the path of one), a callable, "
+        f"a folder of masks, or None, not {described(targets)}: pass dict(zip(names, values))"
     )
 
 
 def given_targets(wanted: Wanted, files: FileSet) -> Labels:
-    """Targets that the user gave: a mapping by relative path or file name, a table of such, or a
-    callable of the path.
+    """Targets from a mapping by relative path or file name, a table of these, or a callable.
 
-    Texts become class numbers, in the sorted order of the texts, and lists of texts 1 for each
-    class that is in them (`MultiHot`); other values stay as they are.
+    Strings become class numbers, in sorted order, and lists of strings multi-hot vectors
+    (`MultiHot`). Other values are unchanged.
 
     Args:
-        wanted: the targets and their options: see `ImageDataset`.
-        files: that they belong to.
+        wanted: the targets and their options; see `ImageDataset`.
+        files: the files that they belong to.
 
     Raises:
-        ConfigError, DataNotFoundError: a file without a target, or a target without its file.
+        ConfigError, DataNotFoundError: a file has no target, or a target no file.
         MissingNameError: a table has no column of that name.
     """
     targets = wanted.targets
@@ -165,8 +176,8 @@ def given_targets(wanted: Wanted, files: FileSet) -> Labels:
 
 
 def spellings_of(name: str) -> list[str]:
-    """What labels may call a file: its relative name, its file name, and these without their
-    ending.
+    """The names that labels may use for a file: its relative path and its file name, each with and
+    without its extension.
     """
     base = os.path.basename(name)
     return [name, base, _stem(name), _stem(base)]
@@ -177,8 +188,8 @@ def _keys_of(
     keys: Collection[str],
     spellings: Callable[[str], list[str]] = spellings_of,
 ) -> Iterator[list[str]]:
-    """For each file the key that is one of its `spellings`, or else its path: as it was given, or
-    absolute, or a URL. Where none is the same to the byte, those that look the same (`composed`).
+    """For each file the key that is one of its `spellings`, or else its path (as given, absolute,
+    or a URL). If none is equal, the keys that look the same (`composed`).
     """
     alike = dict[str, list[str]]()
     for key in keys:
@@ -211,18 +222,18 @@ def keys_for(
     spellings: Callable[[str], list[str]] = spellings_of,
     are_files: bool = False,
 ) -> list[str]:
-    """The key of each file: see `_keys_of`.
+    """The key of each file; see `_keys_of`.
 
     Args:
-        keys: names that labels have.
-        files: of the data.
-        where: the labels are from, for messages.
-        unused: "skip": leave out keys that no file has, with a warning.
-        are_files: keys are of files too, so that one that is missing is a DataNotFoundError.
+        keys: the names in the labels.
+        files: the files of the data.
+        where: the source of the labels, for messages.
+        unused: "skip": ignore keys without a file, with a warning.
+        are_files: True if keys are files too, so that a missing one is a DataNotFoundError.
 
     Raises:
-        ConfigError: a file has no key; or a key fits several files, or several fit one.
-        DataNotFoundError: a key has no file, and may not be left out.
+        ConfigError: a file has no key; a key fits several files, or several keys fit one.
+        DataNotFoundError: a key has no file.
     """
     owners = dict[str, str]()
     missing = list[str]()
@@ -235,8 +246,7 @@ def keys_for(
         if len(fitting) > 1:
             first, second = map(in_ascii, fitting[:2])
             raise ConfigError(
-                f"targets: {first} and {second} look the same, and none is {in_ascii(name)} to "
-                "the byte: keep the one that is meant"
+                f"targets: {first} and {second} both look like {in_ascii(name)}: keep one of them"
             )
         owner = owners.setdefault(fitting[0], name)
         if owner != name:
@@ -247,25 +257,25 @@ def keys_for(
     others = [key for key in keys if key not in owners]
     surplus = f"{named_few(others)} of {len(keys):,} targets belong to no file"
     if missing:
-        said = f"{named_few(missing)} of {len(files):,} files have no target by their name"
+        message = f"{where}: {named_few(missing)} of {len(files):,} files have no target"
         if others:
-            said += f", and {surplus}"
-        message = f"{where}: {said}: add the targets, or pass a list of the files that have one"
+            message += f", and {surplus}"
+        message += ": add the targets, or pass a list of the files that have one"
         if are_files:
-            raise DataNotFoundError(f"{message}; masks must lie outside of the images' folder")
+            raise DataNotFoundError(f"{message}; masks must not be inside the images' folder")
         raise ConfigError(message)
     if others and unused != "skip":
         raise DataNotFoundError(
-            f"{where}: {surplus} of the data ({len(files):,} files): is the download complete? "
-            "Add the files, remove these targets, or pass unused_targets='skip'"
+            f"{where}: {surplus}: add the missing files to the {len(files):,}, remove these "
+            "targets, or pass unused_targets='skip'"
         )
     if others:
-        warn(f"{where}: {surplus} of the data: left out")
+        warn(f"{where}: {surplus}, and are ignored")
     return list(owners)
 
 
 def named_few(names: Sequence[Any]) -> str:
-    """Some names out of many, and how many there are: "2 (a.jpg, b.jpg)"."""
+    """The number of names, and the first ones: "2 (a.jpg, b.jpg)"."""
     shown = list(map(redact, names[:_SHOWN]))
     if len(names) > _SHOWN:
         shown.append("...")
@@ -277,8 +287,8 @@ def _stem(name: str) -> str:
 
 
 def names_masks(targets: Any) -> bool:
-    """True if targets name images, such as masks: a folder, a glob, images by their endings, or
-    a URL that names no file of labels.
+    """True if targets name masks: a folder, a glob, files of images, or a URL that does not name a
+    file of labels.
     """
     if not isinstance(targets, (str, os.PathLike)):
         return False
@@ -290,17 +300,17 @@ def names_masks(targets: Any) -> bool:
 
 
 def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntArray:
-    """For each image the number of its mask: that of the same relative name, whatever the endings
-    ([n] int64). Where no image has one, names count without the words that all images, and all
-    masks, have at their ends: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
+    """For each image the number of the mask with its relative name, extensions apart ([n] int64).
+    If no image has one, names are compared without the words at the end of all images and of all
+    masks: ``7_leftImg8bit.png`` and ``7_labelIds.png``.
 
     Args:
         images, masks: their files.
-        unused: "skip": leave out masks that have no image, with a warning.
+        unused: "skip": ignore masks without an image, with a warning.
 
     Raises:
-        DataNotFoundError: an image has no mask; or a mask no image.
-        ConfigError: two images or two masks have one name.
+        DataNotFoundError: an image has no mask, or a mask no image.
+        ConfigError: two images or two masks have the same name.
     """
     where = f"targets: masks in {', '.join(map(redact, masks.roots[:_SHOWN]))}"
     jpeg = ""
@@ -310,15 +320,14 @@ def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntA
         if other_number != number:
             raise ConfigError(
                 f"targets: the masks {redact(masks.path(other_number))} and "
-                f"{redact(masks.path(number))} have the same name but for their endings, and masks "
-                "are matched with images by that: rename or remove one of them"
+                f"{redact(masks.path(number))} differ in their extension only: remove one of them"
             )
         if not jpeg and name.lower().endswith((".jpg", ".jpeg")):
             jpeg = name
     if jpeg:
         warn(
             f"targets: masks such as {redact(jpeg)} are JPEGs, whose compression changes class "
-            "numbers near edges: save masks as PNG, or round them in target_transform"
+            "numbers: save masks as PNG"
         )
     stems = [_stem(os.fsdecode(name)) for name in images.names]
     end = ""
@@ -338,9 +347,9 @@ def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntA
 
 
 def _common_end(names: Iterable[str]) -> str:
-    """The words that all names end with: what follows the first separator in their common end."""
+    """The words at the end of all names: what follows the first separator in their common end."""
     ends = {name[::-1] for name in names}
-    if len(ends) < 2:  # of one name nobody knows what its last word is
+    if len(ends) < 2:
         return ""
     common = os.path.commonprefix(list(ends))[::-1]  # noqa: RUF071 (of characters)
     words = _WORDS.search(common.rpartition("/")[2])
@@ -353,11 +362,10 @@ def _common_end(names: Iterable[str]) -> str:
 
 
 class FlatTargets(TargetSequence):
-    """Targets of which each is made of any number of items. These lie one behind the other in
-    arrays, which views share.
+    """Targets of any number of items each. Items are concatenated in arrays, which views share.
 
     Args:
-        counts: [n] numbers of items.
+        counts: number of items of each target ([n]).
     """
 
     def __init__(self, counts: Iterable[int]) -> None:
@@ -378,7 +386,7 @@ class FlatTargets(TargetSequence):
         return taken
 
     def _items(self, index: int) -> slice:
-        """Where the items of a target lie."""
+        """The range of a target's items."""
         number = self._chosen[index]
         return slice(self._ends[number], self._ends[number + 1])
 
@@ -388,15 +396,14 @@ class FlatTargets(TargetSequence):
 
 
 class MultiHot(FlatTargets):
-    """Several classes a sample: a target is float32 [classes], 1 for each of them and 0 for the
-    others.
+    """Multi-hot targets: float32 [classes], 1 for each class of the sample.
 
     Args:
-        labels: the names of each sample's classes.
+        labels: the class names of each sample.
 
     Attributes:
-        classes: all names, sorted.
-        numbers: of the classes of all samples, one after the other.
+        classes: all class names, sorted.
+        numbers: the concatenated class numbers of all samples.
     """
 
     def __init__(self, labels: Sequence[Iterable[str]]) -> None:
@@ -414,10 +421,10 @@ class MultiHot(FlatTargets):
 
 
 def encoded(values: list[Any], where: str = "") -> tuple[Any, list[str]]:
-    """Values as targets, and the classes that texts among them are.
+    """Targets made of values, and the class names if these are strings.
 
     Raises:
-        ConfigError: an integer is too large, and the message is to say `where`.
+        ConfigError: an integer is too large, and `where` (its place) is given.
     """
     if all(isinstance(value, str) for value in values):
         several = MultiHot([[value] for value in values])
@@ -434,10 +441,7 @@ def encoded(values: list[Any], where: str = "") -> tuple[Any, list[str]]:
         return np.array(values, np.int64), []
     for value in values if where else ():
         if _is_integer(value) and int(value) not in _INT64:
-            raise ConfigError(
-                f"{where} has {value}, an integer of more than 64 bits: give numbers in the range "
-                "of int64, or strings"
-            )
+            raise ConfigError(f"{where} has {value}, which does not fit int64: use a string")
     return list(values), []
 
 
@@ -446,7 +450,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _separated(values: list[Any], separator: str | None) -> list[Any]:
-    """Texts of several labels as lists of these."""
+    """Strings of several labels as lists of labels."""
     if separator is None or not all(isinstance(value, str) for value in values):
         return values
     return [[part.strip() for part in text.split(separator) if part.strip()] for text in values]
@@ -459,11 +463,11 @@ class Table(NamedTuple):
     """Columns of labels.
 
     Attributes:
-        where: they are from, for messages.
-        columns: values by name, all of one length.
-        first_row: the number of the first row where it was read, from 1.
-        key: the column of file names, if that is known.
-        is_text: True if all values are texts, of which some may stand for numbers.
+        where: the source of the table, for messages.
+        columns: values by column name, all of one length.
+        first_row: number of the first row in its file, from 1.
+        key: the column of file names, if it is known.
+        is_text: True if all values are strings, which may stand for numbers.
     """
 
     where: str
@@ -473,15 +477,15 @@ class Table(NamedTuple):
     is_text: bool = False
 
     def key_for(self, files: FileSet) -> str:
-        """The column of file names: the first one that names files of the data.
+        """The column of file names: the first one with names of files of the data.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such column.
         """
         if self.key is not None:
             return self.key
         columns = {name: set(map(str, values)) for name, values in self.columns.items()}
-        # a class may be called as a file is without its ending
+        # a class may have the name of a file without its extension
         ended = {
             name: {cell for cell in cells if os.path.splitext(cell)[1]}
             for name, cells in columns.items()
@@ -490,17 +494,16 @@ class Table(NamedTuple):
             if any(_keys_of(files, cells)):
                 return name
         raise ConfigError(
-            f"targets: no column of {self.where} ({', '.join(columns)}) holds names of the files "
-            f"relative to the data, such as {redact(files.names[0])!r}: write them so, in a column "
-            "called file"
+            f"targets: no column of {self.where} ({', '.join(columns)}) contains file names such "
+            f"as {redact(files.names[0])!r}: add one"
         )
 
     def rows_for(self, key: str, files: FileSet, unused: str) -> list[int]:
         """The row of each file.
 
         Raises:
-            ConfigError: a file has none, or several that contradict each other.
-            DataNotFoundError: a row has no file, and may not be left out.
+            ConfigError: a file has no row, or several that differ.
+            DataNotFoundError: a row has no file.
         """
         rows = dict[str, int]()
         for number, name in enumerate(map(str, self.columns.get(key, ()))):
@@ -510,8 +513,8 @@ class Table(NamedTuple):
                 if values[other] != values[number] and not both_miss:
                     raise ConfigError(
                         f"targets: rows {other + self.first_row} and {number + self.first_row} of "
-                        f"{self.where} give {redact(name)} different targets "
-                        f"({values[other]!r:.40} and {values[number]!r:.40}): keep one of them"
+                        f"{self.where} differ for {redact(name)} ({values[other]!r:.40} and "
+                        f"{values[number]!r:.40}): keep one of them"
                     )
         keys = keys_for(rows, files, f"targets: {self.where}", unused)
         return [rows[name] for name in keys]
@@ -519,10 +522,10 @@ class Table(NamedTuple):
     def column(
         self, name: str, rows: list[int], is_target: bool, separator: str | None
     ) -> tuple[Any, list[str]]:
-        """Some rows of a column as targets, and the classes that texts in it are.
+        """Some rows of a column as targets, and the class names if it contains strings.
 
         Raises:
-            ConfigError: a target is missing; two texts of it are one number; an integer is too
+            ConfigError: a target is missing, two strings are one number, or an integer is too
                 large.
         """
         where = f"targets: column {name!r} of {self.where}"
@@ -534,17 +537,16 @@ class Table(NamedTuple):
             unclear = column.rounded or " and ".join(map(repr, column.same or ()))
             if is_target and unclear:
                 raise ConfigError(
-                    f"{where} has {unclear}: two texts of one number, or an integer among floats "
-                    "that float64 can't hold. Write numbers in one way, or pass the table as "
-                    f"targets=pandas.read_csv(path, dtype={{{name!r}: float}}) for numbers, or "
-                    "with str in place of float for classes"
+                    f"{where} has {unclear}: two strings of one number, or an integer that does "
+                    "not fit float64. Write numbers in one way, or pass targets=pandas.read_csv("
+                    f"path, dtype={{{name!r}: float}}), with str in place of float for classes"
                 )
             values = [column.values[row] for row in rows]
         gaps = [row for row, value in zip(rows, values, strict=True) if _is_missing(value)]
         if gaps and is_target:
             raise ConfigError(
-                f"{where} has nothing in row {gaps[0] + self.first_row}: fill it in, leave out "
-                "the row and its file, or leave the column out by target_name="
+                f"{where} has no value in row {gaps[0] + self.first_row}: add it, remove the row "
+                "and its file, or choose other columns by target_name="
             )
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
@@ -558,7 +560,7 @@ class Table(NamedTuple):
 
 
 def _is_missing(value: Any) -> bool:
-    """True for None, NaN and an empty text."""
+    """True for None, NaN and an empty string."""
     return value is None or bool(value != value) or value == ""
 
 
@@ -578,10 +580,7 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
                 f"{', '.join(map(repr, names))}"
             )
     if not chosen:
-        raise ConfigError(
-            f"targets: {table.where} has no column beside that of the files ({key!r}): add one of "
-            "labels"
-        )
+        raise ConfigError(f"targets: {table.where} has no column but {key!r}: add one of labels")
     columns = dict[str, Any]()
     classes = dict[str, list[str]]()
     for name in names:
@@ -599,26 +598,25 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
 
 
 def is_coco(found: Mapping[str, Any]) -> bool:
-    """True if a JSON object holds annotations of images."""
+    """True if a JSON object has the form of COCO annotations."""
     return isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list)
 
 
 def read_labels(
     path: str, files: FileSet, reach: RemoteOptions, delimiter: str | None = None
 ) -> Table | dict[str, Any]:
-    """A table of labels; or the object of a JSON file, of labels by file name or of COCO.
+    """A table of labels; or the object of a JSON file: labels by file name, or COCO annotations.
 
     Args:
-        path: of this machine, or a URL.
-        files: of the data.
+        path: a local path or a URL.
+        files: the files of the data.
         reach: how URLs are read.
-        delimiter: of the cells of a CSV file; None: a tab in .tsv, else a comma.
+        delimiter: character between the cells of a CSV file. None: a tab in .tsv, else a comma.
 
     Raises:
-        DataNotFoundError, AccessError, RemoteError: it is not there; it can't be read.
-        ConfigError: it is a folder; pyarrow is missing; rows have another number of cells than the
-            others.
-        FormatError: it is damaged, or no table.
+        DataNotFoundError, AccessError, RemoteError: it does not exist; it can't be read.
+        ConfigError: pyarrow is missing; or rows differ in their number of cells.
+        FormatError: it is damaged, or not a table.
     """
     delimiters = delimiters_of(delimiter)
     where = redact(path)
@@ -640,9 +638,7 @@ def read_labels(
     if not (is_parquet or is_json):
         return _from_csv(data, where, delimiters.get(ending, delimiters[".csv"]), files)
     if delimiter is not None:
-        raise ConfigError(
-            f"delimiter={delimiter!r} is for tables in CSV, and {where} is none: leave it out"
-        )
+        raise ConfigError(f"delimiter={delimiter!r}: {where} is not a CSV table: leave it out")
     if is_json:
         return _from_json(data, where, ending)
     arrow = pyarrow()
@@ -653,16 +649,14 @@ def read_labels(
 
 
 def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
-    """A first row that names no file of the data is a header. A first column without a name that
-    counts the rows is left out.
+    """Reads CSV. A first row without a name of a file is a header. A first column without a name
+    that counts the rows is ignored.
     """
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
         rows = [row for row in csv.reader(text, delimiter=delimiter) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(
-            f"targets: {where} is no CSV file in UTF-8: {error}; save it as UTF-8"
-        ) from error
+        raise FormatError(f"targets: {where} is not CSV in UTF-8: {error}: convert it") from error
     if rows and len(rows[0]) < 2:
         hint = another_delimiter(rows[0][0], delimiter) or ": write file,target"
         raise ConfigError(f"targets: row 1 of {where} has no second column{hint}")
@@ -676,9 +670,8 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
     for number, row in enumerate(rows, first_row):
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             raise ConfigError(
-                f"targets: row {number} of {where} has {len(row)} cells, and there are "
-                f"{len(names)} columns: quote cells with commas, and name more than two columns in "
-                "a first row, such as file,label,patient"
+                f"targets: row {number} of {where} has {len(row)} cells for {len(names)} columns: "
+                "quote cells with commas, and name more than two columns in a header"
             )
     columns: dict[str, Sequence[Any]] = {
         name: _cells([row[place] for row in rows]) for place, name in enumerate(names)
@@ -688,15 +681,15 @@ def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:
         del columns[""]  # the index that pandas writes by default
     if len(columns) < len(names) or "" in columns:
         raise ConfigError(
-            f"targets: a column of {where} has no name in the header, or that of another one "
-            f"({', '.join(map(repr, names))}): give each a name of its own (pandas: index=False)"
+            f"targets: a column of {where} has no name in the header, or a second one its name "
+            f"({', '.join(map(repr, names))}): rename it (pandas: index=False)"
         )
     return Table(where, columns, first_row, key, is_text=True)
 
 
 def _cells(raw: list[str]) -> list[str]:
-    """Cells without the spaces around them. Where spaces alone tell two numbers apart, these are
-    names, and keep their spaces.
+    """Cells without surrounding spaces. If two numbers differ in their spaces only, the cells are
+    names and keep them.
     """
     cells = [cell.strip() for cell in raw]
     if len(set(raw)) > len(set(cells)) and parsed(cells).values != cells:
@@ -712,7 +705,7 @@ def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
         else:
             found = json.loads(data, object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"targets: {where} is no JSON file: {error}") from error
+        raise FormatError(f"targets: {where} is not JSON: {error}") from error
     if isinstance(found, list):
         return Table(where, _columns_of(found, where))
     values = list(found.values())
@@ -722,28 +715,27 @@ def _from_json(data: bytes, where: str, ending: str) -> Table | dict[str, Any]:
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of an object, of which none comes twice."""
+    """The fields of an object; a key may occur once."""
     fields = dict[str, Any]()
     for name, value in pairs:
         if name in fields:
-            raise ValueError(f"the key {name!r} comes several times in one object")
+            raise ValueError(f"the key {name!r} occurs twice in one object")
         fields[name] = value
     return fields
 
 
 def _columns_of(records: Sequence[Any], where: str) -> dict[str, Sequence[Any]]:
-    """The columns of objects that all have the same fields."""
+    """The columns of objects with equal fields."""
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict) or record.keys() != records[0].keys():
             raise ConfigError(
-                f"targets: row {number} of {where} is no object with the fields of the first one, "
-                f"but {record!r:.60}: give file and labels, all the same"
+                f"targets: row {number} of {where} needs the fields of row 1, not {record!r:.50}"
             )
     return {name: [record[name] for record in records] for one in records[:1] for name in one}
 
 
 def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
-    """The table of a DataFrame (of pandas, polars) or of Arrow's; an index that holds texts is the
+    """The table of a DataFrame (pandas, polars) or an Arrow table. An index of strings becomes the
     column of file names.
     """
     if hasattr(frame, "column_names"):
@@ -758,7 +750,7 @@ def from_frame(frame: Any, where: str = "the DataFrame") -> Table:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a DataFrame that compares as one: an array as a list, and pandas.NA as None."""
+    """A comparable value of a DataFrame: an array becomes a list, pandas.NA None."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if type(value).__name__ == "NAType":

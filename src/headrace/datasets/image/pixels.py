@@ -1,13 +1,14 @@
-"""Decodes the bytes of an image file to pixels, of its own size or of another one.
+"""Decodes image files to pixels, and resizes them.
 
-One way for each file, whatever the mode or the process: JPEG through simplejpeg where that gives
-what Pillow gives, everything else through Pillow; resized by torch's antialiased bilinear
+A file is decoded in the same way in every mode and process: JPEG by simplejpeg if that gives what
+Pillow gives, everything else by Pillow. Images are resized by torch's antialiased bilinear
 interpolation.
 
-A JPEG in colours that is resized is decoded to four bytes a pixel instead of three, into memory
-that is used again: the same pixels, faster. If it is at least twice, 4 or 8 times as large as what
-is wanted of it, it is decoded at a half, a quarter or an eighth of its size: by an inverse DCT of
-fewer coefficients (libjpeg-turbo), so that its pixels differ a little."""
+A JPEG in colour that is resized is decoded to four bytes per pixel instead of three, into memory
+that is reused: the same pixels, faster. If it is at least 2, 4 or 8 times as large as needed, it is
+decoded at a half, a quarter or an eighth of its size, by an inverse DCT of fewer coefficients
+(libjpeg-turbo), so that its pixels differ slightly.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ from headrace.memory.processes import renew_after_fork
 
 
 class Plugin(NamedTuple):
-    """What reads a format that not each Pillow reads.
+    """A format that Pillow may need a plugin for.
 
     Attributes:
-        name: of the format, as Pillow has it.
-        endings: of its files.
-        module: a plugin of Pillow's that reads it.
-        package: which holds the plugin.
+        name: Pillow's name of the format.
+        endings: endings of its files.
+        module: a Pillow plugin that reads it.
+        package: the package of the plugin.
     """
 
     name: str
@@ -59,9 +60,7 @@ PLUGINS = (
 
 @functools.cache
 def is_readable(wanted: Plugin) -> bool:
-    """True if Pillow reads a format in this process, where need be by its plugin, which is
-    loaded.
-    """
+    """True if Pillow reads the format in this process; loads its plugin if needed."""
     if wanted.name.lower() in features.get_supported_modules():
         return True
     try:
@@ -74,21 +73,19 @@ def is_readable(wanted: Plugin) -> bool:
 
 
 FREE = 64 << 20
-"""Bytes that an image may take without the budget being asked: a photograph of 16 million
-pixels.
-"""
-_BY_JPEG = 4  # bytes a pixel
-_BY_PILLOW = 24  # bytes a pixel, at most, of Pillow's images and their arrays
+"""Bytes that an image may take without a look at the budget: a photograph of 16 million pixels."""
+_BY_JPEG = 4  # bytes per pixel
+_BY_PILLOW = 24  # bytes per pixel, at most, of Pillow's images and their arrays
 _PROGRESSIVE = 6  # libjpeg holds the coefficients of a progressive JPEG until the last scan
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Left = Callable[[], int]
-"""Bytes that the budget leaves to this process."""
+"""Returns the bytes that the budget leaves to this process."""
 
 
 class _Claimed:
-    """Bytes that this process's threads have claimed by now. A child begins with none: the
-    parent's threads don't decode there.
+    """The bytes that threads of this process have claimed. A child process starts with none, since
+    the parent's threads don't decode there.
     """
 
     def __init__(self) -> None:
@@ -105,15 +102,15 @@ _claimed = _Claimed()
 
 @contextlib.contextmanager
 def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator[None]:
-    """Claims what an image takes, and waits while other threads take too many bytes.
+    """Claims the memory for an image, and waits while other threads use too much.
 
     Args:
-        left: bytes that the budget leaves to this process; None: any number.
-        height, width: of the image, for the message.
-        nbytes: what it takes.
+        left: returns the remaining memory budget of this process. None: no limit.
+        height, width: size of the image, for the message.
+        nbytes: bytes that the image takes.
 
     Raises:
-        FormatError: it takes more than the budget leaves.
+        FormatError: it takes more than the remaining budget.
     """
     if nbytes <= FREE or left is None:
         yield
@@ -121,9 +118,9 @@ def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator
     remaining = left()
     if nbytes > remaining:
         raise FormatError(
-            f"an image of {width:,} x {height:,} pixels takes {format_size(nbytes)} to be decoded "
-            f"and resized, and the memory budget leaves {format_size(remaining)}: make the image "
-            "smaller, use fewer workers or a smaller batch_size, or raise max_memory_usage"
+            f"decoding {width:,} x {height:,} pixels takes {format_size(nbytes)}, and the memory "
+            f"budget leaves {format_size(remaining)}: use fewer workers or a smaller batch_size, "
+            "raise max_memory_usage, or shrink the image"
         )
     with _claimed.changed:
         _claimed.changed.wait_for(
@@ -139,8 +136,8 @@ def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator
 
 
 def _image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | None) -> int:
-    """At most what an image of that shape takes to be decoded, at `each` bytes a pixel, and to be
-    resized then: torch makes rows of the new width first.
+    """Upper limit of the bytes to decode an image, at `each` bytes per pixel, and to resize it:
+    torch first makes rows of the new width.
     """
     height, width = shape
     if size is None:
@@ -150,8 +147,8 @@ def _image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | Non
 
 Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
-"""What Pillow may open, whatever a file's name says: its reader of EPS starts Ghostscript, and
-others are as little asked for.
+"""The formats that Pillow may open, whatever the file's name: its EPS reader, for example, starts
+Ghostscript.
 """
 IMAGENET_MEAN, IMAGENET_STD = STATISTICS["imagenet"]
 IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
@@ -160,8 +157,7 @@ _BITS_PER_SAMPLE = 258  # tags of TIFF
 _MAX_SAMPLE_VALUE = 281
 _WHITE_16 = 65535
 _KEPT = 16 << 20  # bytes of memory that a thread keeps for the next image
-# libjpeg's warnings after which pixels are wrong; "extraneous bytes" may stand before a marker of a
-# sound file
+# libjpeg's warnings after which pixels are wrong; an intact file may have "extraneous bytes"
 _DAMAGES = (
     "premature end of data segment",
     "bad Huffman code",
@@ -178,11 +174,11 @@ _TURNED = {  # EXIF orientation -> array turned upright
     8: lambda a: a.swapaxes(0, 1)[::-1],
 }
 _SIDEWAYS = (5, 6, 7, 8)
-_resize = torch.ops.aten._upsample_bilinear2d_aa.out  # what `interpolate` calls
+_resize = torch.ops.aten._upsample_bilinear2d_aa.out  # called by `interpolate`
 
 
 class Box(NamedTuple):
-    """A part of an image, in its pixels as they stand upright."""
+    """A part of an image, in pixels of the upright image."""
 
     top: int
     left: int
@@ -190,11 +186,11 @@ class Box(NamedTuple):
     width: int
 
     def of(self, pixels: Pixels) -> Pixels:
-        """That part of an array [H, W, C], as a view."""
+        """The part of an array [H, W, C], as a view."""
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
     def at(self, factor: int) -> Box:
-        """The part of the image at a fraction of its size: a pixel at least."""
+        """The part of the image at 1 / factor of its size, at least a pixel."""
         top = round(self.top / factor)
         left = round(self.left / factor)
         bottom = round((self.top + self.height) / factor)
@@ -204,9 +200,8 @@ class Box(NamedTuple):
 
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
-    """Every error of a decoder, and every warning that is raised as an error, becomes a
-    `FormatError`, so that it is the image's fault wherever it is decoded. Running out of memory or
-    file descriptors is not.
+    """Turns every error of a decoder, and every warning raised as an error, into a `FormatError` of
+    the image. Running out of memory or file descriptors stays what it is.
     """
     try:
         yield
@@ -221,9 +216,7 @@ def decoding() -> Iterator[None]:
             others = ", ".join(one.name for one in missing)
             packages = " ".join(one.package for one in missing)
             names += f"; for {others} pip install {packages}"
-        raise FormatError(
-            f"the content is no image ({names}), whatever the file's name says"
-        ) from error
+        raise FormatError(f"the content is not an image ({names})") from error
     except Exception as error:
         if is_of_machine(error):
             raise
@@ -254,10 +247,10 @@ def decode_image(
         data: bytes of the file (bytes-like).
         color: "RGB" or "L".
         size: height and width of the result; see `resize_image`.
-        channels_first: give [C, H, W].
-        box: the part of the image; None: all of it.
-        flip: mirror it, left to right.
-        exact: decode large JPEGs whole, and not at a fraction of their size.
+        channels_first: return [C, H, W].
+        box: the part of the image to decode. None: all of it.
+        flip: mirror it left to right.
+        exact: decode large JPEGs at full size.
         left: returns the remaining memory budget; it is called for images that take more than
             `FREE`.
 
@@ -283,7 +276,7 @@ def decode_image(
         made = np.empty(shape, np.uint8)
         planes = made.transpose(2, 0, 1)
     words = None
-    if channels_first and pixels.shape[2] == 4:  # bytes of one number are cheaper to come by
+    if channels_first and pixels.shape[2] == 4:  # bytes of one integer are faster to extract
         words = pixels.view("<u4")[..., 0]
     for channel in range(channels):  # four times as fast as pixel by pixel
         planes[channel] = pixels[..., channel] if words is None else words >> (8 * channel)
@@ -292,18 +285,17 @@ def decode_image(
 
 @decoding()
 def image_shape(data: Any, left: Left | None = None) -> tuple[int, int]:
-    """Height and width of an encoded image as it stands upright, as its header says. (`left`: as
-    for `decode_image`.)
+    """Height and width of an encoded image, upright, from its header. (`left`: see `decode_image`.)
 
     Raises:
-        FormatError: it has none that can be read.
+        FormatError: the header can't be read.
     """
     header = _jpeg_header(data)
     if header is not None:
         return header.upright
     # `decode_image` says what is wrong
     with contextlib.suppress(Exception), open_image(data) as image:
-        if image.format != "TIFF":  # whose reader turns the image itself, as it loads it
+        if image.format != "TIFF":  # Pillow turns it when it is loaded
             return _upright_shape(image.height, image.width, _orientation_of(image))
     height, width = decode_image(data, left=left).shape[:2]
     return height, width
@@ -321,7 +313,7 @@ class _Header(NamedTuple):
 
 
 def _jpeg_header(data: Any) -> _Header | None:
-    """None where Pillow has to look."""
+    """The header of a JPEG. None: leave the image to Pillow."""
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
@@ -339,11 +331,10 @@ def _jpeg_header(data: Any) -> _Header | None:
 
 
 def _marks(data: Any) -> tuple[bool, bool]:
-    """Whether a JPEG's header has metadata (EXIF, XMP) that may hold an orientation, and whether
-    it is progressive; both, if it is not one segment after the other.
+    """Whether a JPEG's header has metadata (EXIF, XMP) that may contain an orientation, and whether
+    it is progressive. Both are True if the header can't be parsed.
 
-    The segments are walked through: a search would have to end somewhere, and colour profiles
-    before the metadata may be large.
+    All segments are visited, since large colour profiles may come before the metadata.
     """
     may_be_turned = is_progressive = False
     position = 2
@@ -368,7 +359,7 @@ def _decode_jpeg(
     exact: bool,
     left: Left | None,
 ) -> Pixels | None:
-    """JPEG of the usual colour spaces; None where Pillow has to look."""
+    """Decodes a JPEG of a usual colour space. None: leave the image to Pillow."""
     header = _jpeg_header(data)
     if header is None:
         return None
@@ -379,7 +370,7 @@ def _decode_jpeg(
     whole_nbytes = math.prod(shape) * _PROGRESSIVE * header.is_progressive
     if header.space in ("CMYK", "YCCK"):
         with claimed(left, *shape, _image_nbytes(shape, each, None) + whole_nbytes):
-            _simplejpeg(data, "CMYK")  # only to see whether it is whole: Pillow does not say
+            _simplejpeg(data, "CMYK")  # Pillow does not notice if it is cut short
         return None
     if header.space not in ("YCbCr", "Gray"):
         return None
@@ -418,10 +409,10 @@ def _decode_jpeg(
 
 
 def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
-    """None: it is broken for one decoder; Pillow reads it, or says what is wrong.
+    """Decodes a JPEG. None: simplejpeg can't; Pillow reads it, or says what is wrong.
 
     Raises:
-        FormatError: it is damaged, and Pillow would not say so.
+        FormatError: it is damaged in a way that Pillow does not notice.
     """
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, space, **options)
@@ -433,19 +424,18 @@ def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
 
 
 class _Scratch(threading.local):
-    """Memory of each thread that is used again for one image after the other: fresh pages cost a
-    fifth of a JPEG's decoding.
+    """Memory of each thread that is reused for all its images: fresh pages cost a fifth of a JPEG's
+    decoding.
 
-    It begins between two multiples of 32. Rows at such a multiple libjpeg-turbo writes past the
-    processor's cache, where resizing, which comes next, would have them: that costs a tenth of
-    both.
+    It starts between two multiples of 32 bytes: libjpeg-turbo writes rows at a multiple past the
+    processor's cache, from which resizing reads them next. That costs a tenth of both.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Pixels] = {}
 
     def take(self, use: str, nbytes: int) -> Pixels:
-        """Memory of that size, which no other use has."""
+        """Memory of that size for one use."""
         memory = self._held.get(use)
         if memory is None or len(memory) < nbytes:
             memory = np.empty(nbytes + 32, np.uint8)
@@ -463,11 +453,11 @@ _scratch = _Scratch()
 
 
 def open_image(data: Any) -> Image.Image:
-    """The image as Pillow opens it: its header is read.
+    """Opens an image by Pillow, which reads its header.
 
     Raises:
         FormatError: it is empty, or may be a decompression bomb.
-        UnidentifiedImageError: it is of a format that nothing installed here reads.
+        UnidentifiedImageError: its format is unknown.
     """
     if len(data) == 0:
         raise FormatError("the file is empty (0 bytes)")
@@ -489,13 +479,13 @@ def _decode_pillow(
     with open_image(data) as image:
         shape = (image.height, image.width)
         with claimed(left, *shape, _image_nbytes(shape, _BY_PILLOW, size)):
-            image.load()  # the reader of TIFF turns the image itself, and clears the tag
+            image.load()  # turns a TIFF, and clears its tag
             orientation = _orientation_of(image)
             grey = _deep_grey(image)
             shown: Image.Image = image
             if grey is not None:
                 shown = Image.fromarray(grey)
-            elif image.mode == "LAB":  # Pillow has no other way from there to grey
+            elif image.mode == "LAB":  # Pillow can't convert it to grey directly
                 shown = image.convert("RGB")
             if shown.mode != color:
                 shown = shown.convert(color)
@@ -509,10 +499,10 @@ def _decode_pillow(
 
 
 def _deep_grey(image: Image.Image) -> Pixels | None:
-    """The 8-bit grey of an image of one channel with more than 8 bits; None of any other image.
+    """The 8-bit grey of a greyscale image of more than 8 bits. None: it is another image.
 
     Raises:
-        FormatError: nothing says which of its values are black and white.
+        FormatError: its value of white is unknown.
     """
     if image.mode not in (*SIXTEEN_BIT, "I", "F"):
         return None
@@ -529,16 +519,15 @@ def _deep_grey(image: Image.Image) -> Pixels | None:
             white = 1
     else:
         raise FormatError(
-            f"grey of mode {image.mode!r} from {least:g} to {most:g}: nothing says which value is "
-            "white, unless all lie in 0..255 (floats: or 0..1); scale the files to that, or to "
-            "unsigned 16 bits"
+            f"grey of mode {image.mode!r} has values from {least:g} to {most:g}, and none is known "
+            "to be white: scale them to 0..255, to unsigned 16 bits, or floats to 0..1"
         )
     grey: Pixels = np.rint(values * (255 / white)).astype(np.uint8)
     return grey
 
 
 def _white_of(image: Image.Image) -> int:
-    """The value of white of unsigned grey of more than 8 bits: of TIFF as its tags say."""
+    """The value of white in unsigned grey of more than 8 bits, according to the tags of a TIFF."""
     tags = getattr(image, "tag_v2", {})
     for tag, most in ((_MAX_SAMPLE_VALUE, _WHITE_16), (_BITS_PER_SAMPLE, 16)):
         value = tags.get(tag)
@@ -552,20 +541,17 @@ def _white_of(image: Image.Image) -> int:
 
 
 def _orientation_of(image: Image.Image) -> Any:
-    """How an image is to be turned, as its metadata (EXIF, or else XMP) say; 1: it stands
-    upright.
-    """
+    """The orientation in an image's metadata (EXIF, or else XMP); 1: upright."""
     if image.format == "JXL" and not getattr(image, "jpeg", False):
-        return 1  # the decoder turns it; what EXIF says counts only in a JPEG that was recompressed
+        return 1  # the decoder turns it, unless it is a recompressed JPEG
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    # an EXIF block that is broken says nothing; the pixels are sound
-    except (SyntaxError, ValueError, struct.error):
+    except (SyntaxError, ValueError, struct.error):  # broken EXIF; the pixels are intact
         return 1
 
 
 def upright(pixels: Pixels, orientation: Any) -> Pixels:
-    """The pixels turned, and mirrored, as the orientation says."""
+    """Turns and mirrors pixels according to the orientation."""
     turn = _TURNED.get(orientation)
     if turn is None:
         return pixels
@@ -579,7 +565,7 @@ def _upright_shape(height: int, width: int, orientation: Any) -> tuple[int, int]
 
 
 def _check_pixels(width: int, height: int) -> None:
-    """Raises a FormatError where an image may be a decompression bomb."""
+    """Raises a FormatError if an image may be a decompression bomb."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > 2 * limit:  # Pillow's own limit for an error
         raise FormatError(_bomb(f"{width} x {height} pixels, the limit is {2 * limit:,}"))
@@ -593,9 +579,9 @@ def _bomb(what: str) -> str:
 
 
 def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
-    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing, aspect not kept
-    (torch's `interpolate`). None: as it is. Of four channels, in memory that the next image will
-    use.
+    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing (torch's `interpolate`);
+    the aspect ratio is not kept. None: unchanged. Four channels are returned in memory that the
+    next image reuses.
     """
     height, width = pixels.shape[:2]
     if size is None or (height, width) == size:
@@ -611,9 +597,7 @@ def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
 
 
 def writable(pixels: Pixels) -> Pixels:
-    """Itself, or a copy of what is read-only, such as Pillow's arrays and what a mode holds:
-    torch warns of these.
-    """
+    """The pixels, copied if they are read-only, which torch warns of."""
     if pixels.flags.writeable:
         return pixels
     return pixels.copy()

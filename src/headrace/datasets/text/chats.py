@@ -1,12 +1,11 @@
-"""Chats: records of messages with a role and a content each, which the tokenizer's chat template
-renders.
+"""Chats: records of messages, which the tokenizer's chat template renders.
 
-A record holds ``messages: [{"role": ..., "content": ...}, ...]`` as OpenAI and TRL have it, or
-``conversations: [{"from": ..., "value": ...}, ...]`` as ShareGPT has it, and may hold ``system``,
-``tools`` and ``chat_template_kwargs``.
+A record has ``messages: [{"role": ..., "content": ...}, ...]`` (OpenAI, TRL) or ``conversations:
+[{"from": ..., "value": ...}, ...]`` (ShareGPT), and optionally ``system``, ``tools`` and
+``chat_template_kwargs``.
 
-Ids of chats are marked: an id that is supervised stands for itself, another one is stored as
--1 - id. So ids and labels are cut, cached and packed as ids alone are.
+Ids of chats are marked: a supervised id is stored as it is, any other as -1 - id. So ids and labels
+are cut, cached and packed like ids alone.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.text.records import TEXT_FIELD, field_of, made_by
 
 SYSTEM = "system"
-"""A field of a record: a message that comes first."""
+"""The field of a record with the first message."""
 TOOLS = "tools"
 OPTIONS = "chat_template_kwargs"
-"""Further fields, which the template is given."""
+"""Fields that are passed to the template."""
 _ASSISTANT = "assistant"
 _SENDERS = {
     "human": "user",
@@ -53,7 +52,7 @@ _SENDERS = {
     "function_response": "tool",
 }
 _INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""What a message may have instead of a content."""
+"""Fields that a message may have instead of content."""
 _FORM = '{"role": ..., "content": ...}'
 _MARKS = re.compile(r"\{%[-+]?\s*generation\b")
 
@@ -61,28 +60,24 @@ _MARKS = re.compile(r"\{%[-+]?\s*generation\b")
 def chat_of(
     record: Any, field: str | Callable[[Any], Any]
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """The messages of a record, and the weight of each: 0 if it is not supervised, though it is
-    the assistant's.
+    """The messages of a record, and the weight of each (0: the message is not supervised).
 
     Args:
-        record: as its file has it.
-        field: the name of the field that holds the messages, or a callable from the record to them;
-            "text": see `CHAT_FIELDS`.
+        record: the record as stored.
+        field: name of the field with the messages, or a callable from the record to them; "text":
+            one of `CHAT_FIELDS`.
 
     Returns:
-        Messages with a "role", and a "content" or something instead of it; what is None is left
-        out.
+        Messages with "role", and "content" or something instead of it; None values are left out.
 
     Raises:
-        FormatError: there is none, or it is not of the form above.
+        FormatError: there are no messages, or they don't have the form above.
     """
     given = _messages_of(record, field)
-    if isinstance(given, str):  # as cells of tables hold them
+    if isinstance(given, str):  # in cells of tables
         given = _json_field({"messages": given}, "messages", list)
     if not isinstance(given, list) or not given:
-        raise FormatError(
-            f"its messages are {given!r:.60}: they must be a list of at least one {_FORM}"
-        )
+        raise FormatError(f"its messages must be a list of at least one {_FORM}, not {given!r:.60}")
     messages = []
     for number, message in enumerate(given, 1):
         try:
@@ -95,8 +90,8 @@ def chat_of(
     roles = [message["role"] for message in messages]
     if (_ASSISTANT, 1) not in zip(roles, weights, strict=True):
         raise FormatError(
-            "it has no assistant's turn, or each of them has the weight 0, so there is nothing to "
-            f"learn from it; its roles are {', '.join(roles)}"
+            "it has no assistant's turn with a weight, so there is nothing to learn from it; its "
+            f"roles are {', '.join(roles)}"
         )
     return messages, weights
 
@@ -112,32 +107,27 @@ def _messages_of(record: Any, field: str | Callable[[Any], Any]) -> Any:
         if record.get(name) is not None:
             return record[name]
     has = ", ".join(map(repr, record)) or "none"
-    raise FormatError(
-        f"it has no field {' or '.join(map(repr, CHAT_FIELDS))}; it has {has}: pass text_field="
-    )
+    raise FormatError(f"it has {has}, and no 'messages' or 'conversations': pass text_field=")
 
 
 def _add_system(messages: list[dict[str, Any]], system: Any) -> None:
-    """Puts the field `SYSTEM` in front, unless a system's message is there already."""
+    """Puts the field `SYSTEM` first, unless there is a system message already."""
     if system is None or (isinstance(system, str) and not system.strip()):
         return
     if not isinstance(system, str):
-        raise FormatError(
-            f"its field {SYSTEM!r} is {system!r:.60}: it must be a text, or pass as text_field= "
-            "a callable, which leaves it out"
-        )
+        raise FormatError(f"its field {SYSTEM!r} must be a string, not {system!r:.60}")
     first = messages[0]
     if first["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
     elif (first.get("content") or "").strip() != system.strip():
         raise FormatError(
-            f"its field {SYSTEM!r} and its first message, the {first['role']}'s, are different "
-            "texts: leave one of them out"
+            f"its field {SYSTEM!r} differs from its first message, the {first['role']}'s: leave "
+            "one of them out"
         )
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """A message as templates take it, perhaps with its weight."""
+    """A message as templates take it, with its weight if it has one."""
     if not has_role(message):
         raise FormatError(f"is {message!r:.60}: it must be {_FORM}")
     made = {key: value for key, value in message.items() if value is not None}
@@ -150,59 +140,43 @@ def _message(message: Any) -> dict[str, Any]:
         made = {"role": _SENDERS[sender], "content": message.get("value")}
     role = made.get("role")
     if not isinstance(role, str) or not role:
-        raise FormatError(f"has the role {role!r:.60}: it must be a text such as 'user'")
+        raise FormatError(f"has the role {role!r:.60}: it must be a string such as 'user'")
     if made.get("weight", 1) not in (0, 1):
         raise FormatError(f"has the weight {made['weight']!r:.60}: it must be 0 or 1")
     content = made.get("content")
-    if isinstance(content, list):
-        joined = ""
-        for number, part in enumerate(content, 1):
-            text = part
-            if isinstance(part, Mapping) and part.get("type") in ("text", None):
-                text = part.get("text")
-            if not isinstance(text, str):
-                raise FormatError(
-                    f"has at part {number} of its content {part!r:.60}: only parts "
-                    f'{{"type": "text", "text": ...}} are read'
-                )
-            joined += text
-        made["content"] = content = joined
     if any(map(made.get, _INSTEAD)) and (content is None or isinstance(content, str)):
         return made
     if not isinstance(content, str):
-        raise FormatError(
-            f"({role}) has no content that is a text, or a list of parts of text: it is "
-            f"{content!r:.60}"
-        )
+        raise FormatError(f"({role}) has content that is not a string: {content!r:.60}")
     if role == _ASSISTANT and not content.strip():
-        raise FormatError("(assistant) has an empty content, so there is nothing to learn from it")
+        raise FormatError("(assistant) has empty content, so there is nothing to learn from it")
     return made
 
 
 def _json_field(record: Any, name: str, kind: type) -> Any:
-    """A field that holds JSON, or its text; None where it holds nothing."""
+    """A field that holds JSON, parsed or as text; None if it is empty."""
     value = record.get(name) if isinstance(record, Mapping) else None
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"its field {name!r} is a text and no JSON: {error}") from None
+            raise FormatError(f"its field {name!r} is not JSON: {error}") from None
     if not value:
         return None
     if not isinstance(value, kind):
-        raise FormatError(f"its field {name!r} is {value!r:.60}, and no {kind.__name__} of JSON")
+        raise FormatError(f"its field {name!r} must be a JSON {kind.__name__}, not {value!r:.60}")
     return value
 
 
 class Chats(Texts):
-    """Each record is a chat, which the tokenizer's chat template renders.
+    """Records that are chats, which the tokenizer's chat template renders.
 
     Args:
-        source, options, value_of: as for `Texts`.
+        source, options, value_of: see `Texts`.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or one that doesn't mark the assistant's
-            turns; or an option has no meaning for chats.
+        ConfigError: the tokenizer has no chat template, or one that does not mark the assistant's
+            turns; or an option does not apply to chats.
     """
 
     def __init__(
@@ -222,7 +196,7 @@ class Chats(Texts):
         return None if known is None else f"{known}|chat:{self._template_identity}"
 
     def _applied(self, index: int, record: Any, **how: Any) -> tuple[Any, list[bool]]:
-        """What the tokenizer's template makes of a chat, and which of the assistant's turns are
+        """A chat rendered by the tokenizer's template, and which of the assistant's turns are
         supervised.
         """
         row = _plain(self.row(index, record))
@@ -234,8 +208,8 @@ class Chats(Texts):
         reserved = self._reserved & given.keys()
         if reserved:
             raise FormatError(
-                f"its chat_template_kwargs hold {', '.join(sorted(reserved))}, which is not the "
-                "template's: leave it out"
+                f"its chat_template_kwargs contain {', '.join(sorted(reserved))}, an argument of "
+                "the tokenizer: leave it out"
             )
         given["tools"] = _json_field(row, TOOLS, list)
         if self.options.chat_template is not None:
@@ -245,9 +219,8 @@ class Chats(Texts):
         except MemoryError:
             raise
         except Exception as error:
-            raise FormatError(
-                f"the chat template can't render it: {error or type(error).__name__}"
-            ) from error
+            what = error or type(error).__name__
+            raise FormatError(f"the chat template can't render it: {what}") from error
         each = zip(messages, weights, strict=True)
         return made, [weight != 0 for message, weight in each if message["role"] == _ASSISTANT]
 
@@ -270,16 +243,16 @@ class Chats(Texts):
         is_supervised = np.array(made["assistant_masks"], bool)
         if not is_supervised.any():
             raise FormatError(
-                "the chat template marks no token of it as the assistant's: its {% generation %} "
-                "must enclose each turn"
+                "the chat template marks no token as the assistant's: enclose each of its turns in "
+                "{% generation %}"
             )
         if not all(turns):
             begins = np.diff(is_supervised, prepend=False) & is_supervised
             if begins.sum() != len(turns):
                 raise FormatError(
-                    f"the chat template marks {begins.sum()} stretches of tokens in it, of "
-                    f"{len(turns)} assistant's turns, so it can't be told which of them have the "
-                    "weight 0: leave 'weight' out, or pass chat_template= one that marks each turn"
+                    f"the chat template marks {begins.sum()} ranges of tokens for {len(turns)} "
+                    "assistant's turns, some of which have weight 0: leave 'weight' out, or pass a "
+                    "chat_template= that marks each turn"
                 )
             is_supervised &= np.array(turns)[np.cumsum(begins) - 1]
         ids = np.array(made["input_ids"]).astype(np.int32)
@@ -292,8 +265,8 @@ class Chats(Texts):
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: what is null in a struct of a table, as fields are that other rows
-    have, is left out.
+    """A value as in JSON. Null fields are left out: the structs of a table have the fields of all
+    rows.
     """
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items() if one is not None}
@@ -305,27 +278,21 @@ def _plain(value: Any) -> Any:
 
 
 def _check_template(tokenizer: Any, template: str | None) -> None:
-    """Raises a ConfigError unless a tokenizer's template, or one for it, can say which tokens are
-    the assistant's.
-    """
-    needs = (
-        f"chats need a tokenizer with a chat template, and the {type(tokenizer).__name__} has no"
-    )
+    """Raises a ConfigError unless the template can tell which tokens are the assistant's."""
+    has_no = f"chats need a HuggingFace tokenizer, and the {type(tokenizer).__name__} has no"
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
-        raise ConfigError(f"{needs} apply_chat_template: pass tokenizer= one of HuggingFace's")
+        raise ConfigError(f"{has_no} apply_chat_template: pass another tokenizer=")
     if template is None and not has_template(tokenizer):
-        raise ConfigError(
-            f"{needs} chat template: pass chat_template=, or tokenizer= of a chat model"
-        )
+        raise ConfigError(f"{has_no} chat template: pass chat_template=, or that of a chat model")
     if not tokenizer.is_fast:
-        raise ConfigError(f"{needs} offsets of tokens: pass tokenizer= a fast one of HuggingFace's")
+        raise ConfigError(f"{has_no} offsets of tokens: pass a fast tokenizer")
     try:
         source = tokenizer.get_chat_template(template)
-    except ValueError as error:  # of several templates none is the default
+    except ValueError as error:  # none of several templates is the default
         raise ConfigError(f"chat_template={template!r}: {error}") from error
     if not _MARKS.search(source):
         raise ConfigError(
-            "the chat template doesn't mark the assistant's turns, so it can't be told which "
-            "tokens are labels: pass chat_template= a copy of it that writes each of these turns "
-            "between {% generation %} and {% endgeneration %}"
+            "the chat template does not mark the assistant's turns, whose tokens are the labels: "
+            "pass chat_template= a copy that encloses each in {% generation %} and "
+            "{% endgeneration %}"
         )

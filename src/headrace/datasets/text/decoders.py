@@ -1,9 +1,8 @@
-"""What texts are, how they become ids, and what a sample of them is: a text, tokenised when it is
-read; or tokens that are there already, as documents, windows or blocks.
+"""Decodes texts to token ids: texts are tokenised when they are read; stored tokens are cut into
+documents, windows or blocks.
 
-Batches are made without a tensor a sample (law 1: they are those of single samples, bit for bit).
-Blocks have one length, and are read into their batch. Of other texts the ids of all samples are
-laid one behind the other, and padded at once.
+Batches are made without a tensor per sample, bit-equal to those of single samples (law 1). Blocks
+have one length and are read into their batch. Other ids are concatenated and padded at once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "packing": (True, False),
 }
 _OF_FILES = ("text_field", "labels", "delimiter")
-"""What has no meaning for a column of another container."""
+"""Options that don't apply to a column of another container."""
 _OF_DOCUMENTS = (
     "unit",
     "column",
@@ -53,23 +52,21 @@ _OF_DOCUMENTS = (
     "chat_template",
     "delimiter",
 )
-"""What says which documents there are."""
+"""Options that decide which documents there are."""
 IGNORED = -100
-"""The label of what is not supervised."""
+"""The label of tokens that are not supervised."""
 CHAT_FIELDS = ("messages", "conversations")
-"""The fields that hold a chat, where none is named; the first that a record has counts, and null
-is none.
-"""
+"""The fields that may hold a chat; the first one that is not null counts."""
 _TOGETHER = 1024  # texts that are read at a time
 _LARGEST = (1 << 31) - 1  # id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """What texts are, how they become ids, and how ids become samples: see `TextDataset`.
+    """The options of `TextDataset` that define texts, ids and samples.
 
     Raises:
-        ConfigError: arguments make no sense, or don't go together.
+        ConfigError: an option is invalid, or excludes another one.
     """
 
     tokenizer: Any
@@ -90,8 +87,8 @@ class TextOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        vocabulary_of(self.tokenizer)  # raises where it is none
-        records.delimiters_of(self.delimiter)  # raises where it is none
+        vocabulary_of(self.tokenizer)  # checks it
+        records.delimiters_of(self.delimiter)  # checks it
         for name, least in (("max_length", 1), ("stride", 1), ("end_token", 0)):
             check_integer(name, getattr(self, name), least, optional=True)
         for name, allowed in _CHOICES.items():
@@ -102,104 +99,82 @@ class TextOptions:
                 )
         if not isinstance(self.text_field, str) and not callable(self.text_field):
             raise ConfigError(
-                "text_field must be the name of one field, or a callable from a record to its "
-                f"text, not {self.text_field!r}: of several fields pass for example lambda record: "
-                'record["title"] + "\\n" + record["body"]'
+                "text_field must be the name of one field, or a callable from a record to its text "
+                f"(for several fields), not {self.text_field!r}"
             )
         for name in ("column", "target_field", "chat_template"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
-                raise ConfigError(f"{name} must be one text that is not empty, not {value!r}")
+                raise ConfigError(f"{name} must be a string, and not empty, not {value!r}")
         self._check_parts()
         self._check_unit()
 
     def _check_parts(self) -> None:
         if self.packing and self.stride is not None:
-            raise ConfigError(
-                "packing and stride can't be given together: a token is in one block, windows "
-                "overlap"
-            )
+            raise ConfigError("packing and stride can't be given together: leave one out")
         if not self.is_in_parts:
             if self.end_token is not None:
-                raise ConfigError(
-                    "end_token has a meaning with stride or packing only: elsewhere the tokenizer "
-                    "ends a text"
-                )
+                raise ConfigError("end_token needs stride or packing: leave it out without these")
             return
         if self.max_length is None:
-            raise ConfigError(
-                "stride and packing need max_length=, the tokens of a sample: pass for example "
-                "max_length=1024"
-            )
+            raise ConfigError("stride and packing need max_length=, such as max_length=1024")
         if self.stride is not None and self.stride > self.max_length:
             raise ConfigError(
-                f"stride={self.stride} is larger than max_length={self.max_length}: the tokens "
-                "between two windows would be in none"
+                f"stride={self.stride} is larger than max_length={self.max_length}, so tokens "
+                "between windows would be lost: use a smaller stride"
             )
 
     def _check_unit(self) -> None:
         if self.unit == CHAT:
             self.check_chats()
         elif self.chat_template is not None:
-            raise ConfigError(
-                f"chat_template is for chats: pass unit='chat', not unit={self.unit!r}"
-            )
+            raise ConfigError(f"chat_template needs unit='chat', not unit={self.unit!r}")
         if self.column is not None:
             given = self.given(_OF_FILES)
             if given or self.unit in ("file", "line"):
                 what = ", ".join(given) or f"unit={self.unit!r}"
-                raise ConfigError(f"{what} has no meaning with column=: leave it out")
+                raise ConfigError(f"{what} does not apply to column=: leave it out")
             if self.target_field is not None and self.packing:
-                raise ConfigError(
-                    "target_field can't be given with packing: a block is of several texts"
-                )
+                raise ConfigError("target_field and packing can't be given together: leave one out")
             return
         is_plain = self.unit not in ("record", CHAT)
         if is_plain and self.text_field != records.TEXT_FIELD:
-            raise ConfigError(
-                f"text_field={self.text_field!r} is a field of records: pass unit='record' or "
-                "unit='chat'"
-            )
+            raise ConfigError(f"text_field={self.text_field!r} needs unit='record' or unit='chat'")
         has_other_labels = is_plain or self.is_in_parts or self.labels is not None
         if self.target_field is not None and has_other_labels:
             raise ConfigError(
-                "target_field is a field of records: it goes with unit='record', without stride, "
-                "packing and labels"
+                "target_field needs unit='record', without stride, packing and labels"
             )
 
     @property
     def is_in_parts(self) -> bool:
-        """True if samples are windows or blocks, which all tokens are needed for."""
+        """True if samples are windows or blocks, which need all tokens in advance."""
         return self.packing or self.stride is not None
 
     def check_chats(self) -> None:
-        """Raises a ConfigError for what has no meaning for chats, which only their files may have
-        told that they are.
+        """Raises a ConfigError for options that don't apply to chats. (Their files may be the
+        first to say that they are chats.)
         """
-        for name, why in (
-            ("target_field", "their labels are the assistant's tokens"),
-            ("labels", "their labels are the assistant's tokens"),
-            ("stride", "windows would supervise a turn twice; packing=True makes blocks of them"),
-            ("end_token", "their template ends each turn"),
-        ):
+        for name in ("target_field", "labels", "stride", "end_token"):
             value = getattr(self, name)
             if value is not None:
                 raise ConfigError(
-                    f"{name}={value!r} can't be given for chats ({why}): leave it out"
+                    f"{name}={value!r} does not apply to chats, whose labels are the assistant's "
+                    "tokens: leave it out"
                 )
 
     def of_documents(self) -> TextOptions:
-        """Those of the same texts as whole documents, without targets."""
+        """The options of the same texts as whole documents, without targets."""
         return replace(
             self, max_length=None, target_field=None, stride=None, packing=False, end_token=None
         )
 
     def which_documents(self) -> dict[str, Any]:
-        """The options that say which documents there are, by name."""
+        """The options that decide which documents there are, by name."""
         return {name: getattr(self, name) for name in _OF_DOCUMENTS}
 
     def given(self, names: Sequence[str] = (*_OF_DOCUMENTS, "end_token")) -> dict[str, Any]:
-        """Of some options those that were given, by name; of all that packing has decided."""
+        """The options among `names` that were given. Default: those that packing has decided."""
         usual = {field.name: field.default for field in fields(self)}
         return {name: getattr(self, name) for name in names if getattr(self, name) != usual[name]}
 
@@ -208,7 +183,7 @@ class TextOptions:
 
 
 class TextDecoder(Decoder):
-    """Samples ``{"input_ids": ...}``, with "labels" where there are targets, or marks.
+    """Samples ``{"input_ids": ...}``, with "labels" if there are targets or marks.
 
     Attributes:
         name: "file", "line", "record" or "chat": what the documents are.
@@ -221,7 +196,7 @@ class TextDecoder(Decoder):
 
     @property
     def is_marked(self) -> bool:
-        """True if the ids are those of chats, and have marks."""
+        """True if the ids are those of chats, which have marks."""
         return self.name == CHAT
 
     def to_input(self, value: Any) -> Any:
@@ -247,7 +222,7 @@ class TextDecoder(Decoder):
         return JoinedIds(dataset, collating, self.is_marked)
 
     def lengths(self, reader: SampleReader) -> IntArray:
-        """How long each sample of the source is, in tokens or what stands for them."""
+        """Length of each sample of the source, in tokens or a similar measure."""
         found: IntArray = self.source.lengths()
         return found
 
@@ -256,14 +231,14 @@ class TextDecoder(Decoder):
 
 
 class Texts(TextDecoder):
-    """Documents whose ids are made when they are read, a batch at a time, as tokenizers like it.
+    """Documents that are tokenised when they are read, a batch at a time.
 
     Args:
-        source: whose `row` gives a text, or an object with fields; or whose records are values of a
-            column, or dicts of several.
-        options: of the dataset.
+        source: its `row` gives a text, or an object with fields; or its records are values of a
+            column, or dicts of several columns.
+        options: the options of the dataset.
         name: what a document is.
-        value_of: decodes the records of a column; None: they are values.
+        value_of: decodes the records of a column. None: records are values.
     """
 
     decodes_batches = True
@@ -283,16 +258,14 @@ class Texts(TextDecoder):
 
     @property
     def identity(self) -> str | None:
-        """What the way from a text to ids is known by at another start; None: it can't be known
-        again.
-        """
+        """Identifies in later runs how texts become ids. None: that can't be identified."""
         return identity_of(self.options.tokenizer)
 
     def row(self, index: int, record: Any) -> Any:
-        """What a record says: a text, ids, or an object with fields.
+        """The content of a record: a text, ids, or an object with fields.
 
         Raises:
-            FormatError: its bytes are no text of the encoding, or no such record.
+            FormatError: its bytes are not a text in the encoding, or not such a record.
         """
         column = self.options.column
         if column is None:
@@ -301,7 +274,7 @@ class Texts(TextDecoder):
             record = self._value_of(record)
         value = record.get(column) if isinstance(record, dict) else record
         if value is None:
-            raise FormatError(f"column {column!r} has no value (null) there")
+            raise FormatError(f"column {column!r} is null there")
         if isinstance(value, bytes):
             try:
                 return value.decode(self.options.encoding, self.options.errors)
@@ -310,10 +283,10 @@ class Texts(TextDecoder):
         return record if self.name == CHAT else value
 
     def text_and_target(self, index: int, record: Any) -> tuple[Any, Any]:
-        """Text (or ids) of a document, and its target as it stands there.
+        """Text (or ids) of a document, and its target as stored.
 
         Raises:
-            FormatError: there is no text, or no target.
+            FormatError: the text or the target is missing.
         """
         if self.options.column is not None:
             return _text_or_ids(self.row(index, record), self.options.column), None
@@ -334,8 +307,8 @@ class Texts(TextDecoder):
         return self.source.kinds[self.source.file_of(index)] in self.source.delimiters
 
     def uncut(self) -> Texts:
-        """The same texts as whole documents, whose values are ids alone: what is packed, and
-        what windows and blocks are made of.
+        """The same texts as whole documents of ids alone, to pack, or to cut into windows and
+        blocks.
         """
         whole = copy.copy(self)
         whole.options = self.options.of_documents()
@@ -389,19 +362,19 @@ class Texts(TextDecoder):
         reader: SampleReader,
         expect: Callable[[range], None] = lambda _: None,
     ) -> Iterator[tuple[int, Any, Any]]:
-        """Reads documents in order, without those that can't be read and may be left out.
+        """Reads documents in order, without those that can't be read and may be skipped.
 
         Args:
-            numbers: of the documents in the source.
+            numbers: numbers of the documents in the source.
             reader: reads them.
-            expect: is told which ones of these are read next.
+            expect: called with the positions of the documents that are read next.
 
         Yields:
-            The position of each among `numbers`, its text (or ids), and its target as it stands
-            there.
+            The position of each document among `numbers`, its text (or ids), and its target as
+            stored.
 
         Raises:
-            SampleError: one can't be read, or has no text or target, and may not be left out.
+            SampleError: a document can't be read, or has no text or target, and may not be skipped.
         """
         for start in range(0, len(numbers), _TOGETHER):
             some = range(start, min(start + _TOGETHER, len(numbers)))
@@ -419,18 +392,18 @@ class Texts(TextDecoder):
                 yield position, text, target
 
     def text_of(self, index: int, reader: SampleReader) -> str:
-        """The text of a document before it is tokenised, by its number in the source.
+        """The text of a document before tokenisation, by its number in the source.
 
         Raises:
             SampleError: it can't be read.
-            ConfigError: it has none.
+            ConfigError: the column holds ids.
         """
         strict = copy.copy(reader)
         strict.on_error = "raise"
         for _, text, _ in self.read_each(np.array([index]), strict):
             if isinstance(text, str):
                 return text
-        raise ConfigError(f"text_of: column {self.options.column!r} holds ids, and no texts")
+        raise ConfigError(f"text_of: column {self.options.column!r} holds ids, not texts")
 
     def lengths(self, reader: SampleReader) -> IntArray:
         everything = np.arange(len(self.source))
@@ -439,16 +412,14 @@ class Texts(TextDecoder):
         return self.nbytes(everything, reader)
 
     def nbytes(self, numbers: IntArray, reader: SampleReader) -> IntArray:
-        """About how many bytes each of some texts has ([n] int64), by its number in the source."""
+        """Approximate bytes of some texts ([n] int64), by their numbers in the source."""
         if self.options.column is not None:
             return self._characters(numbers, reader)
         found: IntArray = self.source.sizes(None if len(numbers) == len(self.source) else numbers)
         return found
 
     def _characters(self, numbers: IntArray, reader: SampleReader) -> IntArray:
-        """Characters (or ids) of each of some texts, or of chats as they are rendered; 0 of those
-        that are left out ([n] int64).
-        """
+        """Characters (or ids) of texts or rendered chats ([n] int64); 0 for skipped ones."""
         lengths = np.zeros(len(numbers), np.int64)
         for position, text, _ in self.read_each(numbers, reader):
             lengths[position] = len(text)
@@ -470,7 +441,7 @@ class Texts(TextDecoder):
         return reader
 
     def _encoded_lines(self, whole: IntArray, counts: Counter[str]) -> tuple[Any, IntArray]:
-        """The ids of some lines, one behind the other, and how many each has."""
+        """The concatenated ids of some lines, and the number of ids of each."""
         joined, sizes = self.source.read_joined(whole)
         counts["bytes_read"] += len(joined)
         start = time.perf_counter()
@@ -496,7 +467,7 @@ def _text_or_ids(value: Any, column: str) -> Any:
                     "least 0, and fit int32"
                 )
             return ids.astype(np.int32)
-    raise FormatError(f"column {column!r} has a {type(value).__name__}, no text and no ids")
+    raise FormatError(f"column {column!r} has a {type(value).__name__}, not a text or ids")
 
 
 def has_role(message: Any) -> bool:
@@ -505,7 +476,7 @@ def has_role(message: Any) -> bool:
 
 
 def holds_chat(value: Any) -> bool:
-    """True if a value is a list of messages, or a record with such a field and no text beside."""
+    """True if a value is a list of messages, or a record with such a field and no text field."""
     if isinstance(value, Mapping):
         has_text = isinstance(value.get(records.TEXT_FIELD), str)
         return not has_text and any(holds_chat(value.get(name)) for name in CHAT_FIELDS)
@@ -519,22 +490,22 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def check_supervised(ids: npt.NDArray[Any]) -> None:
-    """Raises a FormatError where no id of a chat is supervised."""
+    """Raises a FormatError if no id of a chat is supervised."""
     if not (ids >= 0).any():
         raise FormatError(
-            f"its first {len(ids):,} tokens hold none of the assistant's: raise max_length"
+            f"none of its first {len(ids):,} tokens is the assistant's: raise max_length"
         )
 
 
-# -- texts that are tokens already
+# -- stored tokens
 
 
 class TokensDecoder(TextDecoder):
-    """Whole documents of a packed file, or windows over documents, as ids; or blocks of tokens over
-    all documents, and the number of each token's document.
+    """Documents of a packed file, or windows over documents, as ids; or blocks over all documents,
+    with the number of each token's document.
 
     Args:
-        source: the tokens.
+        source: reads the tokens.
         name: what a document is.
     """
 
@@ -587,9 +558,7 @@ class TokensDecoder(TextDecoder):
 
 
 def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
-    """Makes marked ids the ids, in their place, and writes their labels into another array of
-    the same shape.
-    """
+    """Turns marked ids into ids, in place, and writes their labels into an array of that shape."""
     np.copyto(labels, ids)
     is_marked = ids < 0
     labels[is_marked] = IGNORED
@@ -597,17 +566,17 @@ def unmark(ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
 
 
 class JoinedIds(BatchReader):
-    """Reads and tokenises the texts of a batch together, and pads all at once. Where characters are
-    tokens, the bytes of lines are read one behind the other, and mapped to ids at once.
+    """Reads and tokenises the texts of a batch together, and pads them at once. If tokens are
+    characters, the bytes of all lines are concatenated and mapped to ids at once.
 
     Args:
-        dataset: whose values are ids.
-        collating: has a `join`.
+        dataset: a dataset whose values are ids.
+        collating: the collate function, which has a `join`.
         is_marked: True if the ids have marks.
 
     Attributes:
-        lines: gives the ids of lines one behind the other, and how many each has, by their numbers
-            and what counts; None: values are read.
+        lines: returns the concatenated ids of lines and the number of ids of each, given the lines'
+            numbers and the counters. None: values are read.
     """
 
     name = "tokenised together, and padded at once"

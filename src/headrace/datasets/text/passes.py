@@ -1,6 +1,5 @@
-"""Passes over all texts of a dataset: their tokens, which are packed, and cut into windows and
-blocks; and the targets of records. Both are cached in `cache_dir` where texts and tokenizer can be
-identified.
+"""Reads all texts of a dataset once: for their tokens, or for the targets of records. Both are
+cached in `cache_dir` if texts and tokenizer can be identified.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from headrace.memory.budget import MemoryBudget
 from headrace.tokenizer import dtype_for
 
 PATIENCE_S = 60.0
-"""For another process that makes the same pass over all texts, while it writes nothing."""
+"""How long to wait for another process that reads the same texts and writes nothing."""
 _TOKENS_VERSION = 2
 _TOGETHER = 256  # texts that are tokenised at a time
 _TARGETS_VERSION = 5
-_SHOWN_FROM = 100_000  # records from which on progress is shown
+_SHOWN_FROM = 100_000  # progress is shown from so many records on
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNREAD = object()
 Take = Callable[[AnyArray], None]
-"""Gets a long array a piece at a time."""
+"""Receives a long array, a piece at a time."""
 
 
 def way_fingerprint(identity: str | None, end_token: int | None) -> str:
-    """Of the way that texts become tokens: a tokenizer, by what it is known by, and what ends a
-    document; "" where it isn't known.
+    """A fingerprint of how texts become tokens: of the tokenizer's identity and the end token; ""
+    if the tokenizer can't be identified.
     """
     if identity is None:
         return ""
@@ -53,16 +52,16 @@ def way_fingerprint(identity: str | None, end_token: int | None) -> str:
 def reading_all(
     texts: Texts, reader: SampleReader
 ) -> Iterator[tuple[dict[str, Any] | None, Callable[[range], None]]]:
-    """Inside, all texts are read in their order, of the version that they have now; remote lines
-    are fetched ahead.
+    """Context in which all texts are read in order, in their current version; remote lines are
+    prefetched.
 
     Args:
-        texts: of a dataset.
+        texts: the texts of a dataset.
         reader: reads them.
 
     Yields:
-        What tells these texts, and how they are read, from others (JSON values; None: nobody can
-        say); and what is to be called before some are read, with their numbers.
+        What identifies these texts and how they are read (JSON values; None: they can't be
+        identified); and a function to call, with the numbers of texts, before these are read.
     """
     source = texts.source
     options = texts.options
@@ -89,18 +88,17 @@ def reading_all(
 def tokens_of(
     texts: Texts, reader: SampleReader, end_token: int | None, budget: MemoryBudget
 ) -> tuple[Tokens, str]:
-    """All tokens of some documents, and the fingerprint of texts and of the way that they become
-    tokens.
+    """All tokens of some documents, and a fingerprint of the texts and of how they become tokens.
 
     Args:
         texts: the documents.
         reader: reads them.
-        end_token: put behind each; None: nothing is.
-        budget: for tokens that can't be kept on disk.
+        end_token: id that is appended to each document. None: no token.
+        budget: memory budget for tokens that can't be cached on disk.
 
     Raises:
-        SampleError: a document can't be read, or tokenised.
-        BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+        SampleError: a document can't be read or tokenised.
+        BudgetError: the tokens can't be cached on disk, and don't fit the memory budget.
     """
     source = texts.source
     identity = texts.identity
@@ -124,12 +122,12 @@ def tokens_of(
         first = source.location(int(left_out[0]))
         if len(left_out) == count:
             raise SampleError(
-                f"none of {count:,} documents can be read, or tokenised, so there is nothing to "
-                f'train on; the first: {first}: with on_error="raise" the message says why'
+                f"none of {count:,} documents can be read and tokenised; the first: {first}: pass "
+                'on_error="raise" to see why'
             )
         warn(
-            f"{len(left_out):,} of {count:,} documents can't be read, or tokenised, and are left "
-            f"out; the first: {first}"
+            f"{len(left_out):,} of {count:,} documents can't be read or tokenised, and are "
+            f"skipped; the first: {first}"
         )
     return Tokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
@@ -162,7 +160,7 @@ def _held(make: Callable[[Take], tuple[str, Arrays]], budget: MemoryBudget) -> F
         reserved.close()
         raise BudgetError(
             "the tokens of all documents don't fit memory: give the tokenizer a `fingerprint` "
-            f"(str), so that they can be kept on disk, or raise max_memory_usage. {error}"
+            f"(str), so that they can be cached on disk, or raise max_memory_usage. {error}"
         ) from None
     whole = np.concatenate(pieces, dtype=dtype, casting="unsafe")
     reserved.resize(whole.nbytes + short[0].nbytes)
@@ -176,15 +174,15 @@ def _tokenise(
     expect: Callable[[range], None],
     take: Take,
 ) -> tuple[str, Arrays]:
-    """Hands out the tokens of all documents (int32), those of some documents at a time.
+    """Passes the tokens of all documents (int32) to `take`, some documents at a time.
 
     Args:
-        texts, reader, end_token: as for `tokens_of`.
-        expect: is told which documents are read next.
-        take: gets the tokens.
+        texts, reader, end_token: see `tokens_of`.
+        expect: called with the numbers of the documents that are read next.
+        take: receives the tokens.
 
     Returns:
-        The smallest dtype that holds them, and the short arrays of `Tokens`.
+        The smallest dtype that fits the tokens, and the short arrays of `Tokens`.
     """
     count = len(texts.source)
     documents = Decoded(Records(texts.source))
@@ -223,16 +221,15 @@ def _tokenise(
 
 
 def targets_of(texts: Texts, reader: SampleReader) -> tuple[AnyArray | None, list[str]]:
-    """The targets of all records, cached on disk where the index of these is.
+    """The targets of all records, cached on disk if the index of the records is.
 
     Returns:
-        [n] int64 or float64: the numbers themselves, or those of classes; -1 or NaN of what can't
-        be read. None: they are of several kinds, and stay as they are. And the names of classes,
-        sorted.
+        [n] int64 or float64: numbers, or class numbers; -1 or NaN for records that can't be read.
+        None: targets are of several types, and stay unchanged. And the sorted class names.
 
     Raises:
-        SampleError: a record can't be read, or has no text or target, and none may be left out.
-        ConfigError: targets are numbers that no target can hold.
+        SampleError: a record can't be read, or has no text or target, and may not be skipped.
+        ConfigError: a number fits neither int64 nor float64.
     """
     with reading_all(texts, reader) as (about, expect):
         cached = None
@@ -264,16 +261,16 @@ def read_targets(
     numbers: IntArray,
     expect: Callable[[range], None] = lambda _: None,
 ) -> list[Any]:
-    """The targets of records as they stand there, read in order.
+    """The targets of records as stored, read in order.
 
     Args:
         texts: the records.
         reader: reads them.
-        numbers: of the records.
-        expect: is told which ones of these are read next.
+        numbers: numbers of the records.
+        expect: called with the positions of the records that are read next.
 
     Raises:
-        SampleError: a record can't be read, or has no text or target, and none may be left out.
+        SampleError: a record can't be read, or has no text or target, and may not be skipped.
     """
     count = len(numbers)
     targets = [_UNREAD] * count
@@ -291,9 +288,7 @@ def read_targets(
 
 
 def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list[str]]:
-    """The targets as integers, else as floats, else as the numbers of classes; and the names of
-    classes.
-    """
+    """The targets as integers, floats or class numbers, and the class names."""
     field = texts.options.target_field
     read = [index for index, target in enumerate(targets) if target is not _UNREAD]
     values = [targets[index] for index in read]
@@ -302,9 +297,8 @@ def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list
         cells = parsed([targets[index] for index in words])
         if cells.same is not None:
             raise ConfigError(
-                f"target_field={field!r}: the fields {cells.same[0]!r} and {cells.same[1]!r} are "
-                "one number and two texts: write each number in one way, or save the records as "
-                ".jsonl, where a class is a string and a number is none"
+                f"target_field={field!r}: {cells.same[0]!r} and {cells.same[1]!r} are one number: "
+                "write it in one way, or save the records as .jsonl, with strings as classes"
             )
         if len(words) == len(read) or not any(isinstance(value, str) for value in cells.values):
             numbers = iter(cells.values)
@@ -325,15 +319,15 @@ def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list
             if isinstance(targets[index], (int, str)) and is_rounded(targets[index]):
                 raise ConfigError(
                     f"target_field={field!r}: {texts.source.location(index)} has "
-                    f"{targets[index]!s:.40}, an integer that neither int64 nor, among floats, "
-                    "float64 holds: give integers in the range of int64, or strings in .jsonl"
+                    f"{targets[index]!s:.40}, an integer that does not fit int64, or float64 among "
+                    "floats: use smaller integers, or strings in .jsonl"
                 )
     found[read] = values
     return found, []
 
 
 def class_numbers(names: list[str]) -> tuple[IntArray, list[str]]:
-    """The number of each name among the sorted ones ([n] int64), and these."""
+    """The class number of each name ([n] int64), and the sorted class names."""
     classes = sorted(set(names))
     rank = {name: number for number, name in enumerate(classes)}
     return np.array([rank[name] for name in names], np.int64), classes

@@ -1,4 +1,4 @@
-"""Texts as token ids: files, lines, records, chats, columns, windows, or packed blocks."""
+"""Reads texts as token ids: files, lines, records, chats, columns, windows or packed blocks."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ from headrace.order.world import local_ranks
 from headrace.tokenizer import CharTokenizer, identity_of
 
 _CHARACTERS = "CharTokenizer("
-_LOOKED_AT = 8  # records by which the kind of all is told
+_LOOKED_AT = 8  # records that decide whether all are chats
 _OF_KIND: dict[Format, type[BaseDataset]] = {
     TABLES: TableDataset,
     HDF5: HDF5Dataset,
     ZARR: ZarrDataset,
 }
 _OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
-"""Options that the documents of a dataset of windows or blocks are read with."""
+"""Options that a dataset of windows or blocks passes on to its documents."""
 
 
 class TextDataset(BaseDataset):
@@ -145,8 +145,8 @@ class TextDataset(BaseDataset):
             `max_length`.
         packing: True: samples are blocks; an incomplete block at the end of all tokens is dropped.
         end_token: id that is appended to each document, for `stride` and `packing`. None: no token.
-        encoding, errors: encoding of the texts and its error handling, as in Python. A UTF-8 byte
-            order mark is removed.
+        encoding, errors: encoding and error handling, as in Python's `open`. A UTF-8 byte order
+            mark is removed.
         chat_template: replaces the tokenizer's own template: Jinja, or the name of one of the
             tokenizer's templates.
         delimiter: character between the fields of .csv and .tsv. None: a comma, and a tab.
@@ -182,7 +182,7 @@ class TextDataset(BaseDataset):
     classes: list[str]
     _decoder: TextDecoder
     _documents: TextDataset | None = None
-    """Of windows and blocks of texts: the whole documents."""
+    """For windows and blocks: the dataset of the whole documents."""
 
     def __init__(
         self,
@@ -304,13 +304,13 @@ class TextDataset(BaseDataset):
 
     @property
     def is_of_chats(self) -> bool:
-        """True if the documents are chats, of which the assistant's tokens are labels."""
+        """True if the documents are chats, whose labels are the assistant's tokens."""
         return self._decoder.is_marked
 
     @property
     def tokenizer_identity(self) -> str | None:
-        """What the tokenizer, and of chats its template, are known by at another start; None:
-        they can't be known again.
+        """Identifies the tokenizer, and its chat template, in later runs. None: they can't be
+        identified.
         """
         texts = self._decoder if self._documents is None else self._documents._decoder
         if isinstance(texts, Texts):
@@ -335,7 +335,7 @@ class TextDataset(BaseDataset):
             ConfigError: samples are ids, windows or blocks.
         """
         if not isinstance(self._decoder, Texts):
-            raise ConfigError("text_of: there are tokens here, and no texts: decode them")
+            raise ConfigError("text_of: samples are tokens here, not texts: decode them")
         whole = int(self.whole_indices(range(len(self))[index]))
         return self._decoder.text_of(whole, self.sample_reader)
 
@@ -360,9 +360,7 @@ class TextDataset(BaseDataset):
         return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
 
     def _targets_of_parts(self, targets: Any, decoder: TextDecoder, options: TextOptions) -> Any:
-        """Of the targets of documents those of the samples: a window has that of its document, a
-        block has none.
-        """
+        """The targets of the samples: a window has that of its document, a block has none."""
         if options.packing:
             self.collate = None
             return None
@@ -371,35 +369,31 @@ class TextDataset(BaseDataset):
         numbers = decoder.source.document_of(np.arange(len(decoder.source)))
         return targets_of_view(targets, numbers)
 
-    # -- what is packed
+    # -- for packing
 
     def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
-        """All tokens of all whole documents, and a fingerprint of them: what is packed. Not of
-        windows, blocks and packed files, which have them already.
+        """All tokens of all whole documents, and their fingerprint. Not for windows, blocks and
+        packed files.
 
         Raises:
-            SampleError: a document can't be read, or tokenised.
-            BudgetError: the tokens can't be kept on disk, and don't fit the memory budget.
+            SampleError: a document can't be read or tokenised.
+            BudgetError: the tokens can't be cached on disk, and don't fit the memory budget.
         """
         return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
 
     def ids_of(self, numbers: list[int]) -> list[Any]:
-        """The ids of whole documents by their number in the source; a SampleError for each that
-        can't be read.
-        """
+        """The ids, or a SampleError, of each of some whole documents of the source."""
         documents = Decoded(Records(self.sample_source))
         return documents.read(
             numbers, Access(self.sample_reader.another(), self._tokenized.uncut())
         )
 
     def text_nbytes(self, numbers: IntArray) -> IntArray:
-        """About how many bytes the text of each of some documents has, by its number in the
-        source ([n] int64).
-        """
+        """Approximate bytes of the texts of some documents of the source ([n] int64)."""
         return self._tokenized.nbytes(numbers, self.sample_reader)
 
     def record_targets(self) -> list[Any] | None:
-        """The target of each record, where they are of several kinds; None: there are none."""
+        """The target of each record, if targets are of several types; else None."""
         texts = self._decoder
         if not isinstance(texts, Texts) or not texts.splits_targets:
             return None
@@ -412,14 +406,14 @@ class TextDataset(BaseDataset):
 def _open_texts(
     data_path: DataPath, reach: RemoteOptions, options: TextOptions, room: Room
 ) -> Texts:
-    """The texts below a path, in the unit that the options name, or else the names of the files
-    and the first record.
+    """The texts of a path, in the unit of the options, or else in that of the files' names and
+    the first record.
 
     Args:
-        data_path: as `TextDataset` takes it.
-        reach: how URLs are reached.
-        options: what texts are.
-        room: for one text.
+        data_path: see `TextDataset`.
+        reach: how URLs are read.
+        options: the options of the dataset.
+        room: limits the size of one text.
 
     Raises:
         ConfigError, DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
@@ -428,11 +422,11 @@ def _open_texts(
     entries = list(entries_of(data_path))
     for entry in entries:
         if any(container.fits(os.fsdecode(entry)) for container in (TABLES, TARS, ZARR)):
-            raise ConfigError(f"{redact(entry)}: texts in columns are opened by name: pass column=")
+            raise ConfigError(f"{redact(entry)} has columns: pass column= with that of the texts")
     if unit is None and all(
         is_url(url) and without_query(url).lower().endswith(records.BY_RECORD) for url in entries
     ):
-        unit = "record"  # without asking the server for each file
+        unit = "record"  # saves a request for each file
     where: DataPath | FileSet = data_path
     if unit in (None, "file"):
         files = TextFilesSource(data_path, reach, room, (options.encoding, options.errors))
@@ -451,12 +445,8 @@ def _open_texts(
         progress=options.progress,
         delimiter=options.delimiter,
     )
-    try:
-        _check_delimiter(options, source.has_tables)
-        _check_headers(source, options)
-    except BaseException:
-        source.close()
-        raise
+    _check_delimiter(options, source.has_tables)
+    _check_headers(source, options)
     if unit == "line":
         return Texts(source, options, "line")
     found = Texts(source, options, "record")
@@ -467,25 +457,24 @@ def _open_texts(
 
 
 def _first_row(texts: Texts) -> Any:
-    """What the first record says that can be read; None: none of the first ones."""
+    """The first readable record among the first ones, or None."""
     for index in range(min(len(texts.source), _LOOKED_AT)):
         try:
             return texts.row(index, texts.source.read([index])[0])
         except FormatError:
-            continue  # which is an error of that sample
+            continue  # an error of that sample
     return None
 
 
 def _check_delimiter(options: TextOptions, has_tables: bool) -> None:
     if options.delimiter is not None and not has_tables:
         raise ConfigError(
-            f"delimiter={options.delimiter!r} is for records of .csv and .tsv, and none are read "
-            "here: leave it out"
+            f"delimiter={options.delimiter!r} is for records of .csv and .tsv: leave it out"
         )
 
 
 def _check_headers(source: LinesSource, options: TextOptions) -> None:
-    """Raises a FormatError where the first line of a table lacks a field that is named."""
+    """Raises a FormatError if the first line of a table lacks a field of the options."""
     wanted = [options.text_field, options.target_field]
     if options.unit == CHAT and options.text_field == records.TEXT_FIELD:
         wanted = []  # messages may stand in several fields
@@ -498,22 +487,21 @@ def _check_headers(source: LinesSource, options: TextOptions) -> None:
                 delimiter = source.delimiters[source.kinds[number]]
                 hint = records.another_delimiter(names[0], delimiter) or hint
             raise FormatError(
-                f"{source.shown(number)}: its first line names "
-                f"{', '.join(map(repr, names[:20]))}, and {names.count(name) or 'none'} of these "
-                f"is {name!r}{hint}; a file without such a line needs one, or unit='line' or "
-                "'file'"
+                f"{source.shown(number)}: its first line has {', '.join(map(repr, names[:20]))}, "
+                f"and {names.count(name) or 'no'} field {name!r}{hint}; without a header add "
+                "one, or pass unit='line' or 'file'"
             )
 
 
 def _open_column(
     data_path: DataPath, reach: RemoteOptions, options: TextOptions, reading: Mapping[str, Any]
 ) -> tuple[Texts, Any, list[str]]:
-    """The texts, bytes or ids of a column of any container, and the targets of its rows.
+    """The texts, bytes or ids in a column of any container, and the targets of its rows.
 
     Args:
-        data_path: of tables, HDF5 files, Zarr stores, tars, or what another package reads.
-        reach: how URLs are reached.
-        options: name the column.
+        data_path: path of tables, HDF5 files, Zarr stores, tars, or another package's format.
+        reach: how URLs are read.
+        options: the options of the dataset, which name the column.
         reading: options of `BaseDataset` that concern reading.
 
     Raises:
@@ -535,18 +523,16 @@ def _open_column(
         targets = opened.targets
         classes = list(getattr(opened, "classes", None) or ())
         if source.block_nbytes:
-            opened.block_memory.hold_chunks(0)  # the dataset of texts reserves memory for them
+            opened.block_memory.hold_chunks(0)  # the TextDataset reserves memory for them
     elif options.target_field is not None:
-        raise ConfigError(f"target_field can't be given for a column of {format_.name} yet")
+        raise ConfigError(f"target_field is not supported for columns of {format_.name} yet")
     elif format_ is TARS:
         source = TarSource(where, reach, options.progress)
     elif format_.open is not None:
         source = open_columns(where, format_, reach, [column]).column(column)
     else:
-        raise ConfigError(
-            f"{redact(entries_of(data_path)[0])} holds {format_.name}, which have no columns: "
-            "leave out column="
-        )
+        shown = redact(entries_of(data_path)[0])
+        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         targets, classes = class_numbers(targets)
     texts = Texts(source, options, "record", value_of)
@@ -562,7 +548,7 @@ def _open_column(
     return Chats(source, options, value_of), None, []
 
 
-# -- tokens that are there already
+# -- stored tokens
 
 
 def _decoder_of_tokens(
@@ -572,17 +558,17 @@ def _decoder_of_tokens(
     name: str,
     options: TextOptions,
 ) -> TextDecoder:
-    """Documents, windows or blocks of some tokens.
+    """Documents, windows or blocks of tokens.
 
     Args:
-        tokens: of all documents.
-        fingerprint: of the tokens, or of whole documents.
-        where: says where a document lies.
+        tokens: the tokens of all documents.
+        fingerprint: that of the tokens, or of the documents.
+        where: returns the location of a document.
         name: what a document is.
-        options: of the dataset.
+        options: the options of the dataset.
 
     Raises:
-        ConfigError: no block comes of them; or an option has no meaning for chats.
+        ConfigError: there are fewer tokens than in a block; or an option does not apply to chats.
     """
     if name == CHAT:
         options.check_chats()
@@ -598,18 +584,18 @@ def _decoder_of_tokens(
 def _packed_tokens(
     data_path: Any, given: dict[str, Any], reach: RemoteOptions
 ) -> PackedTokens | None:
-    """The tokens of packed files, local or remote; None where the path names none.
+    """The tokens of packed files, local or remote. None: the path names no packed files.
 
     Args:
-        data_path: of the dataset.
-        given: arguments of which a packed file has decided already, those that were given.
-        reach: how a URL is reached.
+        data_path: the path of the dataset.
+        given: the given arguments that packing has fixed.
+        reach: how URLs are read.
 
     Raises:
-        ConfigError: there are such.
-        FormatError, AccessError: a file is damaged, was not packed from texts, or can't be read;
+        ConfigError: `given` is not empty.
+        FormatError, AccessError: a file is damaged, was not packed from texts, or can't be read; or
             files were packed in different ways.
-        DataNotFoundError, RemoteError: there is nothing at a URL, or its server does not give it.
+        DataNotFoundError, RemoteError: a URL does not exist; a request to a server failed.
     """
     kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
     if kind is not HDF5:
@@ -624,14 +610,13 @@ def _packed_tokens(
         tokens.files.close()
         described = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(
-            f"{described}: {tokens.shown} holds tokens, so packing has decided this: leave it out, "
-            "or open the texts themselves"
+            f"{described}: fixed when {tokens.shown} was packed: leave it out, or open the texts"
         )
     return tokens
 
 
 def _tokenizer_of(tokens: PackedTokens) -> CharTokenizer | None:
-    """The `CharTokenizer` that a file was made with; None: it was another one."""
+    """The `CharTokenizer` that a file was packed with. None: it was another tokenizer."""
     call = tokens.info.text.get("tokenizer") or ""
     if not (call.startswith(_CHARACTERS) and call.endswith(")")):
         return None

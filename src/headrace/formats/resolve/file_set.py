@@ -83,28 +83,32 @@ def plain_bytes(name: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of files that a dataset reads.
+    """A file format that datasets read.
+
+    A package registers its own format by an entry point in the group ``headrace.formats`` that
+    names a `Format`, with at least `name`, `endings` and `open`.
 
     Attributes:
-        name: in messages: "images".
-        endings: of its files, in lower case, such as (".jpg", ".png").
-        stores: endings of what may be a folder, such as (".zarr", ".zarr.zip"); of these a folder
-            is searched on its first level only.
-        keeps_order: True if files stay in the order of the entries, those of a glob or folder
-            sorted as text; else all are sorted by the parts of their names.
-        recognizes: tells from a local file's or folder's content that it is of this kind, whatever
-            its name.
-        confirms: tells of a local file that ends as those of this kind whether it is one, where the
-            ending alone does not say.
-        is_store: tells that a store lies at a URL, whatever its name.
-        bookkeeping: names of files that are written beside those of this kind, and are no data, in
-            lower case.
-        holds_arrays: True if any array may be in them: of two such kinds in one place nobody can
-            tell which is meant.
-        dataset: the name of the class of headrace that reads them.
-        open: opens them as `headrace.formats.registry.Columns`, given their paths or URLs and the
-            `Files` to read these with; for formats of other packages.
-        all_endings: those of its files and stores.
+        name: the plural that messages use, such as "images".
+        endings: endings of its files in lower case, such as (".jpg", ".png").
+        stores: endings of stores that may be folders, such as (".zarr", ".zarr.zip"). Stores are
+            looked for in the first level of a folder only.
+        keeps_order: True: files keep the order of the entries of `data_path`, and those of a glob
+            or folder are sorted as text. False: all are sorted by the parts of their names.
+        recognizes: ``recognizes(path)`` is True if the content of a local file or folder has this
+            format, whatever its name. None: the ending decides.
+        is_store: ``is_store(url, server)`` is True if there is a store at a URL, whatever its name.
+        bookkeeping: lower-case names of files that are written next to the data and are not data.
+        holds_arrays: True if files may contain any array. Two such formats in one folder are an
+            error.
+        dataset: name of the class that reads it. "": `ColumnsDataset`.
+        open: ``open(paths, files)`` returns a `headrace.formats.columns.Columns`. `paths` are
+            absolute paths or URLs (list of str), in order. ``files.read_each(ByteRanges.of([(path,
+            start, stop), ...]))`` returns their bytes, local or remote. None: the class `dataset`
+            opens the files.
+        confirms: ``confirms(path)`` is True if a local file with one of the endings has this
+            format. None: the ending suffices.
+        all_endings: `endings` and `stores`.
     """
 
     name: str
