@@ -14,7 +14,6 @@ import torch
 import zarr
 
 from headrace import (
-    BudgetError,
     ConfigError,
     EpisodeDataset,
     FileChangedError,
@@ -524,22 +523,6 @@ class TestRemoteWindows(RemoteDatasetContract):
 
 ENDS = np.cumsum(LENGTHS)
 STARTS = ENDS - LENGTHS
-
-
-def test_static_values_beyond_their_budget_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.formats.episodes.find._STATIC_BYTES", 1000)
-    goals = np.zeros((len(LENGTHS), 30))
-    with h5py.File(write_buffer(tmp_path / "a.h5"), "r+") as file:
-        file["meta/goal"] = goals
-    with h5py.File(write_demos(tmp_path / "b.h5", (3, 4)), "r+") as file:
-        file["data/demo_1/goal"] = file["data/demo_0/goal"] = np.zeros(200)
-    store = zarr.open_group(write_buffer(tmp_path / "a.zarr", kind="2"), mode="r+")
-    store.create_array("meta/goal", data=goals)
-    for name, static in (("a.h5", "meta/goal"), ("b.h5", "goal"), ("a.zarr", "meta/goal")):
-        with pytest.raises(BudgetError, match=static):
-            EpisodeDataset(tmp_path / name, static=[static])
 
 
 def test_episodes_of_a_buffer_are_chosen(tmp_path: Path) -> None:

@@ -428,6 +428,13 @@ def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
         dataset[13]
 
 
+def test_raw_targets_in_chunks_that_are_wider_than_the_array(tmp_path: Path) -> None:
+    root, targets = zarr.open_group(tmp_path / "a.zarr", mode="w"), np.arange(65).reshape(13, 5)
+    root.create_array("x", data=targets, chunks=(4, 20), compressors=None)
+    dataset = ZarrDataset(tmp_path / "a.zarr", "x", target_name="x")
+    assert np.array_equal(dataset.targets, targets) and dataset[7][0].tolist() == [*targets[7]]
+
+
 def test_chunk_files_in_any_order(tmp_path: Path) -> None:
     rows = np.random.default_rng(5).integers(0, 9, (40, 6)).astype("i4")
     order = np.random.default_rng(6).permutation(40).tolist()

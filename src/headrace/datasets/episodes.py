@@ -183,7 +183,7 @@ class EpisodeDataset(BaseDataset):
             does not exist.
         FormatError: arrays of an episode differ in length, arrays of a key differ in shape or
             dtype, or the episode ends of a replay buffer are invalid.
-        BudgetError: a decoded chunk, or static values, don't fit the memory budget.
+        BudgetError: a decoded chunk does not fit the memory budget.
     """
 
     reads_urls = True

@@ -408,11 +408,3 @@ class ArraySource(RowSource, Locatable):
 
     part: PackPart | None = None
     """None: it is none of several."""
-
-    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
-        """Compares records with their checksums, where there are some.
-
-        Raises:
-            FormatError: one has another checksum.
-        """
-        return

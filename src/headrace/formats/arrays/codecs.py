@@ -83,9 +83,15 @@ class Pipeline:
         Raises:
             FormatError: the data are damaged; the message says how, and not where they lie.
         """
-        for codec, size in self._steps(nbytes, skipped):
+        steps: list[tuple[Codec, int | None]] = []
+        size: int | None = nbytes  # of what a step must give
+        for number, codec in enumerate(self.codecs):
+            if not skipped >> number & 1:
+                steps.append((codec, size))
+                size = None if size is None or codec.adds is None else size + codec.adds
+        for codec, expected in reversed(steps):
             try:
-                data = codec.decode(data, size)
+                data = codec.decode(data, expected)
             except (FormatError, MemoryError):
                 raise
             except Exception as error:  # whatever a library makes of bytes that are none of its own
@@ -96,16 +102,6 @@ class Pipeline:
         if len(decoded) != nbytes:
             raise FormatError(f"it decodes to {len(decoded):,} bytes, not {nbytes:,}")
         return decoded
-
-    def _steps(self, nbytes: int, skipped: int) -> list[tuple[Codec, int | None]]:
-        """The codecs in the order in which they decode, and how many bytes must come of each."""
-        steps: list[tuple[Codec, int | None]] = []
-        size: int | None = nbytes
-        for number, codec in enumerate(self.codecs):
-            if not skipped >> number & 1:
-                steps.append((codec, size))
-                size = None if size is None or codec.adds is None else size + codec.adds
-        return steps[::-1]
 
 
 @dataclass(frozen=True)

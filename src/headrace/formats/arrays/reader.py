@@ -287,10 +287,6 @@ class ArrayReader:
             numbers = numbers[~np.array(is_cached, bool)]
         return self.chunks.byte_ranges(numbers)
 
-    def row_ranges(self, rows: IntArray, missing: bool = False) -> ByteRanges:
-        """See `byte_ranges`: of rows, by their numbers."""
-        return self.byte_ranges(Cuts.of_rows(rows, self.height), missing)
-
     def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
         """See `byte_ranges`: of spans of rows, ``firsts[i]`` to ``ends[i] - 1``."""
         return self.byte_ranges(Cuts.of_spans(firsts, ends, self.height), missing)

@@ -16,7 +16,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, LibraryRows, shown_array
 from headrace.formats.arrays.packed import PackedInfo
-from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.arrays.reader import ArrayReader, Cuts, OpenArrays
 from headrace.formats.source import ArraySource, Description, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
@@ -239,7 +239,10 @@ class ArraysSource(ReadersSource):
         return rows
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
-        return [reader.row_ranges(indices, missing) for reader in self._readers]
+        return [
+            reader.byte_ranges(Cuts.of_rows(indices, reader.height), missing)
+            for reader in self._readers
+        ]
 
     # -- blocks
 

@@ -119,13 +119,6 @@ class PatchGrid:
             corner = np.minimum(corner, np.subtract(stop, self.patch))
         return tuple(corner.tolist())
 
-    def reaches_beyond(self, corner: Sequence[int]) -> bool:
-        """True if the patch at a corner ends outside of the volume."""
-        return any(
-            at + patch > extent
-            for at, patch, extent in zip(corner, self.patch, self.shape, strict=True)
-        )
-
 
 def padded_places(start: int, extent: int, size: int, how: str) -> IntArray:
     """Where along an axis of `size` elements those of a patch come from that begins at `start` and
@@ -181,7 +174,8 @@ class Volume:
         """Along each axis of this array, which of its elements are in a patch; -1: none is. None:
         they lie side by side, from `corner` on.
         """
-        if not self.tables and not grid.reaches_beyond(corner):
+        ends = np.add(corner, grid.patch)
+        if not self.tables and (ends <= grid.shape).all():
             return None
         axes = []
         for axis, extent in zip(self.axes, self.reader.shape, strict=True):

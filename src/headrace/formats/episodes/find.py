@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from headrace.dtypes import IntArray
-from headrace.errors import BudgetError, ConfigError, FormatError, MissingNameError, warn
+from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.episodes.source import (
     MASK,
@@ -36,7 +36,6 @@ from headrace.memory.anonymous import SharedArray
 STEPS = "data"
 ENDS = "meta/episode_ends"
 
-_STATIC_BYTES = 256 << 20
 _NUMBERED = re.compile(r"^\D*\d+$")
 T = TypeVar("T")
 
@@ -463,8 +462,7 @@ def _joined(
     if episodes:
         arrays = [EpisodeArrays(key, episodes, numbers, steps[key]) for key in keys]
     static = {
-        name: _stacked(name, [episode.static[name] for episode in episodes])
-        for name in options.static
+        name: _stacked([episode.static[name] for episode in episodes]) for name in options.static
     }
     rows: tuple[IntArray, IntArray] | None = None
     if finder.are_buffers and episodes:
@@ -476,15 +474,9 @@ def _joined(
     return EpisodeSource(episodes, numbers, Windows(lengths, windows), arrays, static, opened, rows)
 
 
-def _stacked(name: str, values: Sequence[Any]) -> Sequence[Any] | SharedArray:
+def _stacked(values: Sequence[Any]) -> Sequence[Any] | SharedArray:
     """Static values: numbers of one shape in one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
-    nbytes = sum(array.nbytes for array in arrays)
-    if nbytes > _STATIC_BYTES:
-        raise BudgetError(
-            f"static={name!r} takes {nbytes:,} bytes, which would be held in memory: static "
-            "values are small; name large arrays as keys="
-        )
     specs = {(array.shape, array.dtype) for array in arrays}
     if len(specs) == 1 and arrays[0].dtype.kind in "biufc":
         return SharedArray(np.stack(arrays))

@@ -82,7 +82,7 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
     kind = format_of(tree, group)
     where = f"{tree.shown}: {group or '/'!r}"
     if kind is None:
-        others = _sparse_groups(tree)
+        others = [name for name in ["", *tree.nodes()] if format_of(tree, name) is not None]
         if tree.kind(group) is None:
             raise tree.missing("sparse matrix", group, others or tree.children(""))
         also = f"; sparse matrices of this file: {', '.join(map(repr, others[:10]))}"
@@ -151,11 +151,6 @@ def _damage(
     if indptr[-1] > data.shape[0]:
         return f"indptr ends at {int(indptr[-1]):,}, and there are {data.shape[0]:,} values"
     return None
-
-
-def _sparse_groups(tree: Tree) -> list[str]:
-    """The names of all sparse matrices of a file."""
-    return [name for name in ["", *tree.nodes()] if format_of(tree, name) is not None]
 
 
 # -- tables

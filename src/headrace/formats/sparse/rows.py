@@ -69,13 +69,6 @@ class CSRRows(NamedTuple):
         edges = self.indptr.tolist()
         return [(self.indices[a:b], self.values[a:b]) for a, b in itertools.pairwise(edges)]
 
-    def take(self, order: IntArray) -> CSRRows:
-        """Some of the rows, in another order."""
-        sizes = self.sizes[order]
-        indptr = np.concatenate([[0], np.cumsum(sizes)])
-        places = np.repeat(self.indptr[order] - indptr[:-1], sizes) + np.arange(indptr[-1])
-        return CSRRows(indptr, self.indices[places], self.values[places])
-
     def canonical(self, columns: int) -> CSRRows:
         """The same rows in canonical form: values of one column are summed in their order, as SciPy
         does; their dtype stays.
@@ -310,14 +303,4 @@ class JoinedRows(ConcatSource[SparseSource]):
 
     def read_rows(self, indices: IntArray) -> CSRRows:
         """See `SparseSource.read_rows`."""
-        parts = self.parts_of(indices)
-        self.prefetch(parts)
-        found = [part.source.read_rows(np.asarray(part.indices, np.int64)) for part in parts]
-        if len(found) == 1:
-            return found[0]
-        rows = CSRRows.of(
-            np.concatenate([one.sizes for one in found]),
-            np.concatenate([one.indices for one in found]),
-            np.concatenate([one.values for one in found]),
-        )
-        return rows.take(np.argsort(np.concatenate([part.places for part in parts])))
+        return CSRRows.joined(self.read(indices.tolist()))
