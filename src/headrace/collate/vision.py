@@ -69,13 +69,13 @@ class Normalization:
         Raises:
             ConfigError: the statistics have another number of channels.
         """
-        scale, shift = _factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
+        scale, shift = _host_factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
         values = out
         if out.dtype != np.float32:
             values = np.empty(out.shape, np.float32)
         np.copyto(values, pixels, casting="unsafe")
-        np.multiply(values, scale.numpy(), out=values)
-        np.add(values, shift.numpy(), out=values)
+        np.multiply(values, scale, out=values)
+        np.add(values, shift, out=values)
         if values is not out:
             cast_into(values, out)
 
@@ -141,6 +141,15 @@ def _factors(
     both = torch.tensor([scale, shift], dtype=torch.float32, device=device)
     first, second = both.reshape(2, -1, 1, 1)
     return first, second
+
+
+@functools.lru_cache(64)
+def _host_factors(
+    normalization: Normalization, channels: int, white: int
+) -> tuple[AnyArray, AnyArray]:
+    """The same as arrays."""
+    scale, shift = _factors(normalization, channels, white)
+    return scale.numpy(), shift.numpy()
 
 
 _IMAGES = ("image", "images", "pixel_values", "img")
