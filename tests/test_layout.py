@@ -34,7 +34,7 @@ BELOW = {
 """What each room may import, besides itself and the ground."""
 INSIDE = {
     "io": """
-        paths atomic library_errors packed_strings ranges files ordered handles local_files
+        paths atomic library_errors ranges files ordered handles local_files
         checksums array_file disk_cache remote remote_files index
     """,
     "io/remote": "options requests http client prefetch",
@@ -48,7 +48,7 @@ INSIDE = {
     """,
     "datasets": """
         cells arrays image files columns episodes sparse table text
-        dialects streaming indexing unnormalized open memory_efficient
+        dialects streaming unnormalized open memory_efficient
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
@@ -58,7 +58,7 @@ INSIDE = {
     "packing": "options part plan destination parts contents stored texts hdf5 verify run",
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
-    "formats/resolve": "file_set local remote resolver",
+    "formats/resolve": "file_set find manifests resolver",
     "formats/arrays": "codecs chunks packed reader rows volumes",
     "formats/sparse": "rows matrix",
     "formats/episodes": "source find",
@@ -66,11 +66,11 @@ INSIDE = {
     "formats/zarr": "stores shards library tree",
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",
-    "formats/shards": "values heads source index litdata mds",
+    "formats/shards": "heads source litdata mds",
     "formats": """
-        resolve source concat files arrays tree ome
+        resolve source files arrays tree ome
         hdf5 zarr
-        trees sparse episodes table columns shards tar tfrecord text tokens
+        trees sparse episodes table shards tar tfrecord text tokens
         read_rows registry
     """,
 }

@@ -18,7 +18,6 @@ from headrace.datasets.image.augment import (
     RandomResizedCrop as RandomResizedCrop,
 )
 from headrace.datasets.image.image import ImageDataset as ImageDataset
-from headrace.datasets.indexing import write_index as write_index
 from headrace.datasets.memory_efficient import MemoryEfficientDataset as MemoryEfficientDataset
 from headrace.datasets.open import open_dataset as open_dataset
 from headrace.datasets.sparse import SparseDataset as SparseDataset
@@ -44,6 +43,7 @@ from headrace.errors import (
     WriteError as WriteError,
 )
 from headrace.formats.read_rows import read_rows as read_rows
+from headrace.formats.registry import write_index as write_index
 from headrace.formats.source import Source as Source
 from headrace.io.remote.options import RemoteOptions as RemoteOptions
 from headrace.loader.config import DataLoaderConfig as DataLoaderConfig

@@ -15,7 +15,7 @@ import pytest
 from headrace import BaseDataset, DataNotFoundError, ImageDataset, SampleError
 from headrace.errors import AccessError, RemoteError
 from headrace.formats.files import FilesSource, fingerprint_names
-from headrace.io.packed_strings import PackedNames
+from headrace.formats.resolve.file_set import PackedNames
 from tests.data.make import make_photos
 from tests.io.remote.reading import in_threads
 from tests.servers.plain import plain_server

@@ -73,6 +73,18 @@ class TestRemote(RemoteDatasetContract):
         return ColumnsDataset(paths, **options)
 
 
+@pytest.mark.slow
+class TestCompressed(TestRemote):
+    """They are read from copies, of the version that the files had."""
+
+    names = ("a.tfrecord.gz", "b.tfrecord.gz")
+    has_index_beside = is_versioned = False
+
+    def write(self, folder: Path) -> None:
+        for path in write(folder).glob("*.tfrecord"):
+            path.with_suffix(".tfrecord.gz").write_bytes(gzip.compress(path.read_bytes()))
+
+
 def test_examples_are_those_of_its_own_library() -> None:
     for mode in ("lazy", "eager", "cached"):
         with open_dataset(

@@ -7,9 +7,8 @@ import struct
 import numpy as np
 
 from headrace.dtypes import ArraySpec
-from headrace.formats.columns import Columns
 from headrace.formats.registry import Format
-from headrace.formats.source import Locatable, RowSource
+from headrace.formats.source import Columns, Locatable, RowSource
 from headrace.io.ranges import ByteRanges
 
 

@@ -306,7 +306,7 @@ def index_verb(given: argparse.Namespace, output: Output) -> int:
                                   upload the .index files with them
       %(prog)s s3://bucket/train  the same in a bucket that may be written to
     """
-    from headrace.datasets.indexing import write_index
+    from headrace.formats.registry import write_index
 
     written = [str(index) for path in given.paths for index in write_index(path)]
     output.show({"written": written}, written)

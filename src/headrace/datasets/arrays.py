@@ -17,7 +17,6 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource, as_value, is_plain, long_doubles_in
 from headrace.formats.arrays.volumes import PADS, PatchSource
-from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.ome import (
@@ -29,6 +28,7 @@ from headrace.formats.ome import (
     volume_in,
 )
 from headrace.formats.resolve.resolver import DataPath
+from headrace.formats.source import ConcatSource
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.text.plain import check_encoding
 from headrace.formats.tree import TreeSource

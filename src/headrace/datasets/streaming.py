@@ -32,17 +32,16 @@ from headrace.order.world import local_ranks
 _OF_HOLDING = ("loading_mode", "cache_size", "cache_policy", "hold", "shared")
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
 _TRANSFORMS = ("transform", "target_transform", "transforms")
-_ENDINGS: dict[str, tuple[str, ...]] = {
-    "tar": TARS.endings,
-    "jsonl": tuple(ending + packed for ending in JSON_LINES for packed in ("", *COMPRESSED)),
-    "txt": tuple(".txt" + packed for packed in ("", *COMPRESSED)),
-    "h5": (".h5", ".hdf5", ".he5"),
-    "zarr": ZARR.stores,
+_KINDS: dict[str, Format] = {
+    "tar": TARS,
+    "jsonl": Format("JSON Lines", tuple(f"{a}{b}" for a in JSON_LINES for b in ("", *COMPRESSED))),
+    "txt": Format("lines", tuple(f".txt{packed}" for packed in ("", *COMPRESSED))),
+    "h5": HDF5,
+    "zarr": ZARR,
 }
-"""The endings of shards."""
 _SHARDS = Format(
     "shards",
-    tuple(ending for kind, endings in _ENDINGS.items() if kind != "zarr" for ending in endings),
+    tuple(ending for kind in _KINDS.values() for ending in kind.endings),
     stores=ZARR.stores,
     recognizes=ZARR.recognizes,
 )
@@ -201,14 +200,13 @@ def _kind_of(files: FileSet) -> str:
     """
     first: dict[str, str] = {}
     for path, name in zip(files.urls(), map(os.fsdecode, files.names), strict=True):
-        kinds = [kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)]
+        kinds = [kind for kind, format_ in _KINDS.items() if format_.fits(name)]
         if not kinds and not files.is_remote and is_zarr(path):
             kinds = ["zarr"]
         if not kinds:
-            known = ", ".join(endings[0] for endings in _ENDINGS.values())
             raise FormatError(
                 f"{redact(path)}: its name does not say which kind of shard it is; known are "
-                f"{known}"
+                f"{', '.join(f'.{kind}' for kind in _KINDS)}"
             )
         first.setdefault(kinds[0], path)
     if len(first) > 1:

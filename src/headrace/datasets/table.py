@@ -202,7 +202,6 @@ class TableDataset(BaseDataset):
         one = columns if isinstance(columns, str) else None
         decoders = checked_decoders(decode or {})
         files = resolve(data_path, TABLES, reach)
-        check_splits(files)
         shown = redact(
             data_path if isinstance(data_path, (str, bytes, os.PathLike)) else files.url(0)
         )
@@ -212,6 +211,7 @@ class TableDataset(BaseDataset):
         if hold_arrays(files, shown):
             if decoders:
                 raise ConfigError(f"{shown} holds NumPy arrays, and no bytes: leave out decode")
+            check_splits(files)
             arrays = open_arrays(files, one or names, target_name)
             source, rows = joined_rows(arrays, cast_to)
             if target_name is not None:

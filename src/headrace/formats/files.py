@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, warn
-from headrace.formats.resolve.file_set import FileSet, Format, is_hidden_part
-from headrace.formats.resolve.resolver import DataPath, resolve
+from headrace.formats.resolve.file_set import FileSet, Format, PackedNames, is_hidden_part
+from headrace.formats.resolve.find import learn_named
+from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
 from headrace.formats.source import Column, Description, Source
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import composed, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -54,12 +54,13 @@ class FilesSource(Source):
     ) -> None:
         if not isinstance(data_path, FileSet):
             kind = Format("files", tuple(map(str.lower, extensions)))
-            data_path = resolve(data_path, kind, remote, asks=True)
+            data_path = resolve(data_path, kind, remote)
         self.listing: FileSet = data_path
         self._server: RemoteFiles | None = self.listing.server
         self._files: Files = self._server or LocalFiles()
         self._listed_sizes: npt.NDArray[np.int64] | None = None
         if self._server is not None:
+            learn_named(self.listing, entries_of(data_path))
             self._server.share_versions(self.listing)
 
     def __len__(self) -> int:

@@ -24,12 +24,11 @@ from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource, check_fits
-from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import entries_of, look_for
-from headrace.formats.source import Source
+from headrace.formats.source import ConcatSource, Source
 from headrace.formats.tree import TreeSource
 from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR

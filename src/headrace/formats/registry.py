@@ -6,25 +6,40 @@ import functools
 import os
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from typing import Unpack
 
-from headrace.errors import ConfigError, FormatError, MissingNameError
-from headrace.formats.columns import Columns
+from headrace.arguments import check_names
+from headrace.errors import AccessError, ConfigError, FormatError, MissingNameError, WriteError
 from headrace.formats.files import check_splits
 from headrace.formats.hdf5 import HDF5
+from headrace.formats.hdf5.rows import INDEX as HDF5_INDEX
 from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.shards.litdata import LITDATA
 from headrace.formats.shards.mds import MDS
+from headrace.formats.source import Columns
+from headrace.formats.table.arrow import INDEX as ARROW_INDEX
 from headrace.formats.table.files import TABLES
-from headrace.formats.tar import TARS
-from headrace.formats.tfrecord import TFRECORD
+from headrace.formats.tar import INDEX as TAR_INDEX, TARS
+from headrace.formats.tfrecord import INDEX as TFRECORD_INDEX, TFRECORD
 from headrace.formats.zarr.stores import ZARR
+from headrace.io.atomic import written_to
+from headrace.io.index import IndexKind, index_bytes
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
-from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote.options import RemoteOptions, ServerKeywords
+from headrace.io.remote.requests import path_in
+from headrace.io.remote_files import RemoteFiles, with_index
 
 FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TFRECORD, TEXTS, HDF5, ZARR, TABLES, LITDATA)
 """What comes first here is read where files of several formats lie side by side."""
+_INDEXES: dict[str, IndexKind] = {
+    ".tar": TAR_INDEX,
+    **dict.fromkeys((".tfrecord", ".tfrecords"), TFRECORD_INDEX),
+    **dict.fromkeys((".arrow", ".feather"), ARROW_INDEX),
+    **dict.fromkeys((".h5", ".hdf5", ".he5", ".h5ad"), HDF5_INDEX),
+}
+"""What `write_index` writes, by the endings of files."""
 GROUP = "headrace.formats"
 """The group of entry points by which other packages register a format (`Format` with `open`)."""
 
@@ -74,7 +89,7 @@ def detect(
         kind, where = look_for(data_path, installed_formats(), options)
     if kind is not None:
         return kind, where
-    resolve(data_path, IMAGES, options, asks=True)  # says what is there, of folders
+    resolve(data_path, IMAGES, options)  # says what is there, of folders
     names = ", ".join(format_.name for format_ in (*FORMATS, *installed_formats()))
     raise FormatError(
         f"{redact(entries_of(data_path)[0])}: the format is not known; headrace reads {names}"
@@ -106,3 +121,74 @@ def open_columns(
                 f"{', '.join(map(repr, columns.names)) or 'none'}"
             )
     return columns
+
+
+# -- indices beside files
+
+
+def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
+    """Writes an index file next to each data file, so that a dataset opens its URL in few round
+    trips.
+
+    An index contains what a dataset must know before it can read samples. The index of
+    ``train.tar`` is ``train.tar.index``; upload both. It is valid for that version of the file
+    only: write it again when the file changes.
+
+    Args:
+        data_path: a file, folder, glob or URL (of a writable server), or a list of these: .tar,
+            .tfrecord, .h5, .h5ad, .arrow and .feather.
+        **options: `storage_options`, `retries` and `deadline`: see `headrace.RemoteOptions`.
+
+    Returns:
+        The paths or URLs of the written indexes.
+
+    Raises:
+        ConfigError: an option is invalid; or a file can't have an index, such as a text.
+        DataNotFoundError, AccessError, FormatError, RemoteError: a file is missing, can't be read,
+            or is damaged.
+        WriteError: the index can't be written there.
+    """
+    check_names("write_index", options, ServerKeywords.__optional_keys__)
+    remote, _ = RemoteOptions.split(options)
+    files = resolve(data_path, Format("files with an index", tuple(_INDEXES)), remote)
+    paths = files.urls()
+    written = list[str]()
+    server: RemoteFiles | None = files.server
+    if server is None:
+        paths = [os.path.abspath(path) for path in paths]
+        server = RemoteFiles(f"file://{paths[0]}", remote)
+    try:
+        for path in paths:
+            url = path
+            if not files.is_remote:
+                url = f"file://{path}"
+            kind = _INDEXES.get(os.path.splitext(path.partition("?")[0])[1].lower())
+            if kind is None:
+                known = ", ".join(_INDEXES)
+                raise ConfigError(f"{redact(path)} has no index: those of {known} have one")
+            server.learn([url])
+            data = index_bytes(kind.make(server, url), kind, server.version(url).size)
+            written.append(_write(with_index(url), data, server))
+    finally:
+        server.close()
+    return written
+
+
+def _write(url: str, data: bytes, server: RemoteFiles) -> str:
+    """Writes a file, and returns its path or URL."""
+    path = url.removeprefix("file://")
+    try:
+        if path != url:
+            with written_to(path) as file:
+                file.write(data)
+        else:
+            server.filesystem.pipe_file(path_in(url, server.filesystem), data)
+        return path
+    except PermissionError as error:
+        raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None
+    except Exception as error:  # of whatever library speaks to that server
+        cause = redact(error) or type(error).__name__
+        raise WriteError(
+            f"{redact(url)} can't be written ({cause}): write the index of a local copy, and "
+            "upload it"
+        ) from None

@@ -3,24 +3,29 @@
 `Source` is the minimum that headrace needs: the number of records, the records, which of them share
 a block, and a fingerprint of all. A `RowSource` also writes records that are arrays of one shape
 directly into their batch. A `Locatable` source knows the byte ranges of its records, so that remote
-ones can be prefetched.
+ones can be prefetched. `Columns` are an opened container: rows of named columns, each of them a
+source.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
+from headrace.io.handles import HINTS
 from headrace.io.ranges import ByteRanges
 
 Rows = Sequence[AnyArray] | AnyArray
@@ -403,8 +408,270 @@ def fingerprint_of_files(
     return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
 
 
+class RecordsSource(Locatable):
+    """Records that lie one after the other in files.
+
+    Attributes:
+        _paths: of the files.
+        _first: [files + 1] the number of the first record of each file, and of all.
+        _bases: [files] the byte of each that counts as its first.
+    """
+
+    _paths: list[str]
+    _first: IntArray
+    _bases: IntArray
+
+    @abstractmethod
+    def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the bytes of records begin and end in their files."""
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def file_of(self, rows: IntArray) -> IntArray:
+        """The number of the file of each record."""
+        return np.searchsorted(self._first, rows, side="right") - 1
+
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
+        return ByteRanges(self._paths, self.file_of(indices), *self.bounds(indices))
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes from the first record of each file to its last, with what lies in between."""
+        filled = np.flatnonzero(np.diff(self._first))
+        begins, _ = self.bounds(self._first[filled])
+        _, ends = self.bounds(self._first[filled + 1] - 1)
+        return int((ends - begins).sum())
+
+    @property
+    def cut_nbytes(self) -> int:
+        return self.stored_nbytes
+
+    def blocks_of(self, nbytes: int) -> IntArray:
+        """Number of records that begin in each range of `nbytes` of a file."""
+        files = np.repeat(np.arange(len(self._paths)), np.diff(self._first))
+        begins, _ = self.bounds(np.arange(len(self)))
+        places = (begins - self._bases[files]) // nbytes
+        is_first = (np.diff(files, prepend=-1) != 0) | (np.diff(places, prepend=-1) != 0)
+        return np.diff(np.flatnonzero(is_first), append=len(files)).astype(np.int64)
+
+
 class ArraySource(RowSource, Locatable):
     """Arrays that lie in files: rows that can be located."""
 
     part: PackPart | None = None
     """None: it is none of several."""
+
+
+# -- several sources as one
+
+S = TypeVar("S", bound=ArraySource)
+
+
+class Part(NamedTuple, Generic[S]):
+    """Samples of one source: their indices in it, and their places among all that are wanted."""
+
+    source: S
+    indices: list[int]
+    places: list[int]
+
+
+class ConcatSource(ArraySource, Generic[S]):
+    """The samples of some sources, one source after the other.
+
+    Args:
+        sources: one at least, with records of one kind; they share what is open and decoded.
+    """
+
+    def __init__(self, sources: Sequence[S]) -> None:
+        self.sources: list[S] = list(sources)
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+        self.files = self.sources[0].files
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a sample is in, and its index there."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, index - int(self._starts[number])
+
+    def parts_of(self, indices: Sequence[int] | IntArray) -> list[Part[S]]:
+        """The samples of each source."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        inner = (wanted - self._starts[numbers]).tolist()
+        parts: dict[int, Part[S]] = {}
+        for place, number in enumerate(numbers.tolist()):
+            if number not in parts:
+                parts[number] = Part(self.sources[number], [], [])
+            parts[number].indices.append(inner[place])
+            parts[number].places.append(place)
+        return [parts[number] for number in sorted(parts)]
+
+    def prefetch(self, parts: list[Part[S]]) -> None:
+        """Asks at once for the parts of several sources, which are read next: a server is asked for
+        all together, and not file by file; of local files a slow disk is told.
+        """
+        if len(parts) < 2 or not (self.is_remote or HINTS.are_wanted):
+            return
+        with contextlib.suppress(OSError):  # raised again where they are read
+            each = [
+                part.source.missing_ranges(np.asarray(part.indices, np.int64)) for part in parts
+            ]
+            self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        parts = self.parts_of(indices)
+        self.prefetch(parts)
+        records: list[Any] = [None] * len(indices)
+        for part in parts:
+            for place, record in zip(part.places, part.source.read(part.indices), strict=True):
+                records[place] = record
+        return records
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        records: list[Any] = []
+        for index in indices:
+            number, inner = self.place(index)
+            records += self.sources[number].read_afresh([inner])
+        return records
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        parts = self.parts_of(indices)
+        self.prefetch(parts)
+        for part in parts:
+            part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
+
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        """True if all sources are, on one server."""
+        return all(source.is_remote and source.files is self.files for source in self.sources)
+
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
+        parts = self.parts_of(indices)
+        return ByteRanges.joined(
+            [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts]
+        )
+
+    @property
+    def locating_needs_io(self) -> bool:
+        return any(source.locating_needs_io for source in self.sources)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(source.stored_nbytes for source in self.sources)
+
+    @functools.cached_property
+    def array_spec(self) -> ArraySpec | None:
+        spec = self.sources[0].array_spec
+        return spec if all(source.array_spec == spec for source in self.sources) else None
+
+    def use_threads(self, run: Map) -> None:
+        for source in self.sources:
+            source.use_threads(run)
+
+    @property
+    def block_nbytes(self) -> int:
+        return max(source.block_nbytes for source in self.sources)
+
+    def hold_chunks(self, nbytes: int) -> None:
+        for source in self.sources:
+            source.hold_chunks(nbytes)
+
+    def take_counts(self) -> Counter[str]:
+        return self.sources[0].take_counts()
+
+    def describe(self) -> Description:
+        return joined([source.describe() for source in self.sources])
+
+    @property
+    def cut_nbytes(self) -> int:
+        return sum(source.cut_nbytes for source in self.sources)
+
+    def blocks_of(self, nbytes: int) -> IntArray | None:
+        found = [source.blocks_of(nbytes) for source in self.sources]
+        known = [sizes for sizes in found if sizes is not None]
+        if len(known) == len(found):
+            return np.concatenate(known).astype(np.int64)
+        return None
+
+    def fingerprint(self) -> str:
+        each = [source.fingerprint() for source in self.sources]
+        return fingerprint_of_files([source.part for source in self.sources], len(self), each)
+
+    def location(self, index: int) -> str:
+        number, inner = self.place(index)
+        return self.sources[number].location(inner)
+
+    def close(self) -> None:
+        """Closes what this process has open."""
+        for source in self.sources:
+            source.close()
+
+
+# -- columns
+
+
+class Columns(ABC):
+    """An opened container: rows of named columns.
+
+    It is opened in the parent process; its sources reach workers by fork or pickle.
+    """
+
+    names: Sequence[str]
+    """Names of the columns, in order."""
+    decoders: Mapping[str, str] = {}
+    """For columns of encoded bytes, by name: the extension of a file with these bytes, such as
+    "jpg", "json" or "txt", which selects the decoder.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @abstractmethod
+    def column(self, name: str) -> Source:
+        """The values of one column; a `RowSource` if they are arrays of one shape and dtype."""
+
+    def rows(self, names: Sequence[str]) -> Source:
+        """Several columns, read together: a record is a dict of the values of a row."""
+        return _Rows({name: self.column(name) for name in names})
+
+
+class _Rows(Source):
+    """Columns that are read one after the other."""
+
+    def __init__(self, columns: Mapping[str, Source]) -> None:
+        self._columns = dict(columns)
+        self._first = next(iter(self._columns.values()))
+        self.thread_safe = all(column.thread_safe for column in self._columns.values())
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        read = [column.read(indices) for column in self._columns.values()]
+        return [dict(zip(self._columns, values, strict=True)) for values in zip(*read, strict=True)]
+
+    def describe(self) -> Description:
+        found = Description()
+        for name, column in self._columns.items():
+            described = column.describe()
+            found.columns += [replace(part, name=name) for part in described.columns]
+            found.stored += described.stored
+        return found
+
+    def fingerprint(self) -> str:
+        said = [f"{name}:{column.fingerprint()}" for name, column in self._columns.items()]
+        return hashlib.blake2b("\0".join(said).encode(), digest_size=16).hexdigest()
+
+    def blocks(self) -> Any:
+        return self._first.blocks()
+
+    def location(self, index: int) -> str:
+        return self._first.location(index)
+
+    def close(self) -> None:
+        for column in self._columns.values():
+            column.close()

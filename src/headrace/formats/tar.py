@@ -22,17 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import FormatError, warn
 from headrace.formats.files import fingerprint_names
-from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.file_set import FileSet, Format, PackedNames
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.source import Column, Description, Locatable
+from headrace.formats.source import Column, Description, RecordsSource
 from headrace.io.files import Files
 from headrace.io.index import Headers, IndexKind, indices_of
 from headrace.io.local_files import LocalFiles
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
-from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
 
@@ -302,7 +301,7 @@ def _text(name: bytes | str) -> str:
 # -- the samples
 
 
-class TarSource(Locatable):
+class TarSource(RecordsSource):
     """The samples of tar shards in WebDataset format: consecutive members of a shard whose names
     are equal up to the first dot.
 
@@ -352,7 +351,8 @@ class TarSource(Locatable):
 
     def _join(self, indices: Sequence[TarIndex]) -> None:
         """The indices of all shards as one."""
-        self._starts = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
+        self._first = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
+        self._bases = np.zeros(len(indices), np.int64)
         members = np.cumsum([0, *(len(index.offsets) for index in indices)])
         first = list[npt.NDArray[np.int64]]()
         kinds = list[npt.NDArray[np.int32]]()
@@ -367,7 +367,7 @@ class TarSource(Locatable):
             kinds.append(np.array(here, np.int32)[index.kinds])
             for what, (count, name) in notes.items():
                 noted[what].append((shard, count, name))
-        self._first = SharedArray(np.concatenate([*first, members[-1:]]))
+        self._members = SharedArray(np.concatenate([*first, members[-1:]]))  # the first of samples
         self._offsets = SharedArray(np.concatenate([index.offsets for index in indices]))
         self._sizes = SharedArray(np.concatenate([index.sizes for index in indices]))
         self._kinds = SharedArray(np.concatenate(kinds))
@@ -382,44 +382,20 @@ class TarSource(Locatable):
 
     # -- reading
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def _spans(
-        self, indices: Sequence[int] | npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], ...]:
-        """For each sample its shard, first member, one past the last, and where its bytes begin
-        and end.
-        """
-        rows = np.asarray(indices, np.int64)
-        first = self._first.array[rows]
-        last = self._first.array[rows + 1]
-        return (
-            np.searchsorted(self._starts, rows, side="right") - 1,
-            first,
-            last,
-            self._offsets.array[first],
-            self._offsets.array[last - 1] + self._sizes.array[last - 1],
-        )
-
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        shards, _, _, begins, ends = self._spans(indices)
-        return ByteRanges(self._paths, shards, begins, ends)
-
-    @property
-    def stored_nbytes(self) -> int:
-        """Bytes from each shard's first sample to its last, including the headers in between."""
-        filled = np.flatnonzero(np.diff(self._starts))
-        _, _, _, begins, _ = self._spans(self._starts[filled])
-        *_, ends = self._spans(self._starts[filled + 1] - 1)
-        return int((ends - begins).sum())
+    def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        last = self._members.array[rows + 1] - 1
+        ends = self._offsets.array[last] + self._sizes.array[last]
+        return self._offsets.array[self._members.array[rows]], ends
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        shards, first, last, begins, ends = self._spans(indices)
-        views = self.files.read(ByteRanges(self._paths, shards, begins, ends))
-        columns = (shards.tolist(), first.tolist(), last.tolist(), begins.tolist(), views)
+        rows = np.asarray(indices, np.int64)
+        views = self.files.read(self.byte_ranges(rows))
+        members = self._members.array
+        columns = (self.file_of(rows), members[rows], members[rows + 1])
         records = []
-        for index, shard, start, stop, begin, view in zip(indices, *columns, strict=True):
+        for index, shard, start, stop, view in zip(
+            indices, *(column.tolist() for column in columns), views, strict=True
+        ):
             record: dict[str, Any] = {
                 "__key__": os.fsdecode(self.keys[index]),
                 "__url__": self._shown[shard],
@@ -428,7 +404,8 @@ class TarSource(Locatable):
             sizes = self._sizes.array[start:stop].tolist()
             kinds = self._kinds.array[start:stop].tolist()
             for kind, offset, size in zip(kinds, offsets, sizes, strict=True):
-                record[self.extensions[kind]] = bytes(view[offset - begin : offset - begin + size])
+                begin = offset - offsets[0]
+                record[self.extensions[kind]] = bytes(view[begin : begin + size])
             records.append(record)
         return records
 
@@ -438,21 +415,8 @@ class TarSource(Locatable):
         """Bytes of each sample over all its members ([n] int64)."""
         if not len(self):
             return np.zeros(0, np.int64)
-        found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._first.array[:-1])
+        found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._members.array[:-1])
         return found
-
-    @property
-    def cut_nbytes(self) -> int:
-        return self.stored_nbytes
-
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
-        """Number of samples that start in each range of `nbytes` of a shard."""
-        shards = np.repeat(np.arange(len(self._paths)), np.diff(self._starts))
-        begins = self._offsets.array[self._first.array[:-1]]
-        begin_anew = (np.diff(shards, prepend=-1) != 0) | (
-            np.diff(begins // nbytes, prepend=-1) != 0
-        )
-        return np.diff(np.flatnonzero(begin_anew), append=len(shards)).astype(np.int64)
 
     def fingerprint(self) -> str:
         """A hash of the shards' names, the samples' keys, and the extensions and sizes of their
@@ -462,12 +426,12 @@ class TarSource(Locatable):
         extensions = PackedNames(map(os.fsencode, self.extensions))
         for names in (self.names, self.keys, extensions):
             digest.update(fingerprint_names(*names.arrays).encode())
-        for numbers in (self._starts, self._first.array, self._sizes.array, self._kinds.array):
+        for numbers in (self._first, self._members.array, self._sizes.array, self._kinds.array):
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
         return digest.hexdigest()
 
     def location(self, index: int) -> str:
-        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        shard = int(self.file_of(np.array(index)))
         return f"{redact(self._paths[shard])}, sample {redact(self.keys[index])!r}"
 
     def describe(self) -> Description:

@@ -26,9 +26,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
-from headrace.formats.columns import Columns
 from headrace.formats.resolve.file_set import Format
-from headrace.formats.source import Locatable
+from headrace.formats.source import Columns, RecordsSource
 from headrace.io.array_file import HEAD, Arrays, ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
 from headrace.io.index import Headers, IndexKind, indices_of
@@ -391,7 +390,7 @@ def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> di
     return features
 
 
-class TFRecordSource(Locatable):
+class TFRecordSource(RecordsSource):
     """The records of some files, one file after the other: dicts of features, or the values of one.
 
     If one of several remote files is compressed, all are read from copies.
@@ -440,13 +439,8 @@ class TFRecordSource(Locatable):
         source._is_one = is_one
         return source
 
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def byte_ranges(self, indices: IntArray) -> ByteRanges:
-        rows = np.asarray(indices, np.int64)
-        numbers = np.searchsorted(self._first, rows, side="right") - 1
-        return ByteRanges(self._paths, numbers, self._starts.array[rows], self._stops.array[rows])
+    def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        return self._starts.array[rows], self._stops.array[rows]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         views = self.files.read(self.byte_ranges(np.asarray(indices, np.int64)))
@@ -456,21 +450,6 @@ class TFRecordSource(Locatable):
             return [record[self._names[0]] for record in records]
         return records
 
-    @property
-    def stored_nbytes(self) -> int:
-        return int((self._stops.array - self._starts.array).sum())
-
-    @property
-    def cut_nbytes(self) -> int:
-        return self.stored_nbytes
-
-    def blocks_of(self, nbytes: int) -> IntArray:
-        """Number of records that begin in each range of `nbytes` of a file."""
-        files = np.repeat(np.arange(len(self._paths)), np.diff(self._first))
-        places = (self._starts.array - self._bases[files]) // nbytes
-        is_first = (np.diff(files, prepend=-1) != 0) | (np.diff(places, prepend=-1) != 0)
-        return np.diff(np.flatnonzero(is_first), append=len(files)).astype(np.int64)
-
     def fingerprint(self) -> str:
         """A hash of the features, the names of the files, and the sizes of the records."""
         names = [posixpath.basename(named_part(path)) for path in self._shown]
@@ -479,7 +458,7 @@ class TFRecordSource(Locatable):
         return digest.hexdigest()
 
     def location(self, index: int) -> str:
-        number = int(np.searchsorted(self._first, index, side="right")) - 1
+        number = int(self.file_of(np.array(index)))
         return f"{redact(self._shown[number])}, record {index - int(self._first[number])}"
 
 

@@ -24,13 +24,13 @@ from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, info_in
 from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
 from headrace.formats.text.index import first_from
 from headrace.formats.tree import OpenTrees
 from headrace.io.array_file import FileArrays
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles, changed
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray

@@ -39,12 +39,13 @@ def open_trees(
         ConfigError: HDF5 files and Zarr stores lie there.
         ConfigError, DataNotFoundError, AccessError, RemoteError: see `resolve`.
     """
+    where = data_path
     if kind is None:
-        kind, _ = look_for(data_path, (HDF5, ZARR), reach)
+        kind, where = look_for(data_path, (HDF5, ZARR), reach)
     if kind == ZARR and objects_in(data_path):
         stores = OpenZarr(direct=direct, **options)
         return [stores.take(store) for store in objects_in(data_path)], stores
-    files = resolve(data_path, kind or HDF5, reach)
+    files = resolve(where, kind or HDF5, reach)
     if kind == ZARR:
         return files.urls(), OpenZarr(files.server, direct=direct, **options)
     return files.urls(), OpenHDF5(files.server, direct=direct)

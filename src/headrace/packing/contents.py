@@ -32,8 +32,8 @@ from headrace.formats.arrays.packed import (
 )
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.chunks import filter_versions
+from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import PackPart
-from headrace.io.packed_strings import PackedNames
 from headrace.memory.budget import format_size
 from headrace.packing.options import PackOptions
 from headrace.packing.part import PartFile

@@ -23,7 +23,8 @@ from headrace.errors import (
 )
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.resolver import MANIFEST, PLAN, expand_braces
+from headrace.formats.resolve.manifests import MANIFEST, PLAN
+from headrace.formats.resolve.resolver import expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import user_id
 from headrace.io.paths import chain_of, is_url, redact

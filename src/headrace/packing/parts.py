@@ -26,14 +26,14 @@ from numpy.lib.format import descr_to_dtype
 from headrace.display import Lines
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
-from headrace.formats.resolve.resolver import (
+from headrace.formats.resolve.file_set import PackedNames
+from headrace.formats.resolve.manifests import (
     MANIFEST,
     PLAN,
     checked_json,
     checked_text,
     parse_manifest,
 )
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote_files import below
 from headrace.memory.budget import format_size

@@ -32,8 +32,8 @@ from headrace.formats.arrays.packed import (
     bytes_of,
     target_named,
 )
-from headrace.formats.concat import ConcatSource
 from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.source import ConcatSource
 from headrace.io.ordered import in_order
 from headrace.memory.budget import format_size
 from headrace.memory.processes import read_full, write_full

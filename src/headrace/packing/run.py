@@ -40,7 +40,8 @@ from headrace.display import Lines, progress_bar
 from headrace.errors import ConfigError, FileChangedError, SampleError, WriteError, warn
 from headrace.formats.arrays.packed import TARGETS, PackedInfo, crc_of
 from headrace.formats.hdf5.files import locked_by_caller
-from headrace.formats.resolve.resolver import MANIFEST, PLAN, DataPath
+from headrace.formats.resolve.manifests import MANIFEST, PLAN
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import PackPart
 from headrace.formats.tokens import KIND
 from headrace.io.checksums import replaced

@@ -18,8 +18,8 @@ from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import TARGETS, PackedInfo
 from headrace.formats.files import FilesSource
+from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
-from headrace.io.packed_strings import PackedNames
 from headrace.memory.processes import PerProcess
 from headrace.packing.contents import Contents, Survey
 from headrace.packing.options import PackOptions

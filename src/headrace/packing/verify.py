@@ -19,7 +19,7 @@ from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSET
 from headrace.formats.hdf5 import is_hdf5
 from headrace.formats.hdf5.files import packed_info, reading
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.resolve.resolver import MANIFEST, PLAN, checked_text
+from headrace.formats.resolve.manifests import MANIFEST, PLAN, checked_text
 from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.packing.destination import Destination, destination_of

@@ -30,9 +30,8 @@ from headrace.errors import (
     MissingNameError,
 )
 from headrace.formats.files import folder_targets
-from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.file_set import FileSet, PackedNames
 from headrace.formats.table import columns as library
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from tests.formats.resolve.scanning import scan
@@ -99,6 +98,29 @@ class TestFolders:
             assert targets is not None
             assert targets.dtype == np.int64
             assert targets.tolist() == [classes.index(folder) for folder in folders]
+
+    def test_a_table_beside_images_is_the_default(self, tmp_path: Path, memory: Any) -> None:
+        """As HuggingFace's imagefolder has it."""
+        for name in ("a/1.png", "b/2.png"):
+            save(tmp_path / name)
+        rows = [{"file_name": "a/1.png", "kind": "oak"}, {"file_name": "b/2.png", "kind": "elm"}]
+        for name, text in (
+            ("metadata.csv", "file_name,kind\na/1.png,oak\nb/2.png,elm\n"),
+            ("metadata.jsonl", "\n".join(map(json.dumps, rows))),
+        ):
+            csv(tmp_path, text, name)
+            memory.put(f"{tmp_path}/", f"/{name}/", recursive=True)
+            for path in (tmp_path, f"memory://{name}"):
+                dataset = ImageDataset(path)
+                assert dataset.classes == ["elm", "oak"] and dataset.targets.tolist() == [1, 0]
+            assert ImageDataset(tmp_path, targets="folders").classes == ["a", "b"]
+            (tmp_path / name).unlink()
+        csv(tmp_path, "file_name,kind,age\na/1.png,oak,3\nb/2.png,elm,4\n", "metadata.csv")
+        with pytest.raises(ConfigError, match=r"metadata\.csv .*'kind', 'age': .*target_name="):
+            ImageDataset(tmp_path)
+        assert ImageDataset(tmp_path, target_name="age").targets.tolist() == [3, 4]
+        csv(tmp_path, "picture,age\na/1.png,3\n", "metadata.csv")  # of something else
+        assert ImageDataset(tmp_path).classes == ["a", "b"]
 
     def test_a_class_folder_without_files(self, tmp_path: Path) -> None:
         files_of(tmp_path)

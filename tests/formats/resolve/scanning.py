@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import resolve
+from headrace.formats.resolve.find import learn_named
+from headrace.formats.resolve.resolver import entries_of, resolve
 from headrace.io.remote.options import RemoteOptions
 
 
 def scan(path: Any, endings: Sequence[str], server: Any = None) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
     kind = Format("files", tuple(ending.lower() for ending in endings))
-    return resolve(path, kind, RemoteOptions(), server=server, asks=True)
+    found = resolve(path, kind, RemoteOptions(), server=server)
+    if found.is_remote:
+        learn_named(found, entries_of(path))
+    return found
 
 
 def touch(root: Path, *names: str | bytes) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace import TextDataset, open_dataset
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.formats.resolve.resolver import checked_text
+from headrace.formats.resolve.manifests import checked_text
 from headrace.packing import pack, pack_status
 
 

@@ -227,10 +227,6 @@ def test_an_index_means_its_shards_and_no_others(tmp_path: Path) -> None:
                 assert type(dataset) is ColumnsDataset and len(dataset) in (7, 24)
                 assert len(dataset[3]) > 1
     assert len(TextDataset(folder / "index.json")) == 1
-    for name in ("train0.bin", "index.json"):  # tokens, and something else
-        (tmp_path / name).write_text('{"a": 1}')
-    shutil.rmtree(folder)
-    assert type(open_dataset(tmp_path)) is TextDataset
 
 
 def test_streams_are_one_dataset(tmp_path: Path) -> None:

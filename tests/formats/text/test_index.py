@@ -1,19 +1,15 @@
-"""Places come back as they were, at random and in order, whatever lies between them; and lines
-begin where Python's own reader has them, however the text is cut.
-"""
+"""Places come back as they were, at random and in order, whatever lies between them."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings, strategies as st
 
-from headrace.formats.text.index import PlacesWriter, _Buffer, places_in
+from headrace.formats.text.index import PlacesWriter, places_in
 from headrace.io.array_file import FileArrays
-from headrace.io.local_files import LocalFiles
 
 
 def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
@@ -49,19 +45,3 @@ def test_distances_of_any_size() -> None:
 )
 def test_distances_in_pieces(stretches: list[tuple[int, int]], pieces: int) -> None:
     check(np.concatenate([np.full(count, size) for count, size in stretches]), pieces)
-
-
-def feeds(path: Path) -> list[int]:
-    size = path.stat().st_size
-    piece = _Buffer(1000).read(LocalFiles(), str(path), 0, size)
-    assert piece.data.tobytes() == path.read_bytes()
-    return piece.feeds.tolist()
-
-
-def test_line_feeds_found_by_words_are_those_found_by_bytes(tmp_path: Path) -> None:
-    for size, share in itertools.product((1, 7, 8, 9, 64, 1000), (0.01, 0.5, 1.0)):
-        for number in range(20):
-            is_feed = np.random.default_rng(number).random(size) < share
-            path = tmp_path / f"{size} {share} {number}"
-            path.write_bytes(np.where(is_feed, 10, 200).astype(np.uint8).tobytes())
-            assert feeds(path) == (np.flatnonzero(is_feed) + 1).tolist()

@@ -22,8 +22,7 @@ from headrace.formats.arrays.packed import (
     SEGMENTATIONS,
     offsets_named,
 )
-from headrace.formats.resolve.file_set import FileSet
-from headrace.io.packed_strings import PackedNames
+from headrace.formats.resolve.file_set import FileSet, PackedNames
 from headrace.io.paths import redact
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ def open_column(
 
         opens = HDF5Dataset if format_ is HDF5 else ZarrDataset
         target_name = None if name is None else str(name)
-        arrays = opens(data_path, column, target_name=target_name, **vars(reach))
+        arrays = opens(where, column, target_name=target_name, **vars(reach))
         source = arrays.sample_source
         if source.block_nbytes:
             arrays.block_memory.hold_chunks(0)  # the dataset of images reserves memory for them

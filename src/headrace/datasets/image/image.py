@@ -37,13 +37,13 @@ from headrace.datasets.image.labels import (
     given_targets,
     is_coco,
     mask_numbers,
+    metadata_beside,
     names_masks,
     read_labels,
 )
 from headrace.datasets.image.pixels import PLUGINS, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
-from headrace.formats.concat import ConcatSource
 from headrace.formats.files import (
     FilesSource,
     PairedSource,
@@ -53,6 +53,7 @@ from headrace.formats.files import (
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
+from headrace.formats.source import ConcatSource
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -114,6 +115,16 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
             `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
     if wanted.are_folders:
+        beside = None if wanted.is_outright else metadata_beside(files, reach, wanted.delimiter)
+        if beside is not None:
+            names = [repr(name) for name in beside.columns if name != beside.key]
+            if len(names) == 1 or wanted.target_name is not None:
+                return given_targets(wanted._replace(targets=beside, delimiter=None), files)
+            raise ConfigError(
+                f"{beside.where} lies beside the images, and has the columns {', '.join(names)}: "
+                "name one, or a list, by target_name= (targets=None: no targets; 'folders': the "
+                "classes are the folders)"
+            )
         wanted.refuse_options()
         numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
         if numbers is None:
@@ -243,7 +254,8 @@ class ImageDataset(BaseDataset):
         loading_mode: see `LoadingMode`.
         targets: "folders": class numbers from the first-level folders. That is the default, and an
             error if the folders are called as splits are (train, val, ...), or as images and masks;
-            then say it outright. Or
+            then say it outright. Where the folder has a metadata.csv, .jsonl or .parquet with a
+            column file_name, as HuggingFace's imagefolder has it, the default is that table. Or
 
             * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its
               image, with any extension, and its size. A target is int64 [H, W], the stored class

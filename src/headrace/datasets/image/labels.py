@@ -54,6 +54,8 @@ UNSET: Any = "default"
 """An argument that was not given: `targets` (class folders), `image_size`."""
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
 """Endings of files of labels. A local file may have any other."""
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_FILE_NAME = "file_name"
 _SHOWN = 3
 _WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -646,6 +648,32 @@ def read_labels(
         return from_frame(arrow.parquet.read_table(io.BytesIO(data)), where)
     except (arrow.ArrowException, OSError) as error:
         raise FormatError(f"targets: {where} is a damaged Parquet table: {error}") from error
+
+
+def metadata_beside(files: FileSet, reach: RemoteOptions, delimiter: str | None) -> Table | None:
+    """The table that lies in the folder of images where HuggingFace's imagefolder looks for it.
+
+    Raises:
+        Exception: as `read_labels`.
+    """
+    if len(files.roots) != 1 or files.roots[0] not in files.searched:
+        return None
+    there: list[str] = []
+    for name in _METADATA:
+        path = os.path.join(files.roots[0], name)
+        if files.server is not None:
+            there.append(files.server.url_of(path))
+        elif os.path.isfile(path):
+            there.append(path)
+    if files.server is not None:
+        each = zip(there, files.server.find_metadata(there), strict=True)
+        there = [url for url, data in each if data is not None]
+    if not there:
+        return None
+    found = read_labels(there[0], files, reach, delimiter)
+    if isinstance(found, Table) and _FILE_NAME in found.columns and len(found.columns) > 1:
+        return found._replace(key=_FILE_NAME)
+    return None
 
 
 def _from_csv(data: bytes, where: str, delimiter: str, files: FileSet) -> Table:

@@ -517,7 +517,7 @@ def _open_column(
     classes: list[str] = []
     cls: Any = _OF_KIND.get(format_)
     if cls is not None:
-        opened = cls(data_path, column, target_name=options.target_field, **reading)
+        opened = cls(where, column, target_name=options.target_field, **reading)
         source = opened.sample_source
         value_of = None if format_ is TABLES else opened._decoder.decode
         targets = opened.targets

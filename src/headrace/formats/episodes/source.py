@@ -29,10 +29,10 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource
+from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Column, Description, one_after_the_other
 from headrace.formats.tree import StoredArray
 from headrace.io.local_files import bytes_of
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray

@@ -50,12 +50,12 @@ from headrace.formats.hdf5.files import (
     reading,
 )
 from headrace.formats.hdf5.remote import Pages, open_remote, read_each, reading_remote, recorded
+from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Description, PackPart, Rows
 from headrace.formats.tree import NodeKind, OpenTrees, StoredArray, Tree, TreeSource
 from headrace.io.array_file import Arrays
 from headrace.io.index import IndexKind, learn_indexed
 from headrace.io.local_files import LocalFiles
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles

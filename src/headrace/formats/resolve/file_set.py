@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.io.files import Files
-from headrace.io.packed_strings import PackedNames
 from headrace.io.paths import named_part
 from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
@@ -58,6 +61,7 @@ BOOKKEEPING = (
 """What HuggingFace writes beside tables, in lower case."""
 MOST = 10_000
 """Names that are looked at for a message."""
+_CHUNK = 1 << 16  # names that are Python objects at the same time
 
 
 NUMBERED = re.compile(rb"(\.tfrecords?)-\d{5,}-of-\d{5,}(?=\0|\Z)")
@@ -102,12 +106,10 @@ class Format:
         holds_arrays: True if files may contain any array. Two such formats in one folder are an
             error.
         dataset: name of the class that reads it. "": `ColumnsDataset`.
-        open: ``open(paths, files)`` returns a `headrace.formats.columns.Columns`. `paths` are
+        open: ``open(paths, files)`` returns a `headrace.formats.source.Columns`. `paths` are
             absolute paths or URLs (list of str), in order. ``files.read_each(ByteRanges.of([(path,
             start, stop), ...]))`` returns their bytes, local or remote. None: the class `dataset`
             opens the files.
-        confirms: ``confirms(path)`` is True if a local file with one of the endings has this
-            format. None: the ending suffices.
         all_endings: `endings` and `stores`.
     """
 
@@ -121,7 +123,6 @@ class Format:
     holds_arrays: bool = False
     dataset: str = ""
     open: Callable[[Sequence[str], Files], Any] | None = None
-    confirms: Callable[[str], bool] | None = None
     all_endings: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +131,89 @@ class Format:
     def fits(self, path: str) -> bool:
         """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
         return plain_name(named_part(path).rstrip("/")).endswith(self.all_endings)
+
+
+class PackedNames(Sequence[bytes]):
+    """Many byte strings in two flat, read-only arrays, which workers share: their bytes, and the
+    offsets where each begins. A list of as many objects would take ten times the memory, and each
+    worker would copy it.
+    """
+
+    def __init__(self, names: Iterable[bytes] = ()) -> None:
+        listed = list(names)
+        offsets = itertools.accumulate(map(len, listed), initial=0)
+        self._bytes = SharedArray(np.frombuffer(b"".join(listed), np.uint8))
+        self._offsets = SharedArray(np.fromiter(offsets, np.int64, len(listed) + 1))
+
+    @classmethod
+    def from_arrays(
+        cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> PackedNames:
+        """From [bytes] uint8 and [n + 1] int64 offsets into them."""
+        packed = cls.__new__(cls)
+        packed._bytes = SharedArray(data)
+        packed._offsets = SharedArray(offsets)
+        return packed
+
+    @classmethod
+    def joined(cls, each: Iterable[PackedNames | None]) -> PackedNames | None:
+        """The names of all, one after the other; None where some are None."""
+        data = [np.empty(0, np.uint8)]
+        offsets = [np.zeros(1, np.int64)]
+        nbytes = 0
+        for names in each:
+            if names is None:
+                return None
+            data.append(names._bytes.array)
+            offsets.append(names._offsets.array[1:] + nbytes)
+            nbytes += len(names._bytes)
+        return cls.from_arrays(np.concatenate(data), np.concatenate(offsets))
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes and the offsets."""
+        return self._bytes.array, self._offsets.array
+
+    def __len__(self) -> int:
+        return len(self._offsets.array) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        data = self._bytes.array
+        offsets = self._offsets.array
+        count = len(offsets) - 1
+        if not -count <= index < count:
+            raise IndexError(index)
+        index %= count
+        return data[offsets[index] : offsets[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, offsets = self.arrays
+        for start in range(0, len(self), _CHUNK):
+            ends = offsets[start : start + _CHUNK + 1].tolist()
+            first = ends[0]
+            joined = data[first : ends[-1]].tobytes()
+            for begin, end in itertools.pairwise(ends):
+                yield joined[begin - first : end - first]
+
+    def end_in(self, *endings: str) -> npt.NDArray[np.bool_]:
+        """Which names end in one of these, in ASCII letters and dots, in any case ([n] bool)."""
+        data = self._bytes.array
+        offsets = self._offsets.array
+        found = np.zeros(len(self), bool)
+        for ending in endings:
+            fits = np.diff(offsets) >= len(ending)
+            for place, byte in enumerate(reversed(ending.encode()), 1):
+                left = np.flatnonzero(fits)
+                # which makes letters small, and leaves a dot
+                fits[left] = (data[offsets[left + 1] - place] | 0x20) == (byte | 0x20)
+            found |= fits
+        return found
+
+    def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
+        """The names at some positions ([m] int64), in that order."""
+        return PackedNames(map(self.__getitem__, order.tolist()))
 
 
 IMAGES = Format("images", EXTENSIONS, dataset="ImageDataset")

@@ -7,6 +7,7 @@
   nothing is an error.
 * A folder of parts that `headrace.pack` wrote, or the path or URL of its `manifest.json`: the
   parts. The `index.json` of another library's shards: these shards, unless texts are looked for.
+  A folder whose README.md names the files of one split, as on Hugging Face's Hub: these.
 * ``{a,b}``, ``{000..127}``: each of the names, as shells expand them, unless there is a file of
   that very name.
 * A URL: as a path; its query is no part of a name. One that ends as a file does is not looked up
@@ -18,13 +19,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import os
 import posixpath
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,25 +40,24 @@ from headrace.formats.resolve.file_set import (
     FileSet,
     Format,
     Found,
+    PackedNames,
     are_bookkeeping,
     are_shards,
     are_tables,
     encoded,
     summary_of,
 )
-from headrace.formats.resolve.local import find_local, recognized
-from headrace.formats.resolve.remote import (
+from headrace.formats.resolve.find import (
     check_one_filesystem,
+    find_local,
     find_remote,
-    has_magic,
-    learn,
     names_below,
-    names_file,
+    recognized,
 )
-from headrace.io.packed_strings import PackedNames
+from headrace.formats.resolve.manifests import INDEX, MANIFEST, PLAN, files_named_by
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles, in_folder_of, read_whole
+from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
@@ -75,9 +72,8 @@ def resolve(
     *,
     name: str = "data_path",
     server: RemoteFiles | None = None,
-    asks: bool = False,
 ) -> FileSet:
-    """The files of one kind that a path means.
+    """The files of one kind that a path means. URLs that end as files do are not asked for.
 
     Args:
         data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
@@ -87,7 +83,6 @@ def resolve(
         name: the argument's, for messages.
         server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to
             who gets the files.
-        asks: ask for URLs that end as files do, too: one may be missing, or a folder.
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
@@ -105,21 +100,33 @@ def resolve(
         files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
         assert files is not None
         return files
-    opened = server or RemoteFiles(entries[0], options)
+    with _server_of(entries, options, server) as opened:
+        return _files_at(data_path, entries, kind, opened)
+
+
+@contextlib.contextmanager
+def _server_of(
+    urls: Sequence[str], options: RemoteOptions, server: RemoteFiles | None = None
+) -> Iterator[RemoteFiles]:
+    """The one server of some URLs; opened here it is closed where there is an error."""
+    opened = server or RemoteFiles(urls[0], options)
     try:
-        check_one_filesystem(entries, opened.filesystem)
-        if asks:
-            named = [url for url in entries if names_file(url, kind)]
-            learn(named, opened)
-            opened.forget(named)  # files are read as they are then
-        find = partial(find_remote, kind=kind, server=opened)
-        files = _gathered(data_path, entries, find, [kind], opened)
-        # else it holds what the listing said of each file, and each worker with it
-        opened.filesystem.invalidate_cache()
+        check_one_filesystem(urls, opened.filesystem)
+        yield opened
     except BaseException:
         if server is None:
             opened.close()
         raise
+
+
+def _files_at(
+    data_path: DataPath, urls: Sequence[str], kind: Format, server: RemoteFiles
+) -> FileSet:
+    """The files of one kind at some URLs."""
+    find = partial(find_remote, kind=kind, server=server)
+    files = _gathered(data_path, urls, find, [kind], server)
+    # else it holds what the listing said of each file, and each worker with it
+    server.filesystem.invalidate_cache()
     assert files is not None
     return files
 
@@ -138,8 +145,8 @@ def look_for(
         data_path: see `resolve`.
         kinds: in the order in which they count.
         options: how URLs are read.
-        lists: list folders; of a server only the first ones. False: names of files, globs and URLs
-            decide, and of local files whose names say nothing the content.
+        lists: list folders, to find out the kind only the first ones of a server. False: names of
+            files, globs and URLs decide, and of local files whose names say nothing the content.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
@@ -149,31 +156,36 @@ def look_for(
         return data_path.kind, data_path
     options = options or RemoteOptions()
     entries, are_urls = _paths_of(data_path, options)
-    if lists and not are_urls:
+    if not lists:
+        paths = [named_part(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
+        path_of = None if are_urls else paths.__getitem__
+        return _chosen(_last_parts(paths), kinds, path_of, entries)[0], data_path
+    if not are_urls:
         find = partial(find_local, kinds=kinds)
         files = _gathered(data_path, entries, find, kinds, chooses=True)
         if files is None:
             return None, data_path
         return files.kind, files
-    paths = list[str]()
-    for entry in entries:
-        path = os.path.expanduser(os.fsdecode(entry))
-        if not lists or has_magic(path) or any(kind.fits(path) for kind in kinds):
-            paths.append(named_part(path))
-            continue
-        server = RemoteFiles(path, options)
-        try:
-            for name in names_below(path, server):
-                paths.append(name)
-                if kinds[0].fits(name) and not kinds[0].holds_arrays:
+    with _server_of(entries, options) as server:
+        paths = []
+        for url in entries:
+            if any(kind.fits(url) for kind in kinds):
+                paths.append(named_part(url))
+                continue
+            for path in names_below(url, server):
+                paths.append(path)
+                if kinds[0].fits(path) and not kinds[0].holds_arrays:
                     break
-        finally:
-            server.close()
-    names = [os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths]
-    path_of = None
-    if not are_urls:
-        path_of = paths.__getitem__
-    return _chosen(names, kinds, path_of, entries)[0], data_path
+        kind, _ = _chosen(_last_parts(paths), kinds, None, entries)
+        if kind is not None:
+            return kind, _files_at(data_path, entries, kind, server)
+    server.close()
+    return None, data_path
+
+
+def _last_parts(paths: Iterable[str]) -> list[bytes]:
+    """The names of files, by their paths."""
+    return [os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths]
 
 
 def _gathered(
@@ -319,9 +331,6 @@ def _chosen(
             if found is None:
                 break
             fits[kinds.index(found)][number] = True
-        for kind, which in zip(kinds, fits, strict=True):
-            if kind.confirms is not None and which.any():
-                which &= kind.confirms(path_of(int(which.argmax())))
     met = [(kind, which) for kind, which in zip(kinds, fits, strict=True) if which.any()]
     for kind, which in met:
         others = [names[number] for number in np.flatnonzero(~which)[: MOST + 1]]
@@ -432,103 +441,14 @@ def _parts(inside: str) -> Sequence[str]:
     return [f"{number:0{width}d}" for number in numbers]
 
 
-# -- packs
-
-
-INDEX = "index.json"
-"""Names the shards of MosaicML Streaming, and the chunks of LitData, beside it."""
-PLAN = "plan.json"
-MANIFEST = "manifest.json"
-_KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
-"""Of which a damaged manifest lacks one or two."""
-_PART = r"part-\d{5,}-of-\d{5,}\."
-_BESIDE = re.compile(rf"{_PART}(?:h5|json)")
-"""What lies beside the plan and the manifest of a pack."""
-_SIDECARS = re.compile(rf"(?:^|/){_PART}json$".encode())
-
-
-def checked_text(said: dict[str, Any]) -> bytes:
-    """JSON with its own checksum: a manifest, a plan, or the sidecar of a part."""
-    text = json.dumps({**said, "check": _crc_of(said)}, sort_keys=True, indent=1)
-    return text.encode("ascii") + b"\n"
-
-
-def checked_json(data: bytes) -> dict[str, Any]:
-    """What `checked_text` was made of; raises a ValueError for anything else."""
-    try:
-        said = json.loads(data)
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(said, dict) or said.pop("check", None) != _crc_of(said):
-        raise ValueError("wrong checksum")
-    return said
-
-
-def _crc_of(said: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
-
-
-def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
-    """What the manifest of a pack says.
-
-    Raises:
-        FormatError: it is damaged, or none; or says what no pack does, such as the name of a part
-            that leads out of the folder.
-    """
-    try:
-        said = checked_json(data)
-        wrong = _wrong_in(said)
-        if wrong:
-            raise ValueError(f"{wrong[0]!r} is {said.get(wrong[0])!r:.60}")
-    except ValueError as error:
-        raise FormatError(
-            f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
-        ) from error
-    return said
-
-
-def _wrong_in(said: dict[str, Any]) -> list[str]:
-    """The names of values in a manifest that no pack writes."""
-    texts = ("plan", "kind", "store", "fingerprint")
-    wrong = [name for name in texts if not isinstance(said.get(name), str)]
-    wrong += [name for name in ("samples", "left_out") if not _is_count(said.get(name))]
-    for name in ("left_out_first", "classes"):
-        values = said.get(name)
-        is_missing = name == "classes" and values is None
-        if not is_missing and not (
-            isinstance(values, list) and all(isinstance(value, str) for value in values)
-        ):
-            wrong.append(name)
-    parts = said.get("parts")
-    if not isinstance(parts, list) or not parts or not all(map(_is_part, parts)):
-        return [*wrong, "parts"]
-    names = [f"part-{number:05d}-of-{len(parts):05d}.h5" for number in range(len(parts))]
-    if [part.get("name") for part in parts] != names:
-        wrong.append("parts")
-    if sum(part["samples"] for part in parts) != said.get("samples"):
-        wrong.append("samples")
-    return wrong
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_part(part: Any) -> bool:
-    return isinstance(part, dict) and all(
-        _is_count(part.get(name)) for name in ("samples", "nbytes", "crc32")
-    )
-
-
 def _paths_of(
     data_path: DataPath,
     options: RemoteOptions,
     kind: Format | None = None,
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
-    """The paths, globs or URLs that `data_path` names, with the files of its parts in place of each
-    pack (a folder of this machine, or the path or URL of a manifest), and what `_shards_of` gives
-    in place of the index of another library's shards. And whether these are URLs.
+    """The paths, globs or URLs that `data_path` names, with what `files_named_by` gives in place of
+    each that stands for others. And whether these are URLs.
 
     Args:
         data_path: as the user gave it.
@@ -538,112 +458,22 @@ def _paths_of(
 
     Raises:
         ConfigError: it is no path; some are URLs, and some are not.
-        DataNotFoundError: a pack is not complete; a manifest is missing.
-        FormatError: a manifest is damaged; a pack has files of another kind.
-        AccessError, RemoteError: a server does not give it.
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `files_named_by`.
     """
     found = list[Any]()
     for entry in entries_of(data_path, name):
         path = os.path.expanduser(os.fsdecode(entry))
         if kind is not None and path.endswith(kind.endings):
             found.append(entry)
-            continue
-        manifest = _manifest_of(path, options)
-        if manifest is None and INDEX in path:
-            found += _shards_of(path, options) or [entry]
-            continue
-        if manifest is None:
-            found.append(entry)
-            continue
-        names = [part["name"] for part in manifest["parts"]]
-        if kind is not None and not names[0].endswith(kind.all_endings):
-            raise FormatError(
-                f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
-                "headrace.open_dataset"
-            )
-        start, end = os.path.join(path, ""), ""
-        if posixpath.basename(named_part(path)) == MANIFEST:
-            start, _, end = path.rpartition(MANIFEST)
-        found += [start + part + end for part in names]
+        else:
+            found += files_named_by(path, options, kind) or [entry]
     urls = list(filter(is_url, found))
     if urls and len(urls) < len(found):
         raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
     return found, bool(urls)
 
 
-def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
-    """The manifest of a pack, if a path or URL is that of a manifest, or of a folder on this
-    machine with files named as those that `headrace.pack` writes; None: it is something else.
-    """
-    if is_url(path):
-        if posixpath.basename(named_part(path)) != MANIFEST:
-            return None
-        data = read_whole(path, options)
-        if data is None:
-            raise DataNotFoundError(
-                f"{redact(path)} does not exist: is the pack complete, and copied with its "
-                f"{MANIFEST}?"
-            )
-        if sum(key in data for key in _KEYS) <= len(_KEYS) // 2:  # it is of something else
-            return None
-        return parse_manifest(data, path)
-    folder = path
-    if os.path.basename(path) == MANIFEST:
-        folder = os.path.dirname(path) or "."
-    manifest_path = os.path.join(folder, MANIFEST)
-    plan_path = os.path.join(folder, PLAN)
-    has_manifest = os.path.exists(manifest_path)
-    has_plan = os.path.exists(plan_path)
-    if not (has_manifest or has_plan) or not _holds_parts(folder):
-        return None
-    if not has_manifest:
-        raise DataNotFoundError(
-            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
-            "rest by the same command; headrace.packing.pack_status says what is missing"
-        )
-    with open(manifest_path, "rb") as file:
-        manifest = parse_manifest(file.read(), manifest_path)
-    digest = ""
-    if has_plan:
-        with open(plan_path, "rb") as file:
-            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
-    if digest != manifest["plan"]:
-        raise FormatError(
-            f"{redact(folder)}: {PLAN} is missing, or not the plan that {MANIFEST} names: copy "
-            "both again, or pack again"
-        )
-    return manifest
-
-
-def _shards_of(path: str, options: RemoteOptions) -> list[str]:
-    """What the index of another library's shards stands for: their folder, or at a URL, since a
-    server may list none, the shards that it names. Nothing: it is the index of none.
-    """
-    if posixpath.basename(named_part(path)) != INDEX:
-        return []
-    said = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if is_url(path):
-            said = json.loads(read_whole(path, options) or b"")
-        else:
-            with open(path, "rb") as file:
-                said = json.load(file)
-    if not isinstance(said, dict) or not isinstance(said.get("shards", said.get("chunks")), list):
-        return []
-    if is_url(path):
-        with contextlib.suppress(LookupError, TypeError, AttributeError):  # who opens them says so
-            names = [chunk["filename"] for chunk in said.get("chunks", ())]
-            for shard in said.get("shards", ()):
-                names.append((shard.get("zip_data") or shard["raw_data"])["basename"])
-            return [in_folder_of(path, name) for name in names]
-    start, _, end = path.rpartition(INDEX)
-    return [(start or ".") + end]
-
-
-def _holds_parts(folder: str) -> bool:
-    with contextlib.suppress(OSError):
-        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
-    return False
+_SIDECARS = re.compile(rb"(?:^|/)part-\d{5,}-of-\d{5,}\.json$")
 
 
 def _refuse_sidecars(files: FileSet) -> None:

@@ -15,12 +15,20 @@ from functools import partial
 from typing import Any, cast
 
 from headrace.errors import DataNotFoundError, FormatError
-from headrace.formats.columns import Columns
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.shards.heads import COPY, INDEX, Shard, size_of
-from headrace.formats.shards.index import ShardColumns, shard_path
-from headrace.formats.shards.source import ALL, ShardColumn
-from headrace.formats.shards.values import Decoder, array, many, pixels, text
+from headrace.formats.shards.source import (
+    ALL,
+    Decoder,
+    ShardColumn,
+    ShardColumns,
+    array,
+    many,
+    pixels,
+    shard_path,
+    text,
+)
+from headrace.formats.source import Columns
 from headrace.formats.table.arrow import INDEX as ARROW, ArrowTable, scanned
 from headrace.formats.table.columns import pyarrow
 from headrace.formats.table.source import TableSource
@@ -29,7 +37,7 @@ from headrace.io.files import Files
 from headrace.io.index import IndexKind, learn_indexed
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles, in_folder_of
+from headrace.io.remote_files import RemoteFiles
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
@@ -237,19 +245,9 @@ def _begins_with_table(shards: Sequence[Shard], files: Files) -> bool:
     return False
 
 
-def _is_chunk(path: str) -> bool:
-    """False if the index beside a file is of something else."""
-    try:
-        with open(in_folder_of(path, INDEX), "rb") as file:
-            return b'"chunks"' in file.read()
-    except OSError:  # without an index, who opens them says so
-        return True
-
-
 LITDATA = Format(
     "LitData chunks",
     (*(f"{digit}.bin" for digit in range(10)), ".zstd.bin"),  # "chunk-0-12.bin"
     bookkeeping=(INDEX.encode(), b"readme.md"),
     open=_opened,
-    confirms=_is_chunk,
 )

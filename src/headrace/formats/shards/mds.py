@@ -11,9 +11,17 @@ import numpy as np
 
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.shards.heads import Shard
-from headrace.formats.shards.index import ShardColumns, shard_path
-from headrace.formats.shards.source import CODECS, ShardColumn
-from headrace.formats.shards.values import Decoder, array, many, pixels, text
+from headrace.formats.shards.source import (
+    CODECS,
+    Decoder,
+    ShardColumn,
+    ShardColumns,
+    array,
+    many,
+    pixels,
+    shard_path,
+    text,
+)
 
 _VERSION = 2
 _DTYPES = {

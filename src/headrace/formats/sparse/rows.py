@@ -16,8 +16,7 @@ from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays, read_joined
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
-from headrace.formats.concat import ConcatSource
-from headrace.formats.source import Description
+from headrace.formats.source import ConcatSource, Description
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 

@@ -97,20 +97,22 @@ def table_paths(files: FileSet, shown: str) -> list[str]:
     parts = [os.fsdecode(files.names[number]).rpartition("/") for number in range(len(files))]
     saved = {folder for folder, _, name in parts if _SPLIT.fullmatch(name)}
     chosen = []
-    splits = set[str]()
+    splits = dict[str, str]()
     for path, (folder, _, name) in zip(paths, parts, strict=True):
         if _CACHED.fullmatch(name) or (folder in saved and name.startswith("cache-")):
             continue
         chosen.append(path)
-        words = [folder.rpartition("/")[2]]
+        place = path.rpartition("/")[0]
+        globs = {folder.rpartition("/")[2]: place}
         if found := _SPLIT.fullmatch(name):
-            words.append(found[1] or "")
-        splits.update(filter(_SPLITS.fullmatch, words))
+            globs[found[1] or ""] = f"{place}/{found[1]}-*"
+        for word in filter(_SPLITS.fullmatch, globs):
+            splits.setdefault(word, globs[word])
     if files.searched and len(splits) > 1:
+        named = ", ".join(f"{word} {redact(splits[word])!r}" for word in sorted(splits))
         raise FormatError(
-            f"{shown} holds the splits of a data set ({', '.join(sorted(splits))}), which are not "
-            "one table: pass the files of one, by its folder or by a glob such as "
-            "'folder/train-*.parquet'"
+            f"{shown} holds the splits of a data set, which are not one table: pass the files of "
+            f"one: {named}"
         )
     return chosen or paths
 

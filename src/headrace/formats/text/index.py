@@ -1,15 +1,14 @@
 """Where the lines and records of texts begin: found by one pass, and stored in two bytes each.
 
 The pass is vectorised and goes piece by piece, so that only the places of a few pieces are in
-memory. For a large local text, threads read the next pieces and look for LFs in them, eight bytes
-at a time; whatever depends on the previous piece (a CR at its end, an open quote) is done in order.
+memory. Of local texts threads read the next pieces and look for LFs in them; whatever depends on
+the previous piece (a CR at its end, an open quote) is done in order.
 Line endings are those of Python's ``open``: LF, CR and CRLF.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -272,33 +271,9 @@ def _field_quotes(
     return np.array(found, np.int64)
 
 
-class _Buffer:
-    """Room for a piece, and for what is found out about its bytes: used again and again, since
-    fresh memory costs more than looking.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._bytes = bytearray(size)
-        self._is_feed = np.zeros(-(-size // 8) * 8, bool)
-        self._has_feed = np.empty(-(-size // 8), bool)
-
-    def read(self, files: Files, path: str, start: int, size: int) -> Piece:
-        """The bytes from a place in a file, and the LFs among them: first the words of eight bytes
-        that have one, then where in its word it stands.
-        """
-        ranges = ByteRanges.of([(path, start, start + size)])
-        files.read_into(ranges, [memoryview(self._bytes)[:size]])
-        data = np.frombuffer(self._bytes, np.uint8, size)
-        words = -(-data.size // 8)
-        is_feed = self._is_feed[: 8 * words]
-        is_feed[data.size :] = False
-        np.equal(data, LF, out=is_feed[: data.size])
-        by_word = is_feed.view(np.uint64)
-        np.not_equal(by_word, 0, out=self._has_feed[:words])
-        chosen = np.flatnonzero(self._has_feed[:words])
-        inside = np.flatnonzero(by_word.take(chosen).view(bool))
-        feeds = (chosen.take(inside >> 3) << 3) + (inside & 7) + 1
-        return Piece(start, data, feeds, self._bytes.find(CR, 0, size) >= 0)
+def _piece(start: int, part: bytes | bytearray) -> Piece:
+    data = np.frombuffer(part, np.uint8)
+    return Piece(start, data, np.flatnonzero(data == LF) + 1, CR in part)
 
 
 # -- the pass over all texts
@@ -376,31 +351,28 @@ class Scan:
                 base += text.end
 
     def _all_pieces(self, bar: Any) -> Generator[Piece]:
-        """The bytes of all texts, in order. Each piece of a local one holds until the next is asked
-        for.
-        """
+        """The bytes of all texts, in order."""
         whole = ByteRanges.of((text.path, text.head, text.end) for text in self.texts)
         if self.files.is_remote:
             for start, part in in_order(cast(RemoteFiles, self.files), whole):
                 bar.update(len(part))
-                data = np.frombuffer(part, np.uint8)
-                feeds = np.flatnonzero(data == LF) + 1
-                yield Piece(start, data, feeds, bool((data == CR).any()))
+                yield _piece(start, bytes(part))
             return
         threads = min(THREADS, usable_cpus())
-        size = min(PIECE, int(whole.nbytes.max()))
-        buffers = [_Buffer(size) for _ in range(2 * threads)]
-        parts = zip(whole.split(PIECE)[0].each(), itertools.cycle(buffers))
         with ThreadPoolExecutor(threads, "headrace-lines") as pool:
             tasks = (
-                (path, pool.submit(buffer.read, self.files, path, start, stop - start))
-                for (path, start, stop), buffer in parts
+                (path, pool.submit(self._read, path, start, stop))
+                for path, start, stop in whole.split(PIECE)[0].each()
             )
-            # when all are taken the next one's buffer is that of the first
-            with contextlib.closing(ordered.in_order(tasks, len(buffers))) as read:
+            with contextlib.closing(ordered.in_order(tasks, 2 * threads)) as read:
                 for _, piece in read:
                     bar.update(piece.data.size)
                     yield piece
+
+    def _read(self, path: str, start: int, stop: int) -> Piece:
+        buffer = bytearray(stop - start)
+        self.files.read_into(ByteRanges.of([(path, start, stop)]), [memoryview(buffer)])
+        return _piece(start, buffer)
 
     def _pieces(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Those of one text, without the mark of UTF-8, which the first piece holds whole."""

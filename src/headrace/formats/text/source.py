@@ -22,7 +22,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
-from headrace.formats.resolve.remote import learn
+from headrace.formats.resolve.find import learn
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable, block_length
 from headrace.formats.text import records

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.io.packed_strings import PackedNames
+from headrace.formats.resolve.file_set import PackedNames
 
 listed_names = st.lists(st.binary(max_size=20))
 

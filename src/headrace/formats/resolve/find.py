@@ -1,0 +1,544 @@
+"""Finds the files of a path, URL or glob. Local folders are listed in threads, since on a network
+file system each listing waits for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    HeadraceError,
+    RemoteError,
+    warn,
+)
+from headrace.formats.resolve.file_set import (
+    MOST,
+    FileSet,
+    Format,
+    Found,
+    encoded,
+    is_hidden,
+    is_hidden_part,
+    plain_bytes,
+    plain_name,
+)
+from headrace.io.paths import chain_of, check_regular, named_part, redact
+from headrace.io.remote.requests import path_in, server_of
+from headrace.io.remote_files import RemoteFiles
+
+_THREADS = 8
+"""How many folders are listed at once."""
+_GROUP = 32
+"""Folders that a thread lists one after the other, at most."""
+_FOLDERS = 32
+"""Folders that are listed to find out what kind of files there is."""
+
+
+def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
+    """The files of some kinds that a path or glob of this machine means.
+
+    Raises:
+        DataNotFoundError: nothing is there.
+        ConfigError, AccessError: it is no file with a size; a folder may not be listed.
+    """
+    path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
+    if os.path.isdir(path):
+        name = path.rstrip("/").lower()
+        is_store = False
+        for kind in kinds:
+            if not kind.stores:
+                continue
+            if name.endswith(kind.stores) or (kind.recognizes and kind.recognizes(path)):
+                is_store = True
+        if not is_store:
+            return list_folder(path.rstrip("/") or "/", kinds)
+    if os.path.exists(path):
+        check_regular(path)
+        path = path.rstrip("/") or path
+        return Found(os.path.dirname(path), [os.fsencode(os.path.basename(path))])
+    if glob.has_magic(path):
+        return _matched(path, kinds)
+    if os.path.islink(path):
+        raise DataNotFoundError(
+            f"{redact(path)} is a link to {redact(os.readlink(path))}, which does not exist"
+        )
+    raise DataNotFoundError(f"{redact(path)} does not exist (working folder: {os.getcwd()})")
+
+
+def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
+    """The first of some kinds that a local file or folder is of by its content."""
+    for kind in kinds:
+        if kind.recognizes is not None and kind.recognizes(path):
+            return kind
+    return None
+
+
+def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
+    """What a glob matches: names that end as they should; or, where none does, what is recognized
+    by its content.
+    """
+    root = before_magic(pattern, os.sep).rstrip("/")
+    if not root and pattern.startswith("/"):
+        root = "/"
+    endings = tuple(ending for kind in kinds for ending in kind.endings)
+    stores = tuple(ending for kind in kinds for ending in kind.stores)
+    found = Found(root, [])
+    dead = list[str]()
+    for path in _globbed(pattern):
+        is_file = os.path.isfile(path)
+        name = os.path.relpath(path, root or ".")
+        ends = plain_name(name)
+        if not is_file and not os.path.exists(path):
+            dead.append(path)
+        # `glob` leaves out what begins with a dot
+        elif "__MACOSX" in name.split("/") or not (is_file or stores):
+            continue
+        elif ends.endswith(stores) or (is_file and ends.endswith(endings)):
+            found.names.append(os.fsencode(name))
+        else:
+            found.others.append(os.fsencode(name))
+    if dead:
+        _warn_of_dead_links(pattern, dead)
+    if not found.names:
+        for other in found.others:
+            if recognized(os.path.join(root, os.fsdecode(other)), kinds):
+                found.names.append(other)
+    if not found.names and not found.others:
+        raise DataNotFoundError(
+            f"nothing matches {redact(pattern)} (working folder: {os.getcwd()}): is the path right?"
+        )
+    found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
+    return found
+
+
+def _globbed(pattern: str) -> list[str]:
+    """What `glob.glob` gives of a pattern, but "**" enters no folder that it is in already: where
+    several links lead back, it would never end.
+    """
+    parts = pattern.replace(os.sep, "/").split("/")
+    if "**" not in parts:
+        return glob.glob(pattern)
+    at = parts.index("**")
+    start = "/".join(parts[:at])
+    rest = "/".join(parts[at + 1 :] or ["*"])
+    if at and not start:
+        start = "/"
+    found: dict[str, None] = {}
+    tops = [start]
+    if glob.has_magic(start):
+        tops = glob.glob(start)
+    for top in tops:
+        for folder in _folders_from(top):
+            before = glob.escape(os.path.join(folder, ""))
+            found |= dict.fromkeys(_globbed(before + (rest or "*/")))
+    return list(found)
+
+
+def _folders_from(top: str) -> Iterator[str]:
+    """A folder and those below it, hidden ones left out; through links too, if they don't lead to
+    a folder that they are in.
+    """
+    around = dict[str, frozenset[tuple[int, int]]]()
+    for folder, below, _ in os.walk(top or ".", followlinks=True):
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        above = around.pop(folder, frozenset())
+        if identity in above:
+            below.clear()
+            continue
+        yield folder
+        below[:] = [name for name in below if name[0] != "."]
+        for name in below:
+            around[os.path.join(folder, name)] = above | {identity}
+
+
+def _warn_of_dead_links(place: str, dead: list[str]) -> None:
+    links = "a link leads"
+    if len(dead) != 1:
+        links = f"{len(dead):,} links lead"
+    warn(
+        f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
+        f"remove {redact(min(dead))!r}"
+    )
+
+
+def before_magic(path: str, separator: str) -> str:
+    """The folders of a glob before the first one with a wildcard."""
+    return re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition(separator)[0]
+
+
+# -- listing
+
+
+class _Folder(NamedTuple):
+    """A folder that is listed: its name with b"/" behind each part, and (device, inode) of the
+    folders that it lies in, to which no link may lead back.
+    """
+
+    name: bytes
+    above: frozenset[tuple[int, int]]
+
+
+def list_folder(root: str, kinds: Sequence[Format]) -> Found:
+    """All files of some kinds below a folder, in any order, and the stores that lie in it. Links
+    are followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`)
+    are left out; stores are not entered.
+
+    Raises:
+        AccessError: a folder may not be listed.
+        DataNotFoundError: one went away meanwhile.
+    """
+    endings = list[str]()
+    stores = list[str]()
+    for kind in kinds:
+        endings += kind.endings
+        stores += kind.stores
+    listed = partial(_listed, os.fsencode(root), encoded(endings), encoded(stores))
+    found = Found(root, [], searched=True)
+    level = [_Folder(b"", frozenset())]
+    dead_links = list[str]()
+    with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
+        while level:
+            size = max(1, min(_GROUP, len(level) // (4 * _THREADS)))
+            groups = list[list[_Folder]]()
+            for start in range(0, len(level), size):
+                groups.append(level[start : start + size])
+            level = []
+            each = chain.from_iterable(pool.map(lambda group: list(map(listed, group)), groups))
+            for names, others, below, dead in each:
+                found.names += names
+                found.others += others[: MOST - len(found.others)]
+                level += below
+                dead_links += dead
+            if not found.folders:
+                for folder in level:
+                    found.folders.add(folder.name[:-1])
+            if found.names and not endings:  # stores are on the first level
+                break
+    if dead_links:
+        _warn_of_dead_links(root, dead_links)
+    return found
+
+
+class _Listing(NamedTuple):
+    """What is in a folder."""
+
+    names: list[bytes]
+    """Files that are wanted."""
+    others: list[bytes]
+    below: list[_Folder]
+    dead_links: list[str]
+
+
+def _listed(
+    root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...], folder: _Folder
+) -> _Listing:
+    """Lists a folder below a root, for endings of files and stores in lower case."""
+    listing = _Listing([], [], [], [])
+    names, others, below, dead_links = listing
+    path = os.path.join(root, folder.name).rstrip(b"/") or b"/"
+    try:
+        status = os.stat(path)
+        identity = (status.st_dev, status.st_ino)
+        if identity in folder.above:
+            return listing
+        above = folder.above | {identity}
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if is_hidden_part(entry.name):
+                    continue
+                name = folder.name + entry.name
+                ends = plain_bytes(entry.name)
+                try:
+                    if ends.endswith(stores):
+                        if not folder.name:
+                            names.append(name)
+                    elif entry.is_file():
+                        if ends.endswith(endings):
+                            names.append(name)
+                        else:
+                            others.append(name)
+                    elif entry.is_dir():
+                        below.append(_Folder(name + b"/", above))
+                    elif entry.is_symlink() and not os.path.exists(entry.path):
+                        dead_links.append(os.fsdecode(entry.path))
+                except OSError as error:
+                    if error.errno != errno.ELOOP:  # a link to itself
+                        raise
+                    dead_links.append(os.fsdecode(entry.path))
+    except PermissionError as error:
+        raise AccessError(
+            f"{redact(error.filename or path)}: this user may not list the folder "
+            f"({error.strerror})"
+        ) from error
+    except FileNotFoundError as error:
+        raise DataNotFoundError(
+            f"{redact(path)} went away while its files were listed: start again"
+        ) from error
+    return listing
+
+
+# -- on a server
+
+
+def has_magic(url: str) -> bool:
+    """True if it is a glob: the query of a URL is none."""
+    return glob.has_magic(url.partition("?")[0])
+
+
+def names_file(url: str, kind: Format) -> bool:
+    """True if it is the URL of one file or store, by its ending, so that nothing need be listed.
+    A folder's ends in a slash.
+    """
+    plain = named_part(url)
+    return (
+        kind.fits(url)
+        and not glob.has_magic(plain)
+        and (not plain.endswith("/") or plain.rstrip("/").lower().endswith(kind.stores))
+    )
+
+
+def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
+    """All URLs of a list must lie on one file system: one host, one archive.
+
+    Raises:
+        ConfigError: they don't.
+    """
+    places = set()
+    for url in urls:
+        first, *others = chain_of(url)
+        server = server_of(first, filesystem)
+        places.add((first.partition("://")[0], repr(sorted(server.items())), *others))
+    if len(places) > 1:
+        shown = ", ".join(map(redact, urls[:3]))
+        raise ConfigError(
+            f"data_path names more than one file system, server or archive ({shown}): make one "
+            "dataset of each"
+        )
+
+
+def learn(urls: Sequence[str], server: RemoteFiles) -> None:
+    """Asks for the versions of files, all at once.
+
+    Raises:
+        DataNotFoundError: a URL that looks like that of a file is one of a folder; there is no such
+            file.
+        AccessError, RemoteError: see `Remote.versions`.
+    """
+    for url, version in zip(urls, server.learn(urls), strict=True):
+        if not version.size and server.is_folder(url):
+            raise DataNotFoundError(
+                f"{redact(url)} is a folder with the name of a file: add a slash to its end"
+            )
+
+
+def learn_named(files: FileSet, urls: Sequence[Any]) -> None:
+    """Asks for those URLs that end as the files do: one may be missing, or a folder. The files are
+    read as they are later. Closes their server where there is an error.
+
+    Raises:
+        DataNotFoundError, AccessError, RemoteError: see `learn`.
+    """
+    server = files.server
+    kind = files.kind
+    if server is None or kind is None:
+        return
+    named = [url for url in map(os.fsdecode, urls) if names_file(url, kind)]
+    try:
+        learn(named, server)
+    except BaseException:
+        server.close()
+        raise
+    server.forget(named)
+
+
+def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
+    """The files of a kind that a URL or glob means. What ends as a file does is not looked at.
+
+    Raises:
+        DataNotFoundError: nothing is there.
+        FormatError, AccessError, RemoteError: it is a web page; the server does not say.
+    """
+    url = os.fspath(entry)
+    path = path_in(url, server.filesystem)
+    if names_file(url, kind):
+        return _named(path)
+    try:
+        found = _found_at(url, path, kind, server)
+    except FileNotFoundError:
+        # the cause may show the URL's secrets
+        raise DataNotFoundError(f"{redact(url)} does not exist") from None
+    if not (found.names or found.searched or found.others):
+        raise DataNotFoundError(f"nothing matches {redact(url)}: is the path right?")
+    return found
+
+
+def _named(path: str) -> Found:
+    """One file or store."""
+    plain = path.partition("?")[0].rstrip("/")
+    root, _, name = plain.rpartition("/")
+    if not root and path.startswith("/"):
+        root = "/"
+    query = path[len(plain) :].removeprefix("/")
+    if path.startswith(("http://", "https://")):
+        return Found(root, [os.fsencode(name)], tail=query)
+    # elsewhere a question mark may be part of a name
+    return Found(root, [os.fsencode(name + query)])
+
+
+def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
+    """What a glob matches, or lies below a folder; of stores only the first level is listed."""
+    if not kind.endings:
+        if has_magic(url):
+            return _matched_at(path, server.ask("glob", url), kind)
+        if kind.is_store is not None and not kind.is_store(url, server):
+            root = path.rstrip("/")
+            names = _stores_below(root, _first_level(url, server), kind)
+            if names:
+                return Found(root, names, searched=True)
+        return _named(path)
+    is_a = _type(url, path, server)
+    if is_a == "file":
+        return _named(path)
+    if is_a != "directory" and glob.has_magic(path):
+        return _matched_at(path, server.ask("glob", url), kind)
+    try:
+        paths = server.ask("find", url)
+    except (FileNotFoundError, AccessError):
+        if not isinstance(is_a, HeadraceError):
+            raise
+        raise is_a from None
+    if not paths and isinstance(is_a, HeadraceError):
+        raise is_a
+    if paths == [path] and isinstance(is_a, FormatError):  # the page itself
+        raise is_a
+    if not paths and is_a != "directory":
+        raise FileNotFoundError(path)
+    root = _root(path, paths)
+    found = _below(root, paths, kind.endings, "/." in path[len(root) :])
+    found.searched = True
+    stores = _stores_below(root, paths, kind)
+    if stores:
+        found.names = list({*stores, *found.names})
+    return found
+
+
+def _first_level(url: str, server: RemoteFiles) -> list[str]:
+    """What lies in a folder; nothing where the server does not list."""
+    try:
+        return list(server.ask("ls", url, detail=False))
+    except (OSError, HeadraceError, NotImplementedError):
+        return []
+
+
+def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
+    if not kind.stores:
+        return []
+    stores = encoded(kind.stores)
+    first = {_name_below(root, path).partition(b"/")[0] for path in paths}
+    return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
+
+
+def _matched_at(pattern: str, paths: list[str], kind: Format) -> Found:
+    root = _root(before_magic(pattern, "/"), paths)
+    shows_hidden = "/." in pattern[len(root) :]
+    found = _below(root, paths, kind.all_endings, shows_hidden)
+    if not found.names and not kind.endings:  # stores may have any name
+        found = _below(root, paths, ("",), shows_hidden)
+    return found
+
+
+def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | None:
+    """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an
+    error, if nothing is found below: the server does not tell, as where a user may see some
+    folders of a bucket alone; or what it has is a page.
+    """
+    if not path:
+        return "directory"
+    try:
+        info = server.ask("info", url)
+    except FileNotFoundError:
+        return None
+    except (AccessError, RemoteError) as error:
+        if isinstance(error, RemoteError) and not error.is_final:
+            raise
+        return error
+    # fsspec calls everything on the web a file, and so what a server shows of a folder
+    place = path.partition("?")[0]
+    is_page = "." not in place.rpartition("/")[2] and "html" in str(info.get("mimetype"))
+    is_root = not urlsplit(place).path  # http://host:port
+    if info["type"] == "file" and (place.endswith("/") or is_page or is_root):
+        return FormatError(
+            f"{redact(url)} is a web page in which no files are listed: name the files, or look at "
+            "the URL"
+        )
+    return str(info["type"])
+
+
+def _root(path: str, paths: Sequence[str]) -> str:
+    root = path.rstrip("/")
+    if not root and any(p.startswith("/") for p in paths):
+        return "/"
+    return root
+
+
+def _name_below(root: str, path: str) -> bytes:
+    """The name of a path relative to the root. A key is opaque: of slashes that follow each
+    other only the first parts them.
+    """
+    return os.fsencode(path[len(root) :].removeprefix("/"))
+
+
+def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
+    """The files of some paths that end as they should."""
+    found = Found(root, [])
+    ends = encoded(endings)
+    for path in paths:
+        name = _name_below(root, path)
+        if not shows_hidden and is_hidden(name):
+            continue
+        if plain_bytes(name).endswith(ends):
+            found.names.append(name)
+        elif len(found.others) < MOST:
+            found.others.append(name)
+    found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
+    return found
+
+
+def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
+    """What a glob matches. Or names of the files below a remote folder that are not hidden, of its
+    first folders; of Zarr stores their own. Nothing where the URL is no folder, or the server does
+    not list.
+    """
+    with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):
+        waiting = []
+        if has_magic(url):
+            yield from server.ask("glob", url)
+            return
+        if server.ask("info", url)["type"] == "directory":
+            waiting.append(url)
+        for folder in waiting:  # which grows meanwhile
+            for found in server.ask("ls", folder, detail=True):
+                path = str(found["name"]).rstrip("/")
+                name = path.rpartition("/")[2]
+                is_folder = found["type"] == "directory" and not name.lower().endswith(".zarr")
+                if is_hidden_part(os.fsencode(name)):
+                    continue
+                if is_folder and len(waiting) < _FOLDERS:
+                    waiting.append(path)
+                else:
+                    yield name

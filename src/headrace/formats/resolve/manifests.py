@@ -1,0 +1,313 @@
+"""Files that say which files a data set is: the manifest of a pack, the `index.json` of another
+library's shards, and the README.md of a data set of Hugging Face's Hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import itertools
+import json
+import os
+import posixpath
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
+from headrace.formats.resolve.file_set import Format
+from headrace.io.paths import is_url, named_part, redact
+from headrace.io.remote.options import RemoteOptions
+from headrace.io.remote_files import below, in_folder_of, read_whole
+
+INDEX = "index.json"
+"""Names the shards of MosaicML Streaming, and the chunks of LitData, beside it."""
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+README = "README.md"
+_ON_HUB = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
+_FRONT = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+"""The YAML that a README.md begins with."""
+_CONFIGS = re.compile(r"^configs:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
+"""What it says of configurations: other parts may be long."""
+_SHOWN = 8  # splits in a message
+_KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
+"""Of which a damaged manifest lacks one or two."""
+_PART = r"part-\d{5,}-of-\d{5,}\."
+_BESIDE = re.compile(rf"{_PART}(?:h5|json)")
+"""What lies beside the plan and the manifest of a pack."""
+
+
+def files_named_by(path: str, options: RemoteOptions, kind: Format | None = None) -> list[str]:
+    """The files that a path or URL stands for, where a file there names them: those of the parts of
+    a pack, of another library's shards, or of the one split of a data set. Nothing: none does.
+
+    Args:
+        path: of a folder, or of a file that names others.
+        options: how URLs are read.
+        kind: what files are looked for; None: any.
+
+    Raises:
+        ConfigError: a data set has several splits.
+        DataNotFoundError: a pack is not complete; a manifest is missing.
+        FormatError: a manifest is damaged; a pack has files of another kind.
+        AccessError, RemoteError: a server does not give it.
+    """
+    is_local = not is_url(path)
+    name = os.path.basename(path)
+    if not is_local:
+        name = posixpath.basename(named_part(path))
+    if name == INDEX:
+        return _shards_of(path, options)
+    if (is_local and os.path.isfile(os.path.join(path, README))) or _ON_HUB.fullmatch(path):
+        return _split_of(path, options)
+    has_plan = is_local and (
+        os.path.exists(os.path.join(path, MANIFEST)) or os.path.exists(os.path.join(path, PLAN))
+    )
+    if name == MANIFEST or has_plan:
+        return _parts_of(path, options, kind)
+    return []
+
+
+# -- packs
+
+
+def _parts_of(path: str, options: RemoteOptions, kind: Format | None) -> list[str]:
+    """The files of a pack's parts."""
+    manifest = _manifest_of(path, options)
+    if manifest is None:
+        return []
+    names = [part["name"] for part in manifest["parts"]]
+    if kind is not None and not names[0].endswith(kind.all_endings):
+        raise FormatError(
+            f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
+            "headrace.open_dataset"
+        )
+    start, end = os.path.join(path, ""), ""
+    if posixpath.basename(named_part(path)) == MANIFEST:
+        start, _, end = path.rpartition(MANIFEST)
+    return [start + name + end for name in names]
+
+
+def checked_text(said: dict[str, Any]) -> bytes:
+    """JSON with its own checksum: a manifest, a plan, or the sidecar of a part."""
+    text = json.dumps({**said, "check": _crc_of(said)}, sort_keys=True, indent=1)
+    return text.encode("ascii") + b"\n"
+
+
+def checked_json(data: bytes) -> dict[str, Any]:
+    """What `checked_text` was made of; raises a ValueError for anything else."""
+    try:
+        said = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(said, dict) or said.pop("check", None) != _crc_of(said):
+        raise ValueError("wrong checksum")
+    return said
+
+
+def _crc_of(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode("ascii"))
+
+
+def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
+    """What the manifest of a pack says.
+
+    Raises:
+        FormatError: it is damaged, or none; or says what no pack does, such as the name of a part
+            that leads out of the folder.
+    """
+    try:
+        said = checked_json(data)
+        wrong = _wrong_in(said)
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is {said.get(wrong[0])!r:.60}")
+    except ValueError as error:
+        raise FormatError(
+            f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
+        ) from error
+    return said
+
+
+def _wrong_in(said: dict[str, Any]) -> list[str]:
+    """The names of values in a manifest that no pack writes."""
+    texts = ("plan", "kind", "store", "fingerprint")
+    wrong = [name for name in texts if not isinstance(said.get(name), str)]
+    wrong += [name for name in ("samples", "left_out") if not _is_count(said.get(name))]
+    for name in ("left_out_first", "classes"):
+        values = said.get(name)
+        is_missing = name == "classes" and values is None
+        if not is_missing and not (
+            isinstance(values, list) and all(isinstance(value, str) for value in values)
+        ):
+            wrong.append(name)
+    parts = said.get("parts")
+    if not isinstance(parts, list) or not parts or not all(map(_is_part, parts)):
+        return [*wrong, "parts"]
+    names = [f"part-{number:05d}-of-{len(parts):05d}.h5" for number in range(len(parts))]
+    if [part.get("name") for part in parts] != names:
+        wrong.append("parts")
+    if sum(part["samples"] for part in parts) != said.get("samples"):
+        wrong.append("samples")
+    return wrong
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and all(
+        _is_count(part.get(name)) for name in ("samples", "nbytes", "crc32")
+    )
+
+
+def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
+    """The manifest of a pack, if a path or URL is that of a manifest, or of a folder on this
+    machine with files named as those that `headrace.pack` writes; None: it is something else.
+    """
+    if is_url(path):
+        if posixpath.basename(named_part(path)) != MANIFEST:
+            return None
+        data = read_whole(path, options)
+        if data is None:
+            raise DataNotFoundError(
+                f"{redact(path)} does not exist: is the pack complete, and copied with its "
+                f"{MANIFEST}?"
+            )
+        if sum(key in data for key in _KEYS) <= len(_KEYS) // 2:  # it is of something else
+            return None
+        return parse_manifest(data, path)
+    folder = path
+    if os.path.basename(path) == MANIFEST:
+        folder = os.path.dirname(path) or "."
+    manifest_path = os.path.join(folder, MANIFEST)
+    plan_path = os.path.join(folder, PLAN)
+    has_manifest = os.path.exists(manifest_path)
+    has_plan = os.path.exists(plan_path)
+    if not (has_manifest or has_plan) or not _holds_parts(folder):
+        return None
+    if not has_manifest:
+        raise DataNotFoundError(
+            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
+            "rest by the same command; headrace.packing.pack_status says what is missing"
+        )
+    with open(manifest_path, "rb") as file:
+        manifest = parse_manifest(file.read(), manifest_path)
+    digest = ""
+    if has_plan:
+        with open(plan_path, "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
+    if digest != manifest["plan"]:
+        raise FormatError(
+            f"{redact(folder)}: {PLAN} is missing, or not the plan that {MANIFEST} names: copy "
+            "both again, or pack again"
+        )
+    return manifest
+
+
+def _shards_of(path: str, options: RemoteOptions) -> list[str]:
+    """What the index of another library's shards stands for: their folder, or at a URL, since a
+    server may list none, the shards that it names. Nothing: it is the index of none.
+    """
+    said = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if is_url(path):
+            said = json.loads(read_whole(path, options) or b"")
+        else:
+            with open(path, "rb") as file:
+                said = json.load(file)
+    if not isinstance(said, dict) or not isinstance(said.get("shards", said.get("chunks")), list):
+        return []
+    if is_url(path):
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # who opens them says so
+            names = [chunk["filename"] for chunk in said.get("chunks", ())]
+            for shard in said.get("shards", ()):
+                names.append((shard.get("zip_data") or shard["raw_data"])["basename"])
+            return [in_folder_of(path, name) for name in names]
+    start, _, end = path.rpartition(INDEX)
+    return [(start or ".") + end]
+
+
+def _holds_parts(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
+    return False
+
+
+# -- data sets of Hugging Face's Hub
+
+
+def _split_of(path: str, options: RemoteOptions) -> list[str]:
+    """The files of the one split of the default configuration that the README.md of a data set
+    names, as globs. Nothing: it names no files.
+
+    Source: https://huggingface.co/docs/hub/datasets-manual-configuration
+
+    Raises:
+        ConfigError: there are several splits; the message names the files of each.
+        FormatError: the configurations can't be read.
+        RemoteError: the Hub does not give it.
+    """
+    data: bytes | None = None
+    root = path
+    if is_url(path):
+        with contextlib.suppress(AccessError):  # listing the folder says so
+            data = read_whole(below(path, README), options)
+    else:
+        root = glob.escape(path)
+        with open(os.path.join(path, README), "rb") as file:
+            data = file.read()
+    front = _FRONT.match((data or b"").decode("utf-8", "replace"))
+    configs = _CONFIGS.search(front[1]) if front else None
+    if configs is None:
+        return []
+    import yaml
+
+    try:
+        splits = _splits_in(yaml.safe_load(configs[0])["configs"], root.rstrip("/"))
+    except Exception as error:  # whatever people write there
+        raise FormatError(
+            f"{redact(path)}: the configs in its {README} can't be read ({error}): pass the files "
+            "of one split by a glob"
+        ) from error
+    if len(splits) < 2:
+        return next(iter(splits.values()), [])
+    shown = []
+    for name, globs in itertools.islice(splits.items(), _SHOWN):
+        files: Any = list(map(redact, globs))
+        shown.append(f"{name} {files if len(files) > 1 else files[0]!r}")
+    if len(splits) > len(shown):
+        shown.append(f"and {len(splits) - len(shown):,} more")
+    raise ConfigError(
+        f"{redact(path)} holds several splits of a data set, as its {README} says: pass the files "
+        f"of one: {', '.join(shown)}"
+    )
+
+
+def _splits_in(configs: Sequence[Mapping[str, Any]], root: str) -> dict[str, list[str]]:
+    """The files of each split, as globs: of the default configuration; where there is none, of all,
+    and the names of splits are ``configuration/split``.
+    """
+    chosen = [config for config in configs if config.get("default")]
+    chosen += [config for config in configs if config.get("config_name") == "default"]
+    chosen = chosen[:1] or list(configs)
+    splits = dict[str, list[str]]()
+    for config in chosen:
+        files = config.get("data_files", {"": ""})
+        if isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
+            files = {entry["split"]: entry["path"] for entry in files}
+        elif not isinstance(files, dict):
+            files = {"train": files}
+        for split, patterns in files.items():
+            names = [split] if len(chosen) == 1 else [config["config_name"], split]
+            globs = [patterns] if isinstance(patterns, str) else patterns
+            files_of_split = splits.setdefault("/".join(filter(None, names)), [])
+            for pattern in globs:
+                place = posixpath.join(config.get("data_dir", ""), pattern).removeprefix("./")
+                if place.startswith("/") or "://" in place or ".." in place.split("/"):
+                    raise ValueError(f"the files {place!r} lie elsewhere")
+                files_of_split.append(f"{root}/{place}")
+    return splits
