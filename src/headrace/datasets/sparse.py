@@ -19,6 +19,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
+from headrace.datasets.arrays import checked_list
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
@@ -105,7 +106,7 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy dtype; a TypeError if there is none."""
+    """Torch's dtype of that name; a TypeError where it has none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -328,13 +329,11 @@ class SparseDataset(BaseDataset):
                 f"dtype={dtype!r}: sparse matrices have no bfloat16: pass dtype='float32' or "
                 "'float16', or cast batches"
             )
-        names: list[str] = []  # the columns of `obs` that are named
+        names: Sequence[str] = ()  # the columns of `obs` that are named
         if isinstance(targets, str):
             names = [targets]
         elif isinstance(targets, (list, tuple)) and all(isinstance(one, str) for one in targets):
-            names = list(targets)
-        if len(set(names)) < len(names):
-            raise ConfigError(f"targets={names!r} names a column more than once")
+            names = checked_list("targets", targets, 0)
         reach, common = RemoteOptions.split(options)
         source, self.columns, of_rows, self.label_columns = open_rows(
             data_path,

@@ -16,7 +16,6 @@ made by going from header to header (`Headers`).
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -162,33 +161,19 @@ def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
         return None
 
 
-def learn_indexed(
-    files: Files,
-    urls: Sequence[str],
-    kind: IndexKind,
-    unless: Callable[[], bool] = lambda: False,
-) -> None:
+def learn_indexed(files: Files, urls: Sequence[str], kind: IndexKind) -> None:
     """Asks a server for the versions of files, and then for what lies next to those whose index is
-    not cached on this machine.
-
-    Args:
-        files: local ones need not be asked for.
-        urls: of the files.
-        kind: of the index.
-        unless: True if none is needed; called when the versions are known.
+    not cached on this machine. Local files need not be asked for.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
     if not isinstance(files, RemoteFiles):
         return
-    is_needless = functools.cache(unless)
 
     def is_unknown(url: str) -> bool:
-        if is_needless():
-            return False
-        is_kept = os.path.exists(cached_index(files, url, kind).path)
-        return files.version(url).tag is None or not is_kept
+        is_cached = os.path.exists(cached_index(files, url, kind).path)
+        return files.version(url).tag is None or not is_cached
 
     files.learn(urls, is_unknown)
 

@@ -192,22 +192,20 @@ def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) ->
     elements, dtype = _elements(dataset)
     shape = (*dataset.shape, *elements)
     grid = Grid(tuple(dataset.shape), dataset.chunks or dataset.shape)
-    if dataset.chunks is None:
-        begin = place_of(dataset.id)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if begin is None:
-            return "nothing has been written"
-        if begin + nbytes > size:
-            raise FormatError(f"{shown} is cut short: {size:,} bytes are not enough for {name!r}")
-        table = ChunkTable(path, files, np.array([[begin], [nbytes], [0]]))
-        whole = Grid(shape, shape)
-        return DirectChunks(whole, dtype, table, Pipeline(), files, path=path, name=name)
     if math.prod(grid.counts) > COUNTABLE:
         raise FormatError(
             f"{shown}: {name!r} has shape {list(shape)}, more chunks than can be counted: the "
             "file is damaged"
         )
-    counted = _counted(dataset, grid, shown)
+    counted: tuple[IntArray, IntArray] | None
+    if dataset.chunks is None:
+        begin = place_of(dataset.id)
+        if begin is None:
+            return "nothing has been written"
+        nbytes = math.prod(shape) * dtype.itemsize
+        counted = (np.zeros(1, np.int64), np.array([[begin], [nbytes], [0]]))
+    else:
+        counted = _counted(dataset, grid, shown)
     if counted is None:
         return "the index of its chunks is unusual"
     written, places = counted
@@ -221,9 +219,8 @@ def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) ->
     fill = _fill_value(dataset, dtype)
     if fill is None and not is_whole:
         return "what was not written is no zeros, and each element an array"
-    whole = Grid(shape, (*grid.chunks, *elements))
     chunks = DirectChunks(
-        whole,
+        Grid(shape, (*grid.chunks, *elements)),
         dtype,
         ChunkTable(path, files, places, None if is_whole else written),
         Pipeline(_codecs_of(dataset)),

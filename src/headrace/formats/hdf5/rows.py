@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
-from headrace.formats.arrays.chunks import DirectChunks, LibraryRows
+from headrace.formats.arrays.chunks import LibraryRows
 from headrace.formats.arrays.packed import (
     BESIDE,
     CRC,
@@ -39,6 +39,7 @@ from headrace.formats.arrays.packed import (
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.hdf5.chunks import is_as_stored, place_of, rows_of
 from headrace.formats.hdf5.files import (
+    check_files,
     check_has_values,
     dataset_names,
     files_behind,
@@ -180,25 +181,13 @@ class HDF5Tree(Tree):
         return read_part(dataset, ())
 
     def stored(self, name: str) -> StoredArray | None:
-        if self._number is not None:
-            plain = self._plain(name)
-            if plain is not None:
-                return plain
-        elif self.opened.direct and hasattr(os, "preadv"):
-            # the first array goes the long way, which compares the file with its version
+        if self._number is None and self.opened.direct and hasattr(os, "preadv"):
+            files = self.opened.files
+            files.version(self.path)
+            check_files(files, self.path, [self.path])
             self._number = h5py.h5o.get_info(self.file["/"].id).fileno
-        found = super().stored(name)
-        if found is None or not isinstance(found.reader, ArrayReader):
-            return found
-        chunks = found.reader.chunks
-        is_whole = chunks.grid.chunks == chunks.grid.shape
-        if isinstance(chunks, DirectChunks) and chunks.is_raw and is_whole:
-            ranges = chunks.raw_ranges(np.zeros(1, np.int64))
-            begin = int(ranges.start[0])
-            if begin >= 0:
-                path = ranges.paths[int(ranges.file[0])]
-                return StoredArray(found.shape, found.dtype, path, begin, None)
-        return found
+        plain = None if self._number is None else self._plain(name)
+        return plain or super().stored(name)
 
     def _plain(self, name: str) -> StoredArray | None:
         """An array of numbers that lies in one piece in this very file, which takes a tenth of the
