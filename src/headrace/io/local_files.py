@@ -204,11 +204,14 @@ class LocalFiles(Files):
         for path, numbers, starts, sizes in _by_file(ranges):
             with self.opened(path) as fd:
                 began = time.perf_counter()
+                count = len(starts)
                 first = 0
-                while first < len(starts):  # what follows without a gap by one call
-                    start = end = starts[first]
-                    some = []
-                    while first < len(starts) and starts[first] == end:
+                while first < count:  # what follows without a gap by one call
+                    start = starts[first]
+                    end = start + sizes[first]
+                    some = [buffers[numbers[first]]]
+                    first += 1
+                    while first < count and starts[first] == end:
                         some.append(buffers[numbers[first]])
                         end += sizes[first]
                         first += 1
