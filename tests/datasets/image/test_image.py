@@ -179,15 +179,6 @@ class TestClasses:
         assert view.samples[0][0] == samples[20][0] == view.source_of(0)
         assert [target for _, target in view] == [2, 0]
 
-    def test_targets_of_the_users(self, photos: Path) -> None:
-        endings = ImageDataset(photos, targets=lambda path: Path(path).suffix.lower())
-        assert endings.classes == [".jpeg", ".jpg", ".png"]
-        assert ImageDataset(photos, image_size=8, targets=lambda path: 0.5)[0][1] == 0.5
-        dataset = ImageDataset(photos, image_size=8, targets=None)
-        assert dataset.targets is None
-        assert dataset.classes == []
-        assert dataset[0][1] is dataset.samples[0][1] is None
-
     def test_images_flat_in_the_folder_are_said_once(self, photos: Path) -> None:
         with pytest.warns(HeadraceWarning, match="8 files") as caught:
             dataset = ImageDataset(photos / "noise", image_size=8)

@@ -188,10 +188,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         TextDataset(path, column="other")
     with pytest.raises(ConfigError, match="column="):
         TextDataset(path)  # its bytes are no text
-    with (
-        TextDataset(path, column="label") as numbers,
-        pytest.raises(SampleError, match="not a text"),
-    ):
+    with TextDataset(path, column="label") as numbers, pytest.raises(SampleError, match="a text"):
         numbers[0]
     lines = write_lines(tmp_path / "a.jsonl")
     with pytest.raises(ConfigError, match="column="):
