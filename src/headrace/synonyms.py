@@ -163,14 +163,6 @@ BY_NAME = {
         "convert_to_h5 MDSWriter ShardWriter TarWriter DatasetWriter optimize"
     ),
 }
-BY_COLLATOR = {
-    "pad": "padding padded pad_collate sequence",
-    "text": "language_modeling language_model causal_lm lm nlp tokens",
-    "vision": "images image_classification classification cv",
-    "list": "none identity no_collate variable_length variable varlen ragged",
-    "detection": "object_detection boxes coco",
-}
-
 LOADER_OPTIONS = frozenset({
     "batch_size", "shuffle", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers",
     "drop_last", "pad", "collate_fn", "sampler", "batch_sampler", "weights", "replacement",
@@ -197,5 +189,3 @@ WITHOUT_ARGUMENT = {word: remedies[0] for word, remedies in _by_word(BY_REMEDY).
 """What to write for an argument that no argument stands for."""
 NAMES = {word: remedies[0] for word, remedies in _by_word(BY_NAME).items()}
 """What to use for a name of the package."""
-COLLATORS = {word: names[0] for word, names in _by_word(BY_COLLATOR).items()}
-"""The registered collate function that a name stands for."""

@@ -105,12 +105,9 @@ def test_bad_names_and_functions(registry: Collators) -> None:
     for name, named in (
         ("pile", r"'pile'.*a, b"),
         ("x", "sound"),
-        ("language_modeling", "'language_modeling'"),
     ):
         with pytest.raises(ConfigError, match=named):
             registry.get(name)
-    with pytest.raises(ConfigError, match="'text'"):
-        collators.get("language_modeling")
 
 
 def test_by_name_and_pickled() -> None:

@@ -11,7 +11,6 @@ from headrace.collate.sequences import TextCollator, pad_collate
 from headrace.collate.stack import list_collate, stack_collate
 from headrace.collate.vision import DetectionCollator, VisionCollator
 from headrace.errors import ConfigError
-from headrace.synonyms import COLLATORS
 
 Collate = Callable[..., Any]
 
@@ -80,12 +79,11 @@ class Collators:
         if entry is None:
             entry = next((e for e in reversed(self.list()) if e.modality == name_or_modality), None)
         if entry is None:
-            names = {*self._entries, *(e.modality for e in self.list() if e.modality)}
-            remedy = f"there are: {', '.join(sorted(names))}"
-            instead = COLLATORS.get(name_or_modality)
-            if instead in self._entries:
-                remedy = f"use {instead!r}"
-            raise ConfigError(f"collate_fn: no collator is called {name_or_modality!r}; {remedy}")
+            names = sorted({*self._entries, *(e.modality for e in self.list() if e.modality)})
+            raise ConfigError(
+                f"collate_fn: no collator is called {name_or_modality!r}: use one of "
+                f"{', '.join(names)}"
+            )
         function = entry.function
         # a class without callable instances, such as `list`, is a function of the samples
         if not isinstance(function, type) or not is_of_callables(function):

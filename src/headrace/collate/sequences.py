@@ -84,20 +84,16 @@ class Padding:
         first = rows[0]
         if not _fits(value, first.dtype):
             dtype = str(first.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"pad_value={value!r} does not fit {dtype}, the dtype of the "
-                f"samples{at_path(path)}: pass another value, or cast them"
-            )
+            of = f"{dtype}, the dtype of the samples{at_path(path)}"
+            raise ConfigError(f"pad_value={value!r} does not fit {of}: pass one that does")
         if self.truncation:
             rows = [row[: self.max_length] for row in rows]
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         if self.max_length is not None and longest > self.max_length:
-            raise CollateError(
-                lengths.index(longest),
-                f"{at_path(path)} has length {longest}, and max_length is {self.max_length}: pass "
-                "truncation=True, or a larger max_length",
-            )
+            has = f"{at_path(path)} has length {longest}, and max_length is {self.max_length}"
+            advice = "pass truncation=True, or a larger max_length"
+            raise CollateError(lengths.index(longest), f"{has}: {advice}")
         length = self._length(longest)
         shape = (len(rows), length, *first.shape[1:])
         if first.device.type == "cpu":
@@ -202,11 +198,8 @@ def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     for number, value in enumerate(values):
         row = as_row(value)
         if row is None or row.ndim == 0:
-            raise CollateError(
-                number,
-                f"{at_path(path)} is {shape_of(value)}: padding needs sequences of numbers; leave "
-                "other fields out of fields=",
-            )
+            is_ = f"{at_path(path)} is {shape_of(value)}, not a sequence of numbers"
+            raise CollateError(number, f"{is_}: leave it out of fields=")
         rows.append(row)
         if isinstance(value, list) and value:
             list_dtype = torch.promote_types(list_dtype, row.dtype)

@@ -132,10 +132,8 @@ def _factors(
         means = (sum(means) / len(means),)
         stds = (sum(stds) / len(stds),)
     if len(means) not in (1, channels):
-        raise ConfigError(
-            f"images have {channels} channels, and the statistics {len(means)}: convert images "
-            "(ImageDataset: color=), or pass other mean= and std="
-        )
+        have = f"images have {channels} channels, and the statistics {len(means)}"
+        raise ConfigError(f"{have}: convert images (color=), or pass other mean= and std=")
     scale = [1 / (white * std) for std in stds]
     shift = [-mean / std for mean, std in zip(means, stds, strict=True)]
     both = torch.tensor([scale, shift], dtype=torch.float32, device=device)
@@ -181,11 +179,8 @@ class DetectionCollator:
         for number, sample in enumerate(samples):
             is_pair = isinstance(sample, (tuple, list)) and len(sample) >= 2
             if not is_pair or not isinstance(sample[1], Mapping):
-                raise CollateError(
-                    number,
-                    f" is {shape_of(sample)}, not a pair of an image and a dict: use "
-                    'collate_fn="list"',
-                )
+                is_ = f" is {shape_of(sample)}, not a pair of an image and a dict"
+                raise CollateError(number, f'{is_}: use collate_fn="list"')
         return stack_tree(
             list(samples),
             self._special,

@@ -83,7 +83,8 @@ class FilesDataset(BaseDataset):
             raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
         self.data_path = data_path
         self._decode = decode
-        targets = checked_targets(targets, data_path)
+        if targets is not UNSET:
+            targets = checked_targets(targets, data_path)
         wanted = Wanted(
             targets, target_name, label_separator, delimiter, unused_targets=unused_targets
         )
@@ -91,7 +92,7 @@ class FilesDataset(BaseDataset):
         source = FilesSource(data_path, endings, reach)
         labels = labels_of(wanted, source.listing, reach)
         self.classes: list[str] = labels.classes
-        self.class_to_idx = labels.class_to_idx
+        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
         super().__init__(

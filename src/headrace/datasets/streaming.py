@@ -121,8 +121,7 @@ class StreamingDataset(BaseDataset):
         rest: dict[str, Any] = {"transform": transform, **common}
         passed = {name: rest[name] for name in (*_TRANSFORMS, *_OF_READING) if name in rest}
         inner = _open(urls, decode, dataset_name, target_name, passed, reach)
-        if inner.sample_source.block_nbytes:
-            inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
+        inner.block_memory.hold_chunks(0)  # this dataset reserves memory for them
         # without what the dataset inside does itself
         rest.update({name: getattr(inner, name) for name in _TRANSFORMS})
         self._become(inner, loading_mode=self._in_mode, **rest)

@@ -99,15 +99,18 @@ def detect(
 def open_columns(
     data_path: DataPath | FileSet, format_: Format, options: RemoteOptions, names: Sequence[str]
 ) -> Columns:
-    """The opened container of a path, of a format that has `open`.
+    """Opens a path of a format that has `open`.
 
     Args:
-        names: of the columns that will be read.
+        names: names of the columns that will be read.
 
     Raises:
-        MissingNameError: there is no such column; the message lists those there are.
+        ConfigError: the format has no columns.
+        MissingNameError: there is no such column; the message lists the columns.
     """
-    assert format_.open is not None
+    if format_.open is None:
+        shown = redact(entries_of(data_path)[0])
+        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
     files = resolve(data_path, format_, options)
     check_splits(files)
     paths = files.urls()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.image.decoder import pixels_are
-from headrace.datasets.image.labels import FOLDERS, Labels, Wanted, encoded
+from headrace.datasets.image.labels import FOLDERS, UNSET, Labels, Wanted, encoded
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.hdf5 import HDF5
@@ -70,7 +70,7 @@ class TarImages(TarSource):
         super().__init__(data_path, reach=reach)
         self._column = column
         self.target: Any = wanted.targets
-        if not wanted.is_outright:
+        if wanted.targets is UNSET:
             first = super().read([0])[0] if len(self) else {}
             self.target = _CLASSES if _CLASSES in first else None
 
@@ -114,10 +114,12 @@ def open_column(
         ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
     shown = redact(entries_of(data_path)[0])
-    name = wanted.targets if wanted.is_outright else None
+    name: Any = None if wanted.targets is UNSET else wanted.targets
     wanted.refuse_options()
-    if name == FOLDERS or not (name is None or isinstance(name, (str, os.PathLike))):
+    if name == FOLDERS or not isinstance(name, (str, os.PathLike, type(None))):
         raise ConfigError(f"targets must name a column of {shown}, or be None, not {name!r}")
+    if name is not None:
+        name = str(name)
     format_, where = detect(data_path, reach)
     if format_ is TARS:
         return TarImages(where, column, wanted, reach), Labels(None, [])
@@ -134,16 +136,14 @@ def open_column(
                 f"{images.first.shown}: column={column!r} is of type {kind}, not bytes of images"
             )
         if name is not None:
-            targets, classes = images.targets(str(name))
+            targets, classes = images.targets(name)
     elif format_ in (HDF5, ZARR):
         from headrace.datasets.arrays import HDF5Dataset, ZarrDataset  # which import h5py
 
         opens = HDF5Dataset if format_ is HDF5 else ZarrDataset
-        target_name = None if name is None else str(name)
-        arrays = opens(where, column, target_name=target_name, **vars(reach))
+        arrays = opens(where, column, target_name=name, **vars(reach))
+        arrays.block_memory.hold_chunks(0)  # the ImageDataset reserves memory for them
         source = arrays.sample_source
-        if source.block_nbytes:
-            arrays.block_memory.hold_chunks(0)  # the dataset of images reserves memory for them
         first: ArraysSource = getattr(source, "sources", [source])[0]
         if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
             raise FormatError(
@@ -152,12 +152,9 @@ def open_column(
             )
         targets = arrays.targets
         classes = list(arrays.classes or [])
-    elif format_.open is None:
-        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
     elif name is not None:
-        columns = open_columns(where, format_, reach, [column, str(name)])
-        pairs: Any = columns.rows([column, str(name)])
-        pairs.target = str(name)
+        pairs: Any = open_columns(where, format_, reach, [column, name]).rows([column, name])
+        pairs.target = name
         source = pairs
     else:
         source = open_columns(where, format_, reach, [column]).column(column)

@@ -29,6 +29,7 @@ from headrace.datasets.image.decoder import (
     pixels_are,
 )
 from headrace.datasets.image.labels import (
+    BY_FOLDERS,
     UNSET,
     Labels,
     TargetsArgument,
@@ -95,7 +96,7 @@ def open_images(
                 f"{are_of_it.sum():,} of {len(files):,} images are {plugin.name}, such as "
                 f"{first}: pip install {plugin.package}, or pass a glob of the others"
             )
-    if wanted.are_folders or not names_masks(wanted.targets):
+    if wanted.targets in BY_FOLDERS or not names_masks(wanted.targets):
         return files, labels_of(wanted, files.listing, reach)
     wanted.refuse_options("unused_targets")
     check_splits(files.listing)
@@ -114,19 +115,20 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
         ConfigError, DataNotFoundError, FormatError, MissingNameError, AccessError: see
             `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
     """
-    if wanted.are_folders:
-        beside = None if wanted.is_outright else metadata_beside(files, reach, wanted.delimiter)
+    if wanted.targets in BY_FOLDERS:
+        beside = None
+        if wanted.targets is UNSET:
+            beside = metadata_beside(files, reach, wanted.delimiter)
         if beside is not None:
             names = [repr(name) for name in beside.columns if name != beside.key]
             if len(names) == 1 or wanted.target_name is not None:
                 return given_targets(wanted._replace(targets=beside, delimiter=None), files)
             raise ConfigError(
-                f"{beside.where} lies beside the images, and has the columns {', '.join(names)}: "
-                "name one, or a list, by target_name= (targets=None: no targets; 'folders': the "
-                "classes are the folders)"
+                f"{beside.where} has the columns {', '.join(names)}: name one, or a list, by "
+                "target_name= (targets=None: no targets; targets='folders': class folders)"
             )
         wanted.refuse_options()
-        numbers, classes = folder_targets(files, only_classes=not wanted.is_outright)
+        numbers, classes = folder_targets(files, only_classes=wanted.targets is UNSET)
         if numbers is None:
             warn(
                 f"{redact(files.roots[0])}: the {len(files):,} files lie flat in the folder, so "
@@ -154,7 +156,7 @@ def _open_packed(
         ConfigError: the files don't have the targets.
         FormatError: a file is not a pack of images; or files can't be one dataset.
     """
-    if wanted.targets is not None and not wanted.are_folders:
+    if wanted.targets not in (None, *BY_FOLDERS):
         raise ConfigError("targets= of a packed file are fixed: pass them to the dataset to pack")
     wanted.refuse_options("masks")
     # imported here, since image files don't need them
@@ -355,14 +357,17 @@ class ImageDataset(BaseDataset):
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given
-        targets = checked_targets(targets, self.data_path)
+        if targets is not UNSET:
+            targets = checked_targets(targets, self.data_path)
         wanted = Wanted(targets, target_name, label_separator, delimiter, masks, unused_targets)
         reach, common = RemoteOptions.split(options)
         source, labels = open_images(data_path, wanted, reach, column)
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
-        self.class_to_idx = labels.class_to_idx
+        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
+        if isinstance(labels.targets, CocoTargets):
+            self.class_to_idx = labels.targets.class_to_idx
         self.color = color
         is_joint = options.get("transforms") is not None
         augment = Augment()

@@ -49,9 +49,11 @@ TargetsArgument = (
     | npt.NDArray[Any]
     | None
 )
-FOLDERS = "folders"
 UNSET: Any = "default"
-"""An argument that was not given: `targets` (class folders), `image_size`."""
+"""An argument that was not given, such as `image_size`."""
+FOLDERS = "folders"
+BY_FOLDERS = (FOLDERS, UNSET)
+"""The `targets` that mean class folders."""
 TABLE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")
 """Endings of files of labels. A local file may have any other."""
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -70,16 +72,6 @@ class Wanted(NamedTuple):
     delimiter: str | None = None
     masks: bool = False
     unused_targets: Literal["raise", "skip"] = "raise"
-
-    @property
-    def is_outright(self) -> bool:
-        """True if the user gave `targets`; False if they are the default."""
-        return self.targets is not UNSET
-
-    @property
-    def are_folders(self) -> bool:
-        """True if targets are class folders."""
-        return isinstance(self.targets, str) and self.targets in (FOLDERS, UNSET)
 
     def refuse_options(self, *allowed: str) -> None:
         """Raises a ConfigError if an option was given that is not `allowed`."""
@@ -102,12 +94,6 @@ class Labels(NamedTuple):
     classes: list[str]
     columns: Mapping[str, Any] = MappingProxyType({})
     column_classes: Mapping[str, list[str]] = MappingProxyType({})
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Class numbers by name. For COCO the ids of the categories."""
-        own: dict[str, int] | None = getattr(self.targets, "class_to_idx", None)
-        return own or {name: number for number, name in enumerate(self.classes)}
 
 
 def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
@@ -546,10 +532,8 @@ class Table(NamedTuple):
             values = [column.values[row] for row in rows]
         gaps = [row for row, value in zip(rows, values, strict=True) if _is_missing(value)]
         if gaps and is_target:
-            raise ConfigError(
-                f"{where} has no value in row {gaps[0] + self.first_row}: add it, remove the row "
-                "and its file, or choose other columns by target_name="
-            )
+            row = gaps[0] + self.first_row
+            raise ConfigError(f"{where} has no value in row {row}: add it, or pass target_name=")
         kinds = set(map(type, values))
         if float in kinds and kinds <= {float, int}:
             return np.array(values, np.float64), []
@@ -577,10 +561,8 @@ def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
         chosen = list(wanted.target_name)
     for name in chosen:
         if name not in names:
-            raise MissingNameError(
-                f"target_name: {table.where} has no column {name!r} of labels; it has "
-                f"{', '.join(map(repr, names))}"
-            )
+            has = ", ".join(map(repr, names))
+            raise MissingNameError(f"target_name: {table.where} has no {name!r}; it has {has}")
     if not chosen:
         raise ConfigError(f"targets: {table.where} has no column but {key!r}: add one of labels")
     columns = dict[str, Any]()
@@ -651,7 +633,7 @@ def read_labels(
 
 
 def metadata_beside(files: FileSet, reach: RemoteOptions, delimiter: str | None) -> Table | None:
-    """The table that lies in the folder of images where HuggingFace's imagefolder looks for it.
+    """The metadata table in the folder of the files, where HuggingFace's imagefolder has it.
 
     Raises:
         Exception: as `read_labels`.

@@ -11,7 +11,6 @@ are cut, cached and packed like ids alone.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -40,17 +39,12 @@ OPTIONS = "chat_template_kwargs"
 """Fields that are passed to the template."""
 _ASSISTANT = "assistant"
 _SENDERS = {
-    "human": "user",
-    "user": "user",
-    "gpt": _ASSISTANT,
-    "assistant": _ASSISTANT,
-    "chatgpt": _ASSISTANT,
-    "model": _ASSISTANT,
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), _ASSISTANT),
     "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
+"""The roles of ShareGPT's senders."""
 _INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields that a message may have instead of content."""
 _FORM = '{"role": ..., "content": ...}'
@@ -186,7 +180,6 @@ class Chats(Texts):
         options.check_chats()
         tokenizer = options.tokenizer
         _check_template(tokenizer, options.chat_template)
-        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
         about = json.dumps([tokenizer.chat_template, options.chat_template], default=repr)
         self._template_identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
@@ -205,12 +198,6 @@ class Chats(Texts):
             row = {field: row}
         messages, weights = chat_of(row, field)
         given = _json_field(row, OPTIONS, dict) or {}
-        reserved = self._reserved & given.keys()
-        if reserved:
-            raise FormatError(
-                f"its chat_template_kwargs contain {', '.join(sorted(reserved))}, an argument of "
-                "the tokenizer: leave it out"
-            )
         given["tools"] = _json_field(row, TOOLS, list)
         if self.options.chat_template is not None:
             given["chat_template"] = self.options.chat_template
@@ -242,18 +229,13 @@ class Chats(Texts):
         made, turns = self._applied(index, record, **how)
         is_supervised = np.array(made["assistant_masks"], bool)
         if not is_supervised.any():
-            raise FormatError(
-                "the chat template marks no token as the assistant's: enclose each of its turns in "
-                "{% generation %}"
-            )
+            advice = "enclose each assistant's turn in {% generation %}"
+            raise FormatError(f"the chat template marks no token: {advice}")
         if not all(turns):
             begins = np.diff(is_supervised, prepend=False) & is_supervised
             if begins.sum() != len(turns):
-                raise FormatError(
-                    f"the chat template marks {begins.sum()} ranges of tokens for {len(turns)} "
-                    "assistant's turns, some of which have weight 0: leave 'weight' out, or pass a "
-                    "chat_template= that marks each turn"
-                )
+                marks = f"{begins.sum()} ranges of tokens for {len(turns)} assistant's turns"
+                raise FormatError(f"the chat template marks {marks}: leave 'weight' out")
             is_supervised &= np.array(turns)[np.cumsum(begins) - 1]
         ids = np.array(made["input_ids"]).astype(np.int32)
         ids = np.where(is_supervised, ids, ~ids)

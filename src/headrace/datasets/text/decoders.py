@@ -42,15 +42,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 _OF_FILES = ("text_field", "labels", "delimiter")
 """Options that don't apply to a column of another container."""
 _OF_DOCUMENTS = (
-    "unit",
-    "column",
-    "text_field",
-    "target_field",
-    "labels",
-    "encoding",
-    "errors",
-    "chat_template",
-    "delimiter",
+    *("unit", "column", "text_field", "target_field", "labels"),
+    *("encoding", "errors", "chat_template", "delimiter"),
 )
 """Options that decide which documents there are."""
 IGNORED = -100
@@ -158,10 +151,7 @@ class TextOptions:
         for name in ("target_field", "labels", "stride", "end_token"):
             value = getattr(self, name)
             if value is not None:
-                raise ConfigError(
-                    f"{name}={value!r} does not apply to chats, whose labels are the assistant's "
-                    "tokens: leave it out"
-                )
+                raise ConfigError(f"{name}={value!r} does not apply to chats: leave it out")
 
     def of_documents(self) -> TextOptions:
         """The options of the same texts as whole documents, without targets."""
@@ -462,10 +452,8 @@ def _text_or_ids(value: Any, column: str) -> Any:
         ids = np.asarray(value)
         if ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids)):
             if len(ids) and (ids.min() < 0 or ids.max() > _LARGEST):
-                raise FormatError(
-                    f"column {column!r} has ids from {ids.min()} to {ids.max()}: they must be at "
-                    "least 0, and fit int32"
-                )
+                has = f"column {column!r} has ids from {ids.min()} to {ids.max()}"
+                raise FormatError(f"{has}: they must be at least 0, and fit int32")
             return ids.astype(np.int32)
     raise FormatError(f"column {column!r} has a {type(value).__name__}, not a text or ids")
 

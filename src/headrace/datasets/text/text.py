@@ -522,17 +522,13 @@ def _open_column(
         value_of = None if format_ is TABLES else opened._decoder.decode
         targets = opened.targets
         classes = list(getattr(opened, "classes", None) or ())
-        if source.block_nbytes:
-            opened.block_memory.hold_chunks(0)  # the TextDataset reserves memory for them
+        opened.block_memory.hold_chunks(0)  # the TextDataset reserves memory for them
     elif options.target_field is not None:
         raise ConfigError(f"target_field is not supported for columns of {format_.name} yet")
     elif format_ is TARS:
         source = TarSource(where, reach, options.progress)
-    elif format_.open is not None:
-        source = open_columns(where, format_, reach, [column]).column(column)
     else:
-        shown = redact(entries_of(data_path)[0])
-        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
+        source = open_columns(where, format_, reach, [column]).column(column)
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         targets, classes = class_numbers(targets)
     texts = Texts(source, options, "record", value_of)
