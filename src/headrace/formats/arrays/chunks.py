@@ -104,9 +104,7 @@ class ChunkIndex(ABC):
         return None
 
     def check(self, number: int) -> None:  # noqa: B027
-        """Looks whether the local file that a chunk lies in is still as it was, a
-        FileChangedError if not; a server is not asked.
-        """
+        """Raises a FileChangedError if the local file of a chunk has changed."""
 
 
 class ChunkTable(ChunkIndex):
@@ -200,9 +198,7 @@ class Chunks(ABC):
 
     @abstractmethod
     def check_cached(self, number: int) -> None:
-        """Looks whether a chunk that is cached decoded lies in a local file as it was; a
-        FileChangedError if not.
-        """
+        """Raises a FileChangedError if the local file of a cached chunk has changed."""
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where the stored bytes of chunks lie; none where only another library knows it."""
@@ -356,7 +352,7 @@ class DirectChunks(Chunks):
 
 
 class _RowIndex(ChunkIndex):
-    """Where rows lie in chunks whose elements lie as they are, as if each were a chunk."""
+    """Locates the rows of raw chunks, as if each row were a chunk."""
 
     def __init__(self, whole: DirectChunks) -> None:
         self._whole = whole

@@ -218,25 +218,19 @@ class ArraysSource(ReadersSource):
         field.read_rows(indices, rows, self.run)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        columns = [self._read_field(field, indices) for field in self._fields.values()]
+        columns: list[list[Any]] = []
+        for field in self._fields.values():
+            if isinstance(field, ArrayReader):
+                rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
+                field.read_rows(indices, rows, self.run)
+                columns.append(rows)
+            else:
+                columns.append(field.read(indices))
         if isinstance(self.name, str):
             return columns[0]
         return [
             dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)
         ]
-
-    def _read_field(self, field: ArrayReader | LibraryRows, indices: Sequence[int]) -> list[Any]:
-        if not isinstance(field, ArrayReader):
-            return field.read(indices)
-        try:
-            rows = [np.empty(field.shape[1:], field.dtype) for _ in indices]
-        except MemoryError as error:
-            raise BudgetError(
-                f"{self.path}: no room for {len(indices):,} rows of "
-                f"{format_size(self._row_bytes)} each"
-            ) from error
-        field.read_rows(indices, rows, self.run)
-        return rows
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         return [

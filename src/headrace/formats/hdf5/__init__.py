@@ -15,9 +15,8 @@ ENDINGS = (".h5", ".hdf5", ".he5", ".h5ad", ".nc", ".mat")
 
 
 def is_hdf5(path: str | os.PathLike[Any]) -> bool:
-    """True if the file has HDF5's signature where HDF5 looks for it: at its beginning, or behind a
-    user block of 512, 1024, 2048 ... bytes, as MATLAB's files have one; of a file that can't be
-    opened it is False.
+    """True if the file has HDF5's signature at its beginning, or behind a user block of 512, 1024,
+    2048 ... bytes, such as MATLAB writes. False if it can't be opened.
 
     Raises:
         AccessError: the disk fails.

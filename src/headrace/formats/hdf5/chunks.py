@@ -152,7 +152,7 @@ def rows_of(
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
-    """True if elements of that dtype lie elsewhere in the file, each of its own size.
+    """True if elements of that dtype have variable length.
 
     Raises:
         FormatError: they are references, which mean nothing outside of their file.
@@ -172,9 +172,7 @@ def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
 
 
 def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape of an element, where each is an array, and the dtype of what is in it; else ()
-    and the dtype.
-    """
+    """The shape and dtype inside of an element that is an array; else () and the dtype."""
     dtype = ordered(dataset.dtype)
     return ((), dtype) if dtype.subdtype is None else (dtype.subdtype[1], dtype.subdtype[0])
 
@@ -183,7 +181,7 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) -> DirectChunks | str:
-    """The chunks as they are read without h5py; or why they can't be."""
+    """The chunks for direct reads, or why only h5py can read them."""
     why = _obstacle_of(dataset)
     if why is not None:
         return why
@@ -252,9 +250,7 @@ def _lacks_filters(chunks: DirectChunks, grid: Grid, written: IntArray, places: 
 
 
 def _obstacle_of(dataset: h5py.Dataset) -> str | None:
-    """Why a dataset can't be read directly, as far as its header says so; None: it can be, or
-    its chunks say that it can't.
-    """
+    """Why a dataset can't be read directly, by its header alone; None: nothing is in the way."""
     plist = dataset.id.get_create_plist()
     if not hasattr(os, "preadv"):
         return "this system has no preadv"
@@ -291,7 +287,7 @@ def is_as_stored(kind: h5py.h5t.TypeID, dtype: np.dtype[Any]) -> bool:
 
 
 def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
-    """The first byte in its file of a dataset in one piece; None: nothing has been written.
+    """The first byte of a contiguous dataset in its file; None: nothing has been written.
 
     Of a file with a user block, `get_offset` gives a number then too.
     """
@@ -302,7 +298,7 @@ def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
 
 
 def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
-    """What HDF5 gives of chunks that were never written; None: h5py can't tell it."""
+    """The value of chunks that were never written; None: h5py can't tell it."""
     plist = dataset.id.get_create_plist()
     if (
         plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED
@@ -386,7 +382,7 @@ def _codecs_of(dataset: h5py.Dataset) -> list[Codec]:
 
 
 def _check_filters(dataset: h5py.Dataset, where: str) -> None:
-    """Raises a FormatError where h5py lacks a filter of a dataset that it is to read."""
+    """Raises a FormatError if h5py lacks a filter of a dataset."""
     missing = [one for one in _filters_of(dataset) if not h5py.h5z.filter_avail(one[0])]
     if missing:
         raise FormatError(
@@ -397,8 +393,8 @@ def _check_filters(dataset: h5py.Dataset, where: str) -> None:
 
 
 def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:
-    """Puts the filters of chunks that `headrace.formats.arrays.codecs` encodes into the properties
-    of a dataset to be made.
+    """Adds the filters by which `headrace.formats.arrays.codecs` encodes to the properties of a new
+    dataset.
     """
     if shuffles(dtype):
         plist.set_shuffle()
@@ -427,9 +423,7 @@ def plugin_version() -> str:
 
 
 def filter_versions(compression: str) -> dict[str, str]:
-    """The versions of what decides the bytes of compressed chunks, and of what a file says of
-    them; by name.
-    """
+    """By name, the versions of the libraries that decide the bytes of compressed chunks."""
     versions = codec_versions(compression)
     if compression == "gzip":
         return versions

@@ -38,7 +38,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class _NoGC:
-    """The threads that need the garbage collector to be off."""
+    """Threads inside of `without_gc`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -51,7 +51,7 @@ _no_gc = _NoGC()
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
-    """Garbage is not collected inside, in any thread."""
+    """Turns the garbage collector off inside, for all threads."""
     with _no_gc.lock:
         if not _no_gc.threads:
             _no_gc.was_on = gc.isenabled()
@@ -70,7 +70,7 @@ def without_gc() -> Iterator[None]:
 
 
 def open_file(path: str) -> h5py.File:
-    """A file of this machine, opened for reading.
+    """Opens a local file for reading.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: not there; not readable for this user, or being
@@ -113,8 +113,8 @@ def open_file(path: str) -> h5py.File:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[h5py.File]:
-    """A file of this machine, open for reading: whatever h5py raises becomes an error that names
-    the file.
+    """A local file, open for reading inside: whatever h5py raises becomes an error that names the
+    file.
 
     Raises:
         DataNotFoundError, AccessError, FormatError: as `open_file`.
@@ -168,7 +168,7 @@ def find_dataset(
 
 
 def not_whole(path: str, error: OSError) -> FormatError:
-    """The error of what h5py can't open."""
+    """The error of a file that h5py can't open."""
     shown = redact(path)
     if os.path.isfile(path):
         with open(path, "rb", buffering=0) as file:
@@ -188,9 +188,7 @@ _locked_here: set[str] = set()
 
 @contextlib.contextmanager
 def locked_by_caller(path: str) -> Iterator[None]:
-    """Inside of it a file is opened without HDF5's lock: the caller has locked it, and HDF5
-    would take that for another writer's.
-    """
+    """Inside, a file is opened without HDF5's lock, since the caller has locked it."""
     path = os.path.abspath(path)
     _locked_here.add(path)
     try:
@@ -200,8 +198,8 @@ def locked_by_caller(path: str) -> Iterator[None]:
 
 
 def _open(path: str) -> h5py.File:
-    """With HDF5's lock, which is the default; without it on a disk that has none; or as this
-    process has it open already.
+    """Opens a file with HDF5's lock, or without it on a disk that has no locks; or as this process
+    has it open already.
     """
     if os.path.abspath(path) not in _locked_here:
         for locking in (None, True):
@@ -223,7 +221,7 @@ def _errno_of(error: OSError) -> int | None:
 
 
 def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
-    """What a packed file of this machine says about itself; None for any other HDF5 file.
+    """Describes a local pack; None for any other HDF5 file.
 
     Raises:
         FormatError: the file is of a later version of headrace, or damaged.
@@ -263,7 +261,7 @@ def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) ->
 
 
 def dataset_names(file: h5py.File) -> list[str]:
-    """The paths of all datasets inside the file; what links lead to is left out."""
+    """The paths of all datasets inside the file, without those behind links."""
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     return names
@@ -337,8 +335,8 @@ def leads_out(file: h5py.File, name: str) -> tuple[str, h5py.ExternalLink, str] 
 
 
 def _found_from(name: str, path: str, variable: str) -> str | None:
-    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It looks first in
-    folders of a variable of the environment.
+    """Where HDF5 finds a file that the one at `path` names; None: nowhere. It searches the folders
+    of an environment variable first.
     """
     folder = os.path.dirname(path)
     places: list[str] = []
@@ -353,7 +351,7 @@ def _found_from(name: str, path: str, variable: str) -> str | None:
 
 
 def _other_file(what: str) -> FormatError:
-    """The error of a remote file that leads to another file."""
+    """The error of a remote file that needs another file."""
     return FormatError(
         f"{what}: a remote file's links to other files are not supported: open that file itself, "
         "or copy all of them to this machine"
@@ -361,8 +359,8 @@ def _other_file(what: str) -> FormatError:
 
 
 def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, list[str]]:
-    """The file that holds a dataset, where a link may lead, and all those that its values come from
-    and that must not change: their versions are known from now on.
+    """The file that holds a dataset, perhaps behind a link, and all files that its values come
+    from. They must not change from now on.
 
     Args:
         dataset: open.

@@ -60,15 +60,11 @@ class Pages:
     Args:
         url, size: of the file.
         arrays: the index, if there is one.
-        is_afresh: True if the file is read past everything that is cached.
     """
 
-    def __init__(
-        self, url: str, size: int, arrays: Arrays | None = None, is_afresh: bool = False
-    ) -> None:
+    def __init__(self, url: str, size: int, arrays: Arrays | None = None) -> None:
         self.url = url
         self.size = size
-        self.is_afresh = is_afresh
         self.is_new = arrays is None
         self.is_recording = False
         self.file: h5py.File | None = None
@@ -98,7 +94,7 @@ class Pages:
             self._fetched.popitem(last=False)
 
     def fill(self, start: int, out: memoryview) -> bool:
-        """Copies bytes, if they are there; records their pages where that is wanted."""
+        """Copies bytes, and records their pages; returns False if these are not known."""
         numbers = range(start // PAGE, -(-(start + len(out)) // PAGE))
         pages: list[bytes | memoryview] = []
         for number in numbers:
@@ -117,7 +113,7 @@ class Pages:
 
 
 class RemoteFile(HeldBytes):
-    """A remote file as h5py wants it: seekable, and read in one thread at a time."""
+    """A remote file as a seekable file object for h5py, which reads it in one thread at a time."""
 
     def __init__(self, files: RemoteFiles, known: Pages) -> None:
         super().__init__(known.size, (), lambda start, stop: memoryview(b""))
@@ -150,9 +146,7 @@ class RemoteFile(HeldBytes):
         follows = first <= self._end <= stop
         self._width = min(WIDEST, 2 * self._width) if follows else PIECE
         self._end = min(known.size, max(-(-stop // PIECE) * PIECE, first + self._width))
-        with without_gc(), contextlib.ExitStack() as stack:
-            if known.is_afresh:
-                stack.enter_context(self._files.bypassing_cache())
+        with without_gc():
             known.hold(first, self._files.read(ByteRanges.of([(known.url, first, self._end)]))[0])
 
 
@@ -165,7 +159,7 @@ _here = _Here()
 
 
 def known_of(files: RemoteFiles, kind: IndexKind, urls: Sequence[str]) -> list[Pages]:
-    """What is known of some files: their indices, or their ends, which are fetched together."""
+    """The known pages of files: their indices, or their ends, which are fetched together."""
     every: list[Pages] = []
     ends: list[tuple[Pages, int, int]] = []
     for url in urls:
@@ -217,7 +211,7 @@ def read_each(
     function: Callable[[str], T],
     in_threads: bool,
 ) -> list[T]:
-    """What a function makes of each file. What it reads through h5py is cached as the file's index.
+    """Calls a function for each file. What it reads through h5py is cached as the file's index.
 
     Args:
         files, kind: of their server, and of the index.
@@ -247,7 +241,7 @@ def _read(files: RemoteFiles, kind: IndexKind, known: Pages, function: Callable[
         result = recorded(known, function)
     except (FormatError, MissingNameError, BudgetError):
         # what was read before may have been damaged on its way, or here
-        known = Pages(known.url, known.size, is_afresh=True)
+        known = Pages(known.url, known.size)
         with files.bypassing_cache():
             result = recorded(known, function)
     if known.is_new:
@@ -256,7 +250,7 @@ def _read(files: RemoteFiles, kind: IndexKind, known: Pages, function: Callable[
 
 
 def recorded(known: Pages, function: Callable[[str], T]) -> T:
-    """What a function gives of a file, which it opens once, however often it asks for it."""
+    """Calls a function that opens a file, once, and records the pages that it reads."""
     known.is_recording = True
     _here.opening = known
     try:

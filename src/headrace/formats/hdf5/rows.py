@@ -190,8 +190,8 @@ class HDF5Tree(Tree):
         return plain or super().stored(name)
 
     def _plain(self, name: str) -> StoredArray | None:
-        """An array of numbers that lies in one piece in this very file, which takes a tenth of the
-        time to find out; None: it is another.
+        """A contiguous array of numbers in this very file, located in a tenth of the time; None: it
+        is another one.
         """
         parent, _, last = name.rpartition("/")
         try:
@@ -334,8 +334,7 @@ class HDF5Source(TreeSource):
             )
 
     def give_pairs(self, images_alone: bool = False) -> None:
-        """From now on `read` gives pairs: of the bytes of an image and of its mask, or of pixels
-        and theirs; or the first of both alone.
+        """Makes `read` return pairs of an image and its mask, as bytes or pixels; or images alone.
 
         Raises:
             FormatError: where masks begin doesn't fit the samples.

@@ -52,7 +52,7 @@ _CODECS: dict[str, Codec] = {
 
 
 class UnknownLayout(Exception):
-    """Why an array can't be read directly."""
+    """Says why an array can't be read directly."""
 
 
 def layout_of(metadata: dict[str, Any]) -> Layout:
@@ -84,7 +84,7 @@ def layout_of(metadata: dict[str, Any]) -> Layout:
 
 
 def _check(is_known: bool, what: str) -> None:
-    """Raises an UnknownLayout where something is not known."""
+    """Raises an UnknownLayout if something is not known."""
     if not is_known:
         raise UnknownLayout(what)
 
@@ -244,7 +244,7 @@ class _Requests(LibraryStore):
 
 
 class ObjectStore(Store):
-    """A store that is an object of zarr-python, which reads it.
+    """A store object of zarr-python, which alone reads it.
 
     Args:
         path, files: see `Store`; no files are read.

@@ -178,7 +178,7 @@ class Store(ABC):
         return attributes if isinstance(attributes, dict) else {}
 
     def _parsed(self, key: str) -> dict[str, Any] | None:
-        """The JSON object that a metadata file is; None: there is none."""
+        """The JSON object in a metadata file; None: there is no such file."""
         data = self.read(key)
         if data is None:
             return None
@@ -222,8 +222,8 @@ class Store(ABC):
 
 
 class ChunkFiles(LocalFiles):
-    """Local files with chunks, none of which may be written to after its store was opened; and zip
-    files, which have a version.
+    """Local chunk files, which must not be written after their store was opened; and zip files,
+    which have a version.
     """
 
     def __init__(self) -> None:
@@ -530,7 +530,7 @@ def _begins(files: Files, path: str, infos: Sequence[zipfile.ZipInfo], start_dir
 
 
 def replaced(path: str) -> FileChangedError:
-    """The error of a local file that was changed."""
+    """The error of a local file that has changed."""
     return FileChangedError(
         f"{redact(path)} was changed after the dataset was opened, and rows of both versions must "
         "not be mixed: open the dataset again"
