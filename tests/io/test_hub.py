@@ -24,7 +24,7 @@ def test_shards_of_the_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     """They are those on this machine; tokens are never shown."""
     shards = make_shards(tmp_path / "served" / "data", (7, 0, 14), "tar").parent
     make_shards(shards / "test", (3,), "tar")
-    (shards / "README.md").write_text("---\nconfigs:\n- data_files: data/0*\n---\nMill wheels")
+    (shards / "README.md").write_text("---\nconfigs:\n- data_files: data/part*\n---\nMill wheels")
     with RangeServer(shards) as cdn, hub(shards, cdn.url, TOKEN) as url:
 
         def opened(path: str, **options: Any) -> StreamingDataset:
