@@ -27,7 +27,7 @@ INDEX = "index.json"
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
 README = "README.md"
-_ON_HUB = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
+ON_HUB = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
 _FRONT = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 """The YAML that a README.md begins with."""
 _CONFIGS = re.compile(r"^configs:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
@@ -40,42 +40,22 @@ _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """What lies beside the plan and the manifest of a pack."""
 
 
-def files_named_by(path: str, options: RemoteOptions, kind: Format | None = None) -> list[str]:
-    """The files that a path or URL stands for, where a file there names them: those of the parts of
-    a pack, of another library's shards, or of the one split of a data set. Nothing: none does.
+# -- packs
+
+
+def parts_of(path: str, options: RemoteOptions, kind: Format | None) -> list[str]:
+    """The files of the parts of a pack; nothing: it is none.
 
     Args:
-        path: of a folder, or of a file that names others.
+        path: of its manifest, or the folder.
         options: how URLs are read.
         kind: what files are looked for; None: any.
 
     Raises:
-        ConfigError: a data set has several splits.
-        DataNotFoundError: a pack is not complete; a manifest is missing.
-        FormatError: a manifest is damaged; a pack has files of another kind.
+        DataNotFoundError: the pack is not complete; the manifest is missing.
+        FormatError: the manifest is damaged; the pack has files of another kind.
         AccessError, RemoteError: a server does not give it.
     """
-    is_local = not is_url(path)
-    name = os.path.basename(path)
-    if not is_local:
-        name = posixpath.basename(named_part(path))
-    if name == INDEX:
-        return _shards_of(path, options)
-    if (is_local and os.path.isfile(os.path.join(path, README))) or _ON_HUB.fullmatch(path):
-        return _split_of(path, options)
-    has_plan = is_local and (
-        os.path.exists(os.path.join(path, MANIFEST)) or os.path.exists(os.path.join(path, PLAN))
-    )
-    if name == MANIFEST or has_plan:
-        return _parts_of(path, options, kind)
-    return []
-
-
-# -- packs
-
-
-def _parts_of(path: str, options: RemoteOptions, kind: Format | None) -> list[str]:
-    """The files of a pack's parts."""
     manifest = _manifest_of(path, options)
     if manifest is None:
         return []
@@ -208,7 +188,7 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     return manifest
 
 
-def _shards_of(path: str, options: RemoteOptions) -> list[str]:
+def shards_of(path: str, options: RemoteOptions) -> list[str]:
     """What the index of another library's shards stands for: their folder, or at a URL, since a
     server may list none, the shards that it names. Nothing: it is the index of none.
     """
@@ -240,7 +220,7 @@ def _holds_parts(folder: str) -> bool:
 # -- data sets of Hugging Face's Hub
 
 
-def _split_of(path: str, options: RemoteOptions) -> list[str]:
+def split_of(path: str, options: RemoteOptions) -> list[str]:
     """The files of the one split of the default configuration that the README.md of a data set
     names, as globs. Nothing: it names no files.
 

@@ -54,7 +54,16 @@ from headrace.formats.resolve.find import (
     names_below,
     recognized,
 )
-from headrace.formats.resolve.manifests import INDEX, MANIFEST, PLAN, files_named_by
+from headrace.formats.resolve.manifests import (
+    INDEX,
+    MANIFEST,
+    ON_HUB,
+    PLAN,
+    README,
+    parts_of,
+    shards_of,
+    split_of,
+)
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -447,8 +456,9 @@ def _paths_of(
     kind: Format | None = None,
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
-    """The paths, globs or URLs that `data_path` names, with what `files_named_by` gives in place of
-    each that stands for others. And whether these are URLs.
+    """The paths, globs or URLs that `data_path` names; in place of a pack its parts, of the index
+    of another library's shards these, and of a data set the files of its one split. And whether
+    these are URLs.
 
     Args:
         data_path: as the user gave it.
@@ -458,15 +468,31 @@ def _paths_of(
 
     Raises:
         ConfigError: it is no path; some are URLs, and some are not.
-        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `files_named_by`.
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `parts_of`,
+            `shards_of` and `split_of`.
     """
     found = list[Any]()
     for entry in entries_of(data_path, name):
         path = os.path.expanduser(os.fsdecode(entry))
         if kind is not None and path.endswith(kind.endings):
             found.append(entry)
-        else:
-            found += files_named_by(path, options, kind) or [entry]
+            continue
+        is_local = not is_url(path)
+        name = os.path.basename(path)
+        if not is_local:
+            name = posixpath.basename(named_part(path))
+        has_plan = is_local and (
+            os.path.exists(os.path.join(path, MANIFEST)) or os.path.exists(os.path.join(path, PLAN))
+        )
+        has_readme = is_local and os.path.isfile(os.path.join(path, README))
+        named = list[str]()
+        if name == INDEX:
+            named = shards_of(path, options)
+        elif name == MANIFEST or has_plan:
+            named = parts_of(path, options, kind)
+        if not named and (has_readme or ON_HUB.fullmatch(path)):
+            named = split_of(path, options)
+        found += named or [entry]
     urls = list(filter(is_url, found))
     if urls and len(urls) < len(found):
         raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
