@@ -55,7 +55,7 @@ INSIDE = {
         pixels augment labels coco decoder columns image
     """,
     "datasets/text": "decoders chats passes text",
-    "packing": "options part plan destination parts contents stored texts hdf5 verify run",
+    "packing": "destination plan parts contents stored texts hdf5 run",
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set find manifests resolver",

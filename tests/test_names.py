@@ -24,7 +24,7 @@ from headrace import (
 from headrace.core.options import PathOptions
 from headrace.loader.config import FIELDS
 from headrace.monitor import MemoryMonitor
-from headrace.packing.options import PackKeywords
+from headrace.packing.plan import PackOptions
 from headrace.synonyms import (
     ARGUMENTS,
     BY_ARGUMENT,
@@ -52,7 +52,7 @@ def rows() -> Iterator[list[str]]:
 def known_names() -> set[str]:
     """Public names, their attributes, and the names of their parameters."""
     found = set(headrace.__all__) | set(FIELDS) | BOUND
-    found |= {*get_type_hints(PathOptions), *get_type_hints(PackKeywords)}
+    found |= {*get_type_hints(PathOptions), *get_type_hints(PackOptions)}
     things = [getattr(headrace, name) for name in headrace.__all__]
     for package in (headrace.collate, headrace.memory, headrace.monitor, headrace.order):
         things += [getattr(package, name) for name in package.__all__]

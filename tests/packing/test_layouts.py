@@ -23,7 +23,7 @@ from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
 from headrace.formats.arrays import codecs
 from headrace.packing import plan as layouts, verify
-from headrace.packing.part import PartFile
+from headrace.packing.destination import PartFile
 from tests.packing.shared import flip, images
 
 pytestmark = pytest.mark.quick_every(2)

@@ -28,15 +28,8 @@ from headrace.errors import (
     TargetExistsError,
     WriteError,
 )
-from headrace.packing import (
-    contents as contained,
-    destination,
-    pack,
-    part as parts,
-    run as running,
-    verify,
-)
-from headrace.packing.part import PartFile
+from headrace.packing import contents as contained, destination, pack, verify
+from headrace.packing.destination import PartFile
 from tests.packing.shared import contents, images
 
 pytestmark = pytest.mark.quick_every(2)
@@ -44,8 +37,8 @@ pytestmark = pytest.mark.quick_every(2)
 STOPPED = """
 import sys, time
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing import pack, run
-run.GROUP_SAMPLES = 2
+from headrace.packing import contents, pack
+contents.Contents.group_samples = 2
 append = PackedWriter.append
 def stop(self, samples, checksums):
     append(self, samples, checksums)
@@ -152,14 +145,14 @@ def test_a_remover_looks_between_opening_and_locking(
         monkeypatch.setattr(fcntl, "flock", flock)
         remover = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
         flock(remover, how)
-        (tmp_path / ".out.mine.part").unlink()
+        next(tmp_path.glob(".out.*.part")).unlink()
         try:
             flock(fd, how)
         finally:
             os.close(remover)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with PartFile(tmp_path / "out", token="mine") as part:
+    with PartFile(tmp_path / "out", is_shared=True) as part:
         os.write(part.fd, b"mine")
         part.commit()
     assert os.listdir(tmp_path) == ["out"] and (tmp_path / "out").read_bytes() == b"mine"
@@ -199,7 +192,7 @@ def test_without_locks(
     with PartFile(tmp_path / "out") as part:
         part.commit()
     assert os.listdir(tmp_path) == ["out"] and "has no locks" in caplog.text
-    monkeypatch.setattr(parts, "HAS_LOCKS", False)
+    monkeypatch.setattr(destination, "HAS_LOCKS", False)
     with pytest.raises(ConfigError):
         PartFile(tmp_path / "other").__enter__()
 
@@ -254,7 +247,7 @@ def test_what_the_system_refuses(
     (tmp_path / "out.h5").write_bytes(b"before")
     source = ImageDataset(photos)
     monkeypatch.setattr(os, call, fails)
-    monkeypatch.setattr(running, "GROUP_SAMPLES", 2)
+    monkeypatch.setattr(contained.Contents, "group_samples", 2)
     with pytest.raises(kind) as caught:
         pack(source, tmp_path / "out.h5", overwrite=True)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
@@ -268,7 +261,7 @@ def test_a_full_disk_is_told_before_samples_are_read(
     """And the same call goes on."""
     free = shutil.disk_usage(tmp_path)._replace(free=5000)
     with monkeypatch.context() as patched:
-        patched.setattr(parts.shutil, "disk_usage", lambda path: free)
+        patched.setattr(destination.shutil, "disk_usage", lambda path: free)
         patched.setattr(contained.Contents, "each", lambda *_: pytest.fail("read"))
         with pytest.raises(WriteError, match=r"out.* disk is full.* 5\.0 kB are free"):
             pack(photos, tmp_path / "out", shard_size=shard_size)

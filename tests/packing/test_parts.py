@@ -42,7 +42,7 @@ from headrace.errors import (
 )
 from headrace.packing import join, pack_status, verify
 from headrace.packing.destination import Destination
-from headrace.packing.parts import edges_of
+from headrace.packing.plan import edges_of
 from headrace.testing.contract import same
 from tests.packing.shared import contents, images, samples_of
 from tests.servers.s3 import S3Server
@@ -206,7 +206,7 @@ def test_files_of_others_are_kept(name: str, photos: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_changed_source_is_named(is_open: bool, copy: Path, tmp_path: Path) -> None:
     with ImageDataset(copy) as source:
-        out = pack(source, tmp_path / "out", shard_size=SHARD, parts="0:1")
+        out = pack(source, tmp_path / "out", shard_size=SHARD, part="0/99")
         changed = Path(source.samples[23][0])
         changed.write_bytes(changed.read_bytes() + b"more")
         again = source if is_open else copy
@@ -257,10 +257,6 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
         ({"part": "3/3"}, "part must"),
         ({"part": "one"}, "part must"),
         ({"part": 3}, "part must.* 3"),
-        ({"parts": "3:3"}, "parts must"),
-        ({"parts": range(3)}, "parts must"),
-        ({"parts": "0:1000"}, "the plan has"),
-        ({"part": "0/2", "parts": "0:1"}, "part or parts, not both"),
         ({"shard_size": 0}, "1 byte"),
         ({"shard_size": "huge"}, "shard_size"),
         ({"processes": 0}, "processes"),
@@ -368,7 +364,7 @@ def test_a_store_that_goes_away(photos: Path, bucket: Any) -> None:
         server.client().create_bucket(Bucket="bucket")
         config = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
         options = {"storage_options": {**server.options, "config_kwargs": config}}
-        pack(photos, "s3://bucket/out", shard_size=SHARD, parts="0:1", **options)
+        pack(photos, "s3://bucket/out", shard_size=SHARD, part="0/99", **options)
     with pytest.raises(WriteError, match=r"s3://bucket/out.*: 3 attempts") as caught:
         pack(photos, "s3://bucket/out", shard_size=SHARD, **options)
     assert "\n" not in str(caught.value)

@@ -143,13 +143,13 @@ def test_boxes_are_scaled_with_their_image(has_sizes: bool, coco: Path, tmp_path
 
 def test_other_annotations_are_another_plan(coco: Path, tmp_path: Path) -> None:
     path = coco / "instances.json"
-    pack(with_boxes(coco), tmp_path / "out", shard_size=SHARD, parts="0:1")
+    pack(with_boxes(coco), tmp_path / "out", shard_size=SHARD, part="0/99")
     path.write_text(path.read_text().replace('"iscrowd": 1', '"iscrowd": 0'))
     with pytest.raises(TargetExistsError, match="annotations"):
         pack(with_boxes(coco), tmp_path / "out", shard_size=SHARD)
     labels = {path.name: number for number, path in enumerate((coco / "images").iterdir())}
     labelled = partial(ImageDataset, coco / "images")
-    pack(labelled(targets=labels), tmp_path / "labels", shard_size=SHARD, parts="0:1")
+    pack(labelled(targets=labels), tmp_path / "labels", shard_size=SHARD, part="0/99")
     with pytest.raises(TargetExistsError, match="annotations"):
         others = {**labels, "005.jpg": 99}
         pack(labelled(targets=others), tmp_path / "labels", shard_size=SHARD)
@@ -184,7 +184,7 @@ def test_other_targets_are_another_plan(kind: str, tmp_path: Path) -> None:
 
 def test_a_changed_mask_is_an_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "in", "L")
-    pack(with_masks(folder), tmp_path / "out", shard_size=SHARD, parts="0:1")
+    pack(with_masks(folder), tmp_path / "out", shard_size=SHARD, part="0/99")
     save_mask(folder / "masks/011.png", np.zeros((24, 32)), "L")
     with pytest.raises(FileChangedError, match=r"samples .* to 11 has another name or size"):
         pack(with_masks(folder), tmp_path / "out", shard_size=SHARD, part="0/1")

@@ -248,14 +248,6 @@ def data_options(given: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def text_options(options: dict[str, Any]) -> set[str]:
-    """Those of some options that only texts have."""
-    names = {*_TEXTS}
-    if "targets" not in options:
-        names.add("delimiter")  # else it is that of the table of labels
-    return options.keys() & names
-
-
 def open_data(
     path: str,
     options: dict[str, Any],
@@ -270,7 +262,10 @@ def open_data(
     from headrace.formats.resolve.resolver import look_for
     from headrace.formats.table.files import TABLES
 
-    if are_texts or text_options(options):
+    of_texts = {*_TEXTS}
+    if "targets" not in options:
+        of_texts.add("delimiter")  # else it is that of the table of labels
+    if are_texts or options.keys() & of_texts:
         kind, _ = look_for(path, (TABLES,), lists=False)
         if kind is None:
             return TextDataset(path, **options)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import Verb, count, data_options, open_data, text_options
+from headrace.cli.flags import Verb, count, data_options, open_data
 from headrace.cli.output import Output, exit_code_of, visible
 from headrace.errors import ConfigError, HeadraceError, one_line
 
@@ -41,7 +41,6 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "workers": (count, "threads that read and decode (default: one for each core)"),
     "shard_size": (str, "of a part, such as 1GB; DST is a folder then (default: one file)"),
     "part": (str, "i/N: pack each N-th part from i on (0 to N - 1): one of N jobs"),
-    "parts": (str, "a:b: pack the parts a to b - 1"),
     "processes": (1, "that pack parts at the same time"),
     "overwrite": (bool, "replace DST if it is there; of several parts the plan"),
 }
@@ -76,10 +75,10 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
     """
     from headrace.io.paths import redact
     from headrace.packing import pack, pack_status
-    from headrace.packing.options import PackOptions
-    from headrace.packing.part import PartFile
+    from headrace.packing.destination import PartFile
     from headrace.packing.parts import manifest_of
-    from headrace.packing.run import open_source
+    from headrace.packing.plan import PackOptions
+    from headrace.packing.stored import open_source
 
     values = {name: getattr(given, name) for name in _OPTIONS}
     options = {name: value for name, value in values.items() if value is not None}
@@ -106,7 +105,9 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         print(f"{given.program}: interrupted, {kept}", file=sys.stderr)
         return 130
     if given.dry_run:
-        output.show(packed, [str(packed)])
+        told = {name: getattr(packed, name) for name in ("kind", "store", "parts")}
+        told |= {"samples": packed.count, "nbytes": sum(packed.nbytes)}
+        output.show(told, [str(packed), "nothing was written"])
     elif given.shard_size is None:
         told = _summary(packed)
         output.show(told, _lines(told, time.perf_counter() - start))
@@ -153,31 +154,14 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option that would have no effect.
     """
-
-    from headrace.formats.hdf5 import is_hdf5
-    from headrace.io.paths import redact
-
-    options = data_options(given)
-    texts = text_options(options)
     pixels = {"image_size": given.size, "color": given.color}
     pixels = {name: value for name, value in pixels.items() if value is not None}
-    of_images = {"targets", "unused_targets", "masks"} & options.keys() | pixels.keys()
     if given.store != "decoded" and pixels:
         raise ConfigError(
             "--size and --color change the pixels, and need --store decoded (encoded images stay "
             "as they are)"
         )
-    is_for_images = of_images or "target_name" in options
-    if (texts or given.end_token is not None) and (is_for_images or given.store is not None):
-        raise ConfigError(
-            "--store, --size, --color, --targets, --target-name and --masks are for images, and "
-            "the other options are for texts"
-        )
-    if texts and is_hdf5(given.src):
-        raise ConfigError(
-            f"{redact(given.src)} is no text: --tokenizer, --unit and the like are for texts"
-        )
-    return {**options, **pixels}
+    return {**data_options(given), **pixels}
 
 
 def _summary(path: Any) -> dict[str, Any]:

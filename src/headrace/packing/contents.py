@@ -1,6 +1,9 @@
-"""Packs the values of a dataset, which must be decoded to find their shapes.
+"""Packs the values of a dataset, which must be decoded to find their shapes. The subclasses in
+`stored` and `texts` pack samples as they are, and tokens.
 
-The subclasses in `stored` and `texts` pack samples as they are, and tokens.
+The columns beside the samples are offsets, names, targets, boxes, and where masks begin. Targets
+are one array or, where they are dicts, one for each of their columns, named by `target_named`.
+Boxes lie as `CocoTargets.columns` gives them.
 """
 
 from __future__ import annotations
@@ -8,71 +11,49 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
+import torch
 
+from headrace.arguments import described
 from headrace.core.dataset import BaseDataset
+from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.memory_efficient import ALONE
-from headrace.dtypes import IntArray
+from headrace.dtypes import BFLOAT16, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError
-from headrace.formats.arrays.packed import (
-    NAME_OFFSETS,
-    NAMES,
-    OFFSETS,
-    PackedInfo,
-    bytes_of,
-    crc_of,
-)
+from headrace.formats.arrays import packed
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import PackPart
 from headrace.memory.budget import format_size
-from headrace.packing.options import PackOptions
-from headrace.packing.part import PartFile
-from headrace.packing.parts import PartsPlan, checks_of, edges_of
+from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     GROUP_BYTES,
+    GROUP_SAMPLES,
     Column,
     Packing,
+    PackOptions,
+    PackPlan,
     Plan,
     Rows,
     Spool,
-    as_row,
+    checks_of,
     chunks_for,
-    columns_in,
-    crc_of_columns,
+    edges_of,
     files_of,
     stream,
-    target_arrays,
 )
 
 T = TypeVar("T")
 _UNKNOWN_SAMPLES = 16  # a task decodes so many, whose sizes are not known, or fewer large ones
-
-
-class Survey(NamedTuple):
-    """What the plan of several parts depends on.
-
-    Attributes:
-        info: of one file of them.
-        sizes: [n] int64, bytes of each as it is stored, about.
-        source_sizes: [n] int64, bytes of each where it comes from, by which a changed source is
-            noticed; None: they are known by the fingerprint alone.
-        options: what else decides the bytes, by name.
-    """
-
-    info: PackedInfo
-    sizes: IntArray
-    source_sizes: IntArray | None
-    options: dict[str, Any]
 
 
 class Value(NamedTuple):
@@ -96,6 +77,7 @@ class Contents:
     Attributes:
         rows: what its samples have in common with those of other parts; None: the dataset says it.
         part: which part of a pack it is; None: it is the whole.
+        group_samples: so many are written at once, or fewer large ones.
 
     Raises:
         ConfigError: the dataset can't be packed with these options.
@@ -103,9 +85,10 @@ class Contents:
 
     rows: Rows | None = None
     part: PackPart | None = None
+    group_samples = GROUP_SAMPLES
     _is_encoded = False
     """True if samples are encoded images where they come from."""
-    _pack_of_targets: PackedInfo | None = None
+    _pack_of_targets: packed.PackedInfo | None = None
     """What the pack says that samples and targets are from, if it knows their classes."""
 
     def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
@@ -118,14 +101,10 @@ class Contents:
     def check_options(self) -> None:
         """Raises a ConfigError for an option that does not apply to these samples."""
         options = self.options
-        if options.end_token is not None:
-            raise ConfigError("end_token is for texts: leave it out")
-        if options.is_jpeg and not isinstance(self.dataset, ImageDataset):
-            raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
         if options.store in ("encoded", "jpeg") and not self._is_encoded:
             raise ConfigError(
-                "store='encoded': the samples of this dataset are arrays, not encoded images: pass "
-                "store='decoded'"
+                f"store={options.store!r}: the samples of this dataset are arrays, not encoded "
+                "images: pass store='decoded'"
             )
         if options.check != "decode" and (
             not self._is_encoded or options.store in ("jpeg", "decoded")
@@ -185,51 +164,55 @@ class Contents:
 
     @functools.cached_property
     def source_sizes(self) -> IntArray | None:
-        """Bytes of each sample in the source ([n] int64). None: samples are not packed as they are
-        stored.
+        """Bytes of each sample in the source ([n] int64), by which a changed one is noticed. None:
+        they are not known.
         """
         return None
 
     # -- the plan of several parts
 
-    def plan_parts(self, edges: list[int] | None = None) -> PartsPlan:
-        """Plans all parts; `edges` reuses those of another plan of these samples.
+    def plan_parts(self) -> PackPlan:
+        """Plans all parts.
 
         Raises:
             ConfigError: there are no samples; see `packing`.
             SampleError: see `packing`.
         """
-        survey = self._survey()
-        if not len(survey.sizes):
-            raise ConfigError("the dataset has no samples to pack")
-        if edges is None:
-            edges = edges_of(survey.sizes, self.options.part_nbytes)
-        info = survey.info
-        options = {**self._given_options(), **survey.options}
-        if info.target_columns is not None:
-            options["target_columns"] = info.target_columns
-        sources = list[int]()
-        if survey.source_sizes is not None:
-            sources = checks_of(self.names, survey.source_sizes, edges)
-        return PartsPlan(
-            info.kind,
-            info.store,
-            self.fingerprint,
-            len(survey.sizes),
-            edges,
-            np.add.reduceat(survey.sizes, edges[:-1]).tolist(),
-            sources,
-            options,
-            info.classes,
-        )
-
-    def _survey(self) -> Survey:
         packing = self.packing(None)
         plan = packing.plan
         sizes = np.zeros(len(self.dataset), np.int64)
         sizes[np.setdiff1d(np.arange(len(sizes)), list(packing.left_out))] = plan.sizes
-        options = {"rows": plan.rows.as_json(), **self.layout_options(plan.rows)}
-        return Survey(plan.info, sizes, None, options)
+        options = {"rows": plan.rows.as_json(), **self.layout_options(plan.rows, {})}
+        return self._parts(plan.info, sizes, options)
+
+    def _parts(self, info: packed.PackedInfo, sizes: IntArray, options: dict[str, Any]) -> PackPlan:
+        """The plan of all parts.
+
+        Args:
+            info: of one file of them.
+            sizes: [n] int64, bytes of each sample as it is stored, about.
+            options: what else decides the bytes, by name.
+        """
+        if not len(sizes):
+            raise ConfigError("the dataset has no samples to pack")
+        edges = edges_of(sizes, self.options.part_nbytes)
+        options = {**self._given_options(), **options}
+        if info.target_columns is not None:
+            options["target_columns"] = info.target_columns
+        sources = list[int]()
+        if self.source_sizes is not None:
+            sources = checks_of(self.names, self.source_sizes, edges)
+        return PackPlan(
+            info.kind,
+            info.store,
+            self.fingerprint,
+            len(sizes),
+            edges,
+            np.add.reduceat(sizes, edges[:-1]).tolist(),
+            sources,
+            options,
+            info.classes,
+        )
 
     def _given_options(self) -> dict[str, Any]:
         """The arguments of `pack` that are part of a plan, whatever is packed."""
@@ -260,10 +243,10 @@ class Contents:
             return {}
         return target_arrays(dataset.targets)
 
-    def layout_options(self, rows: Rows) -> dict[str, Any]:
+    def layout_options(self, rows: Rows, decoded_by: dict[str, str]) -> dict[str, Any]:
         """Chunks, and the versions of libraries that decide the bytes, for a plan."""
         how = self.options
-        versions = self._versions(rows)
+        versions = dict(decoded_by)
         options: dict[str, Any] = {}
         chunks = chunks_for(how, rows, len(self.dataset))
         if chunks is not None:
@@ -274,18 +257,15 @@ class Contents:
             options["versions"] = versions
         return options
 
-    def _versions(self, rows: Rows) -> dict[str, str]:
-        return {}
-
-    def is_plan(self, frozen: PartsPlan) -> bool:
-        """True if `frozen` is the plan of these samples with these options, so that they need not
-        be decoded to plan again.
+    def is_plan(self, frozen: PackPlan) -> bool:
+        """True if `frozen` is known to be the plan of these samples with these options, so that
+        they need not be decoded, nor their sizes be asked for, to plan again.
         """
         rows = frozen.rows
-        if rows is None:
+        if rows is None or frozen.fingerprint != self.fingerprint:
             return False
         seen = {name: frozen.options.get(name) for name in ("rows", "target_columns")}
-        options = {**seen, **self._given_options(), **self.layout_options(rows)}
+        options = {**seen, **self._given_options(), **self.layout_options(rows, {})}
         return options == {**seen, **frozen.options}
 
     # -- a file
@@ -309,10 +289,14 @@ class Contents:
         targets = _Alike("targets one dtype and one shape", 0)
         target_bytes = bytearray()
         if self.rows is not None:
-            is_ragged = self.rows.store == "ragged"
-            samples.fixed = int(is_ragged)
-            shape = (0, *self.rows.shape) if is_ragged else self.rows.shape
-            samples.expect("a sample of the other parts", shape, self.rows.dtype, self.rows.values)
+            samples.first = "a sample of the other parts"
+            samples.values = self.rows.values
+            samples.dtype = self.rows.dtype
+            samples.fixed = 0
+            samples.shape = self.rows.shape
+            if self.rows.store == "ragged":
+                samples.fixed = 1
+                samples.shape = (0, *self.rows.shape)
 
         def groups() -> Iterator[range]:
             start = 0
@@ -325,16 +309,15 @@ class Contents:
         def use(number: int, sample: Value) -> None:
             samples.add(f"sample {number}", sample.row, sample.values)
             if spool is not None:
-                spool.append(bytes_of(sample.row))
+                spool.append(packed.bytes_of(sample.row))
             if sample.target is not None:
                 nbytes = sample.target.nbytes * len(self.dataset)
                 if not targets.lengths and not budget.fits(nbytes):
                     raise BudgetError(
                         f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, "
-                        f"and {format_size(budget.available)} of memory are available, where "
-                        "targets lie, also when the pack is read: make large ones part of the "
-                        "samples, such as {'image': ..., 'labels': ...} in decode or __getitem__, "
-                        "or raise max_memory_usage"
+                        f"and {format_size(budget.available)} of memory are available: make large "
+                        "ones a field of the samples, in decode or __getitem__, or raise "
+                        "max_memory_usage"
                     )
                 targets.add(f"the target of sample {number}", sample.target)
                 target_bytes.extend(sample.target.tobytes())
@@ -398,17 +381,17 @@ class Contents:
         else:
             shape = (int(lengths.sum()), *rows.shape)
             sizes = lengths * rows.nbytes
-            columns[OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            columns[packed.OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         names = self.names
         if names is not None:
-            columns[NAMES], columns[NAME_OFFSETS] = names.arrays
-        info = PackedInfo(
+            columns[packed.NAMES], columns[packed.NAME_OFFSETS] = names.arrays
+        info = packed.PackedInfo(
             store=rows.store,
             count=count,
             fingerprint=self.fingerprint,
             part=self.part,
             values=rows.values,
-            checksums={name: crc_of(column) for name, column in sorted(columns.items())},
+            checksums={name: packed.crc_of(column) for name, column in sorted(columns.items())},
             **about,
         )
         info = replace(info, version=_version_of(info))
@@ -418,17 +401,17 @@ class Contents:
 
     def _about(self, targets: Any) -> dict[str, Any]:
         """The fields of `PackedInfo` for the kind of samples, their classes and their targets."""
-        packed = self._pack_of_targets
+        pack = self._pack_of_targets
         classes: Any = getattr(self.dataset, "classes", None)
         is_list = isinstance(classes, (list, tuple))
         if not is_list or not all(isinstance(name, str) for name in classes):
-            classes = None if packed is None else packed.classes
+            classes = None if pack is None else pack.classes
         about = {"kind": "array", "classes": classes}
         columns = columns_in(targets)
         if columns is not None:
             names: Any = getattr(self.dataset, "column_classes", None)
             if not isinstance(names, Mapping):
-                names = {} if packed is None else dict(packed.target_columns or ())
+                names = {} if pack is None else dict(pack.target_columns or ())
             about["target_columns"] = [
                 [name, list(names[name]) if names.get(name) else None] for name in columns
             ]
@@ -512,7 +495,7 @@ class Contents:
 
 
 _SAMPLES = (
-    "samples one dtype and one shape (only the first axis of arrays may differ), or pack a "
+    "samples one type, dtype and shape (only the first axis of arrays may differ), or pack a "
     "subset() of those that are alike"
 )
 
@@ -532,15 +515,6 @@ class _Alike:
         self.lengths = array("q")  # 1 of a number
         self.largest = GROUP_BYTES  # bytes of one
 
-    def expect(
-        self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any], values: str | None
-    ) -> None:
-        """Sets what all arrays must match."""
-        self.first = what
-        self.shape = shape
-        self.dtype = dtype
-        self.values = values
-
     def add(self, what: str, value: Column, values: str | None = None) -> None:
         """Adds an array.
 
@@ -548,19 +522,17 @@ class _Alike:
             ConfigError: it is of another kind than those before.
         """
         if not self.first:
-            self.expect(what, value.shape, value.dtype, values)
-        if values != self.values:
-            raise ConfigError(
-                f"{what} can't be packed with the others: it is {values or 'an array'}, and they "
-                f"are {self.values or 'arrays'}: give all samples one type, or pack a subset() of "
-                "those that are alike"
-            )
-        is_like = len(value.shape) == len(self.shape) and value.dtype == self.dtype
+            self.first = what
+            self.shape = value.shape
+            self.dtype = value.dtype
+            self.values = values
+        is_like = (values, value.dtype, value.ndim) == (self.values, self.dtype, len(self.shape))
         if not is_like or value.shape[self.fixed :] != self.shape[self.fixed :]:
+            found = values or f"{value.dtype} of shape {list(value.shape)}"
+            expected = self.values or f"{self.dtype} of shape {list(self.shape)}"
             raise ConfigError(
-                f"{what} can't be packed with the others: it is {value.dtype} of shape "
-                f"{list(value.shape)}, and {self.first} is {self.dtype} of shape "
-                f"{list(self.shape)}: give all {self.remedy}"
+                f"{what} can't be packed with the others: it is {found}, and {self.first} is "
+                f"{expected}: give all {self.remedy}"
             )
         if not self.lengths:
             self.largest = 1
@@ -568,7 +540,7 @@ class _Alike:
         self.lengths.append(value.shape[0] if value.shape else 1)
 
 
-def _version_of(info: PackedInfo) -> int:
+def _version_of(info: packed.PackedInfo) -> int:
     """The first layout that supports all that a file says about itself."""
     if info.target_columns is not None:
         return 7
@@ -579,3 +551,130 @@ def _version_of(info: PackedInfo) -> int:
     if info.values is not None:
         return 3
     return 2 if info.store == "ragged" or info.part is not None else 1
+
+
+# -- columns
+
+
+def target_arrays(targets: Any) -> dict[str, Column]:
+    """The arrays of a pack that hold the targets, by name.
+
+    Raises:
+        ConfigError: see `as_column`, `check_names`.
+    """
+    if targets is None:
+        return {}
+    columns = columns_in(targets)
+    if columns is None:
+        return {packed.TARGETS: as_column(targets)}
+    check_names(columns)
+    return {
+        packed.target_named(number): as_column(column, name)
+        for number, (name, column) in enumerate(columns.items())
+    }
+
+
+def crc_of_columns(columns: Mapping[str, Column]) -> int:
+    """One CRC of all columns."""
+    crc = 0
+    for _, column in sorted(columns.items()):
+        crc = zlib.crc32(packed.bytes_of(column).data, crc)
+    return crc
+
+
+def columns_in(targets: Any) -> Mapping[str, Any] | None:
+    """The columns of targets that are dicts with the same names. None: they are not."""
+    if isinstance(targets, ColumnTargets):
+        return targets.columns
+    if isinstance(targets, np.ndarray):
+        names = targets.dtype.names
+        return None if names is None else {name: targets[name] for name in names}
+    is_of_dicts = (
+        isinstance(targets, Sequence)
+        and len(targets) > 0
+        and all(isinstance(one, dict) for one in targets)
+    )
+    if not is_of_dicts or not targets[0]:
+        return None
+    if any(one.keys() != targets[0].keys() for one in targets):
+        return None
+    return {name: [one[name] for one in targets] for name in targets[0]}
+
+
+def check_names(names: Iterable[Any], what: str = "these targets") -> None:
+    """Raises a ConfigError if a name in dicts is not a str, or is empty."""
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"{what} can't be packed: names in dicts must be texts of one character at least, "
+                f"and {name!r} is none: rename it"
+            )
+
+
+def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
+    """Targets as an array whose rows are equal to them.
+
+    Args:
+        targets: one a sample.
+        name: of the column that they are; None: they are no columns.
+
+    Raises:
+        ConfigError: they are not all numbers, or all arrays of one shape.
+    """
+    try:
+        column = np.asarray(targets)
+    except ValueError:  # rows of different lengths
+        column = np.empty(0, object)
+    types = set[type]()
+    if not isinstance(targets, np.ndarray):
+        types = {type(target) for target in targets}
+    # NumPy rounds integers that neither int64 nor uint64 holds together
+    is_rounded = int in types and column.dtype.kind == "f"
+    is_sound = column.ndim == 1 or types <= {np.ndarray}
+    if column.dtype.kind not in "biufc" or len(types) > 1 or not is_sound or is_rounded:
+        what = "these targets" if name is None else f"the column {name!r} of these targets"
+        raise ConfigError(
+            f"{what} can't be packed: they must be numbers of one dtype, or NumPy arrays of one "
+            "shape, or dicts of these with the same names; choose such columns of a table of "
+            "labels by target_name=, or pack without any (images: targets=None; texts: no "
+            "target_field=) and look them up by the numbers of the samples, which return_index "
+            "gives"
+        )
+    return np.ascontiguousarray(column)
+
+
+def as_row(what: str, value: Any) -> Column:
+    """The array of a number, array or tensor; of a dict of these a compound, with its fields sorted
+    by name.
+
+    Raises:
+        ConfigError: it is something else, or a dict whose names are no texts.
+    """
+    if isinstance(value, dict) and value:
+        check_names(value, what)
+        what = what.rstrip(",")
+        fields = {name: as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
+        row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
+        for name, field in fields.items():
+            row[name] = field
+        return row
+    made: Column | None = None
+    shown = described(value)
+    if isinstance(value, torch.Tensor):
+        shown = f"a tensor of {value.dtype}"
+        # a dtype that NumPy doesn't have, or no strided tensor
+        with contextlib.suppress(TypeError, RuntimeError):
+            made = value.numpy(force=True)
+    elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
+        made = np.asarray(value)
+    if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
+        if made is not None:
+            shown = f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
+        raise ConfigError(
+            f"{what} can't be packed: it is {shown}. Samples are arrays, tensors, numbers, dicts "
+            "of these, bytes, str, and (input, target) tuples; fields and targets are no bytes or "
+            "str: convert it in decode or __getitem__; of a table choose columns= "
+            "or column=; of a tar give what is packed by "
+            "split_target (docs/packing.md)"
+        )
+    return made

@@ -1,9 +1,19 @@
-"""Where a pack is written: a local folder, or a prefix of an object store through fsspec."""
+"""Where a pack is written: files under a locked temporary name, renamed when they are complete; and
+the folder, or the prefix of an object store, that they are in.
+
+A kernel lock is held on the temporary file, which lies in the same folder. The lock is gone with
+its process, however that ends: what a dead writer left is told from what a live one writes, and is
+taken over.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +27,7 @@ from headrace.errors import (
     ConfigError,
     DataNotFoundError,
     FileChangedError,
+    HeadraceError,
     RemoteError,
     TargetExistsError,
     WriteError,
@@ -26,15 +37,276 @@ from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.manifests import MANIFEST, PLAN
 from headrace.formats.resolve.resolver import expand_braces
 from headrace.formats.source import Source
-from headrace.io.atomic import user_id
+from headrace.io.atomic import TEMPORARY, user_id
 from headrace.io.paths import chain_of, is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import below
-from headrace.packing.part import PartFile, new_token, remove_abandoned
+from headrace.memory.budget import format_size
+from headrace.memory.processes import HAS_LOCKS, try_lock, write_full
 
+_log = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+_LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems that know no locks
 _RETRIES = 5
 _DEADLINE_S = 24 * 3600
+
+
+class PartFile:
+    """The temporary file of a target, open and locked inside a ``with``. Removed at the end unless
+    committed.
+
+    Its name is ``.{name}.part``: one for a target, so that a lock on it is a lock on the target. A
+    second writer, in this process or another one, is refused. Where the target is shared, each
+    writer has a name of its own, and the last one that is done wins.
+
+    Args:
+        target: the final path.
+        overwrite: True if the target may be replaced.
+        is_shared: see above; `remove_abandoned` removes what writers left who are gone.
+
+    Attributes:
+        target: the final path, absolute.
+        path: the temporary one.
+        fd: open for reading and writing, empty at first.
+
+    Raises:
+        TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not;
+            it is a folder itself.
+        WriteError, AccessError: another job writes the same target; this user may not.
+    """
+
+    def __init__(
+        self, target: str | os.PathLike[Any], overwrite: bool = False, is_shared: bool = False
+    ) -> None:
+        if is_url(target):
+            raise ConfigError(
+                f"{redact(target)}: a single file is written on this machine: pass shard_size, "
+                "such as '1GB', to pack into a store"
+            )
+        self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
+        self._folder, name = os.path.split(self.target)
+        self._is_shared = is_shared
+        if is_shared:
+            name = f"{name}.{secrets.token_hex(4)}"
+        self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}")
+        self.fd: int = -1
+        self._overwrite = overwrite
+        self._committed = False
+        self._scratch = contextlib.ExitStack()
+        self._check_target()
+
+    def __enter__(self) -> PartFile:
+        if not HAS_LOCKS:
+            raise ConfigError(
+                "packing needs a system with file locks, such as Linux or macOS; packed files are "
+                "read everywhere"
+            )
+        with self.explained():
+            self.fd = self._open_locked()
+            try:
+                os.ftruncate(self.fd, 0)
+            except BaseException:
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._committed:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)  # while it is locked: it can be nobody else's
+        os.close(self.fd)
+        self._scratch.close()
+
+    def scratch(self) -> int:
+        """An unnamed temporary file in the same folder, open until the part file is closed."""
+        with self.explained():
+            return self._scratch.enter_context(tempfile.TemporaryFile(dir=self._folder)).fileno()
+
+    def write(self, data: Any, offset: int) -> None:
+        """Writes bytes at an offset."""
+        with self.explained():
+            write_full(self.fd, data, offset)
+
+    def commit(self) -> None:
+        """Makes the file durable, and gives it its final name.
+
+        Raises:
+            TargetExistsError, WriteError, AccessError: a target appeared meanwhile; it can't be
+                written.
+        """
+        self._check_target()
+        is_exclusive = self._is_shared and not self._overwrite
+        with self.explained():
+            os.fsync(self.fd)
+            try:
+                if is_exclusive:
+                    os.link(self.path, self.target)  # fails where another writer was faster
+                    os.unlink(self.path)
+            except FileExistsError:
+                raise self._target_exists() from None
+            except OSError:  # a file system without hard links
+                is_exclusive = False
+            if not is_exclusive:
+                os.replace(self.path, self.target)
+        self._committed = True
+        # some file systems can't: the name may then be lost with the power, not the file's
+        # wholeness
+        with contextlib.suppress(OSError):
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def reserve(self, nbytes: int) -> None:
+        """Sets the length of the file, and checks that there is room, so that a full disk shows
+        before any sample is read.
+
+        Raises:
+            WriteError, AccessError: there is none; the file can't be written, or is too large for
+                the file system or the user's limit.
+        """
+        with self.explained():
+            free = shutil.disk_usage(self._folder).free
+            if nbytes > free:
+                raise WriteError(
+                    f"{redact(self.target)} can't be written, the disk is full: it needs "
+                    f"{format_size(nbytes)}, and {format_size(free)} "
+                    "are free: free some space, or use another disk"
+                )
+            os.ftruncate(self.fd, nbytes)
+
+    def forget(self, start: int = 0, nbytes: int = 0) -> None:
+        """Drops pages that are on the disk from memory, and starts writing the others, without
+        waiting; 0 bytes: to the end.
+        """
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # it is a hint
+                os.posix_fadvise(self.fd, start, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def reread(self) -> None:
+        """Makes the file durable, and drops its pages from memory, so that the next reads come from
+        the disk if the system allows it.
+        """
+        with self.explained():
+            os.fsync(self.fd)
+        self.forget()
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns errors of the system inside the context into ours.
+
+        Raises:
+            WriteError, AccessError, DataNotFoundError: in one line: what, where, and what to do.
+        """
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise self._explain(error) from error
+
+    def _check_target(self) -> None:
+        path = redact(self.target)
+        if os.path.isdir(self.target):
+            raise ConfigError(f"{path} is a folder: name the file to write")
+        if not os.path.isdir(self._folder):
+            raise DataNotFoundError(
+                f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: "
+                "make it first"
+            )
+        if os.path.lexists(self.target) and not self._overwrite:
+            raise self._target_exists()
+
+    def _target_exists(self) -> TargetExistsError:
+        return TargetExistsError(
+            f"{redact(self.target)} is there already: pass overwrite=True (--overwrite) to "
+            "replace it, or another name"
+        )
+
+    def _open_locked(self) -> int:
+        while True:
+            # O_NOFOLLOW: in a folder that others may write to, the name could be a link to some
+            # file of ours
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                # else its writer renamed or removed it between the two calls, or
+                # `remove_abandoned` looks at it
+                if self._lock(fd) and _is_at(fd, self.path):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _lock(self, fd: int) -> bool:
+        """Locks the file. False if another writer of the same target holds it."""
+        try:
+            is_ours = try_lock(fd)
+        except OSError as error:
+            if error.errno not in _LOCKLESS:
+                raise
+            is_ours = True
+            _log.warning(
+                "%s: this file system has no locks, see that no other job writes there",
+                redact(self._folder),
+            )
+        if not is_ours and not self._is_shared:
+            raise WriteError(
+                f"another job is packing to {redact(self.target)} (it holds "
+                f"{redact(os.path.basename(self.path))}): "
+                "wait for it, or use another name"
+            )
+        return is_ours
+
+    def _explain(self, error: OSError) -> HeadraceError:
+        path = redact(self.target)
+        reason = error.strerror or str(error)
+        if error.errno in _FORBIDDEN:
+            return AccessError(
+                f"{redact(self._folder)}: this user may not write there ({reason}): use another "
+                "folder"
+            )
+        if error.errno in _MISSING:
+            return DataNotFoundError(
+                f"{redact(self._folder)} or the temporary file in it is gone: {reason}"
+            )
+        remedy = ""
+        if error.errno in _FULL:
+            remedy = ": the disk is full: free some space, or use another disk"
+        elif error.errno == errno.EFBIG:
+            remedy = ": too large for this file system, or for this user's limit (ulimit -f)"
+        return WriteError(f"{path} can't be written: {reason}{remedy}")
+
+
+def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
+    """Removes temporary files with one of these prefixes that nobody holds a lock on."""
+    names: list[str] = []
+    # another job may have removed the folder, which was empty
+    with contextlib.suppress(FileNotFoundError):
+        names = os.listdir(folder)
+    for name in names:
+        if not name.startswith(prefixes) or not name.endswith(TEMPORARY):
+            continue
+        path = os.path.join(folder, name)
+        # it was renamed or removed meanwhile, or is another user's
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if try_lock(fd) and _is_at(fd, path):
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 class Destination:
@@ -54,8 +326,12 @@ class Destination:
         """The name of a file in messages."""
         return f"{self.shown.rstrip('/')}/{name}"
 
-    def check(self) -> None:
-        """Raises a DataNotFoundError or ConfigError if the folder can't be made."""
+    def prepare(self, is_dry_run: bool = False) -> None:
+        """Makes the folder if needed, unless it is a dry run.
+
+        Raises:
+            DataNotFoundError, ConfigError, WriteError: it can't be.
+        """
         parent, name = os.path.split(self.path)
         if not os.path.isdir(parent):
             raise DataNotFoundError(
@@ -63,14 +339,8 @@ class Destination:
             )
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
-
-    def prepare(self) -> None:
-        """Makes the folder if needed.
-
-        Raises:
-            DataNotFoundError, ConfigError, WriteError: it can't be.
-        """
-        self.check()
+        if is_dry_run:
+            return
         try:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
@@ -113,7 +383,7 @@ class Destination:
             TargetExistsError: there is one, and it may not be replaced.
             WriteError, AccessError: it can't be written.
         """
-        with PartFile(os.path.join(self.path, name), overwrite, new_token()) as file:
+        with PartFile(os.path.join(self.path, name), overwrite, is_shared=True) as file:
             file.write(data, 0)
             file.commit()
 
@@ -128,7 +398,7 @@ class Destination:
         error.
         """
         path = os.path.join(self.path, name)
-        with PartFile(path, overwrite=True, token=new_token()) as file:
+        with PartFile(path, overwrite=True, is_shared=True) as file:
             yield file
             file.commit()
 
@@ -160,11 +430,8 @@ class StoreDestination(Destination):
         options = RemoteOptions(storage_options, _RETRIES, _DEADLINE_S)
         self._server = Remote(url, options)
 
-    def check(self) -> None:
-        pass
-
-    def prepare(self) -> None:
-        pass
+    def prepare(self, is_dry_run: bool = False) -> None:
+        """Makes nothing: a store has no folders."""
 
     def remove_abandoned(self) -> None:
         """Removes nothing: what killed processes left lies elsewhere, see `_temporary`."""
@@ -188,15 +455,13 @@ class StoreDestination(Destination):
 
     def write(self, name: str, data: bytes, overwrite: bool = True) -> None:
         there = TargetExistsError(f"{self.shown_name(name)} is there already")
-        if overwrite:
-            self._ask("pipe_file", name, data)
-            return
-        if self.read(name) is not None:
+        if not overwrite and self.read(name) is not None:
             raise there
+        options = {} if overwrite else {"mode": "create"}
         try:
-            self._ask("pipe_file", name, data, mode="create")
+            self._ask("pipe_file", name, data, **options)
         except (WriteError, FileChangedError):
-            if self.read(name) is None:
+            if overwrite or self.read(name) is None:
                 raise
             raise there from None  # another job was faster
 
@@ -239,7 +504,7 @@ def _temporary(name: str) -> PartFile:
     folder = tempfile.gettempdir()
     ours = f"headrace-pack-{user_id()}-"
     remove_abandoned(folder, (f".{ours}",))
-    return PartFile(os.path.join(folder, ours + name), overwrite=True, token=new_token())
+    return PartFile(os.path.join(folder, ours + name), overwrite=True, is_shared=True)
 
 
 def destination_of(
@@ -285,47 +550,40 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     """
     target = local_path(dst)
     for source, is_data in _sources_of(dataset):
-        for link in chain_of(source):  # of an archive's member the archive, too
-            path = local_path(link)
-            if target is None:
-                is_own = path is None and _is_own(link, os.fspath(dst), True)
-            else:
-                is_own = path is not None and _is_own_path(path, target, is_data)
-            if is_own:
-                raise ConfigError(
-                    f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack "
-                    "must not change: write it elsewhere"
-                )
+        # of an archive's member the archive, too
+        if any(_is_own(link, is_data, target or os.fspath(dst)) for link in chain_of(source)):
+            raise ConfigError(
+                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack "
+                "must not change: write it elsewhere"
+            )
 
 
-def _is_own_path(source: Path, target: Path, is_data: bool) -> bool:
-    """`_is_own` for local paths."""
-    if not os.path.exists(source):  # it may be any text
+def _is_own(source: str, is_folder: bool, target: Path | str) -> bool:
+    """True if a pack to `target` would replace `source`, or lie inside it if that is a folder of
+    data.
+    """
+    path = local_path(source)
+    if isinstance(target, Path):
+        if path is None or not os.path.exists(path):  # it may be any text
+            return False
+        if target.exists() and path.samefile(target):
+            return True
+        is_folder = is_folder and path.is_dir()
+        source = os.path.realpath(path)
+        target = os.path.realpath(target)
+    elif path is not None:
         return False
-    if target.exists() and source.samefile(target):
-        return True
-    is_folder = is_data and os.path.isdir(source)
-    return _is_own(os.path.realpath(source), os.path.realpath(target), is_folder)
-
-
-def _is_own(source: str, target: str, is_folder: bool) -> bool:
-    """True if a pack to `target` would replace `source`, or lie inside it if that is a folder."""
     source = source.rstrip("/")
     target = target.rstrip("/")
     if is_folder and f"{target}/".startswith(f"{source}/"):
         return True
-    name = source.removeprefix(f"{target}/")
-    return name != source and _is_of_pack(name.partition("/")[0])
+    name = source.removeprefix(f"{target}/").partition("/")[0]
+    return source.startswith(f"{target}/") and (name in (PLAN, MANIFEST) or is_of_part(name))
 
 
 def is_of_part(name: str) -> bool:
     """True for the names of parts and their sidecars."""
     return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
-
-
-def _is_of_pack(name: str) -> bool:
-    """True for the names that a pack of parts writes, replaces and removes."""
-    return name in (PLAN, MANIFEST) or is_of_part(name)
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
@@ -349,8 +607,7 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
         if isinstance(value, FileSet):
             for root in value.searched:
                 yield (root if value.server is None else value.server.url_of(root)), True
-            are_stores = len(value) > 0 and os.path.isdir(value.url(0))
-            yield from ((value.url(index), are_stores) for index in range(len(value)))
+            yield from ((value.url(index), True) for index in range(len(value)))
         elif isinstance(value, h5py.HLObject):
             if value:  # it is open
                 yield value.file.filename, True

@@ -25,23 +25,16 @@ import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
+from headrace.formats.arrays import packed
 from headrace.formats.arrays.codecs import compress, shuffled, shuffles
-from headrace.formats.arrays.packed import (
-    CRC,
-    DATA,
-    FILE_CRC,
-    PACKED_ATTRIBUTE,
-    PACKED_CHECKSUM,
-    bytes_of,
-    info_text,
-)
 from headrace.formats.hdf5.chunks import add_filters
 from headrace.memory.processes import read_full, write_full, write_full_from
-from headrace.packing.part import PartFile
+from headrace.packing.destination import PartFile
 from headrace.packing.plan import Plan
 
 _SLACK = 1 << 16  # for HDF5's own headers
 _ALIGNED = 64  # bytes
+_FLUSHED = 8 << 20  # bytes
 
 
 class PackedWriter:
@@ -56,14 +49,13 @@ class PackedWriter:
     """
 
     def __init__(self, part: PartFile, plan: Plan) -> None:
-        part.restart()
         self._part = part
         self._plan = plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
         self._written: _Written | None = None
         self._file: h5py.File | None = None
-        text = info_text(plan.info)
+        text = packed.info_text(plan.info)
         needed = sum(column.nbytes for column in plan.columns.values()) + self._crc.nbytes
         needed += len(text) + _SLACK
         is_compressed = plan.compression is not None and all(plan.shape)
@@ -80,10 +72,11 @@ class PackedWriter:
             else:
                 file, self._offsets = _created(os.fsencode(part.path), access, plan, text)
                 file.close()
-        self._at = self._offsets[DATA]
+        self._at = self._offsets[packed.DATA]
+        self._flushed = self._at
         try:
             for name, column in plan.columns.items():
-                part.write(bytes_of(column).data, self._offsets[name])
+                part.write(packed.bytes_of(column).data, self._offsets[name])
         except BaseException:
             # HDF5 would write what it has in memory later, to whatever has the descriptor then
             self.close()
@@ -101,11 +94,11 @@ class PackedWriter:
         """
         plan = self._plan
         if plan.compression is None:
-            return [bytes_of(sample).data for sample in samples]
+            return [packed.bytes_of(sample).data for sample in samples]
         rows = min(plan.chunks or 1, plan.shape[0])
         blocks = list[Any]()
         for start in range(0, len(samples), rows):
-            parts = [bytes_of(sample) for sample in samples[start : start + rows]]
+            parts = [packed.bytes_of(sample) for sample in samples[start : start + rows]]
             # a chunk at the edge is whole, too
             parts += [np.zeros_like(parts[0])] * (rows - len(parts))
             data = np.concatenate(parts)
@@ -120,10 +113,12 @@ class PackedWriter:
             if self._file is None:
                 write_full_from(self._part.fd, blocks, self._at)
             else:
-                self._append_chunks(self._file[DATA].id, blocks)
+                self._append_chunks(self._file[packed.DATA].id, blocks)
         if self._file is None:
             self._at += sum(map(len, blocks))
-            self._part.begin_flush(self._at)
+            if self._at - self._flushed >= _FLUSHED:
+                self._part.forget(self._flushed, self._at - self._flushed)
+                self._flushed = self._at
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
 
@@ -142,7 +137,7 @@ class PackedWriter:
             self.close()  # which writes what HDF5 has in memory
             if self._written is not None:
                 self._written.check()
-        self._part.write(bytes_of(self._crc).data, self._offsets[CRC])
+        self._part.write(packed.bytes_of(self._crc).data, self._offsets[packed.CRC])
 
 
 class _Written(io.FileIO):
@@ -203,17 +198,19 @@ def _created(
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
-    datasets[CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
-    datasets[FILE_CRC] = ((1,), np.dtype("<u4"))  # zeros until the file is read back
+    datasets[packed.CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
+    datasets[packed.FILE_CRC] = ((1,), np.dtype("<u4"))  # zeros until the file is read back
     file = h5py.File(h5f.create(name, h5f.ACC_TRUNC, creation, access))
     try:
-        file.attrs.create(PACKED_ATTRIBUTE, np.bytes_(text))
-        file.attrs.create(PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
+        file.attrs.create(packed.PACKED_ATTRIBUTE, np.bytes_(text))
+        file.attrs.create(packed.PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
         offsets = {
             name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()
         }
         # last: all that a reader needs first lies together
-        offsets[DATA] = _allocate(file, DATA, plan.shape, plan.rows.dtype, plan)
+        offsets[packed.DATA] = _allocate(
+            file, packed.DATA, plan.shape, plan.rows.dtype, plan.chunks, plan.compression
+        )
     except BaseException:
         file.close()
         raise
@@ -225,27 +222,28 @@ def _allocate(
     name: str,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    plan: Plan | None = None,
+    chunks: int | None = None,
+    compression: str | None = None,
 ) -> int:
-    """Creates a dataset (that of `plan` in its chunks), and returns the offset of its content; 0 if
-    it is empty or HDF5 appends it.
+    """Creates a dataset, and returns the offset of its content; 0 if it is empty or HDF5 appends
+    it.
     """
     layout = h5p.create(h5p.DATASET_CREATE)
-    compression = None
-    is_chunked = False
-    if plan is not None and plan.chunks is not None and all(shape):
-        is_chunked = True
-        compression = plan.compression
-        layout.set_chunk((min(plan.chunks, shape[0]), *shape[1:]))
-    else:
+    if chunks is None or not all(shape):
+        chunks = compression = None
         layout.set_layout(h5d.CONTIGUOUS)
+    else:
+        layout.set_chunk((min(chunks, shape[0]), *shape[1:]))
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     if compression is not None:
         add_filters(layout, compression, dtype)
-    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY if compression is None else h5d.ALLOC_TIME_INCR)
+        layout.set_alloc_time(h5d.ALLOC_TIME_INCR)
     layout.set_fill_time(h5d.FILL_TIME_NEVER)
     layout.set_obj_track_times(False)
     stored = h5t.py_create(dtype, logical=True)
     dataset = h5d.create(file.id, name.encode(), stored, h5s.create_simple(shape), layout)
-    if is_chunked:
-        return dataset.get_chunk_info(0).byte_offset if compression is None else 0
+    if compression is not None:
+        return 0
+    if chunks is not None:
+        return int(dataset.get_chunk_info(0).byte_offset)
     return dataset.get_offset() or 0

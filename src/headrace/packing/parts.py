@@ -1,178 +1,59 @@
-"""The files of a pack beside its parts: the plan, a sidecar for each part, and the manifest.
+"""The files of a pack beside its parts: the plan, a sidecar for each part, and the manifest. Shows
+how far a pack is, joins its parts, and verifies the checksums of a packed file or of all parts.
 
 The plan is a pure function of the dataset and the options, frozen in `plan.json`. Each process that
 packs some of the parts makes the plan anew and compares it with the one that is there, so no
-process needs to tell another what to do. Finished is a part whose sidecar names this plan. The
+process needs to tell another what to do. A part is finished if its sidecar names this plan. The
 manifest is written when all are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import itertools
 import os
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import descr_to_dtype
 
-from headrace.display import Lines
+from headrace.arguments import checks_keywords
+from headrace.display import Lines, progress_bar
 from headrace.dtypes import IntArray
-from headrace.errors import ConfigError, DataNotFoundError, FormatError, TargetExistsError
-from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.resolve.manifests import (
-    MANIFEST,
-    PLAN,
-    checked_json,
-    checked_text,
-    parse_manifest,
-)
-from headrace.io.paths import redact
+from headrace.errors import DataNotFoundError, FormatError, HeadraceError, TargetExistsError
+from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSETS
+from headrace.formats.hdf5.files import packed_info, reading
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.resolve import manifests
+from headrace.formats.resolve.manifests import MANIFEST, PLAN, checked_text
+from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file
+from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.remote_files import below
-from headrace.memory.budget import format_size
 from headrace.packing.destination import Destination, destination_of, is_of_part
-from headrace.packing.plan import Rows
-from headrace.sorting import distinct
+from headrace.packing.plan import PackOptions, PackPlan, groups_of, stream
 
-VERSION = 1
-"""Of the files of a pack beside its parts."""
-_MOST_PARTS = 1_000_000
-
-
-@dataclass(frozen=True)
-class PartsPlan:
-    """The plan of a pack of several files.
-
-    Attributes:
-        kind, store: as `PackedInfo` has them.
-        fingerprint: of the dataset.
-        count: number of samples.
-        edges: [parts + 1], the first sample of each part, and `count`.
-        nbytes: [parts], bytes of the samples of each part as they are stored.
-        options: what else decides the bytes, by name; under "versions" those of the libraries that
-            do.
-        classes: class names, or None.
-        sources: [parts], a CRC of the names and sizes of the samples where they come from, by which
-            a changed source is noticed; []: they are known by the fingerprint alone.
-        version: of this layout.
-    """
-
-    kind: str
-    store: str
-    fingerprint: str
-    count: int
-    edges: list[int]
-    nbytes: list[int]
-    sources: list[int]
-    options: dict[str, Any] = field(default_factory=dict)
-    classes: list[str] | None = None
-    version: int = VERSION
-
-    @functools.cached_property
-    def text(self) -> bytes:
-        """The content of `plan.json`: the same for the same plan."""
-        return checked_text(self.said)
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """The fields by name. (`asdict` would copy each number.)"""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Identifies the plan: 16 hexadecimal digits."""
-        return hashlib.blake2b(self.text, digest_size=8).hexdigest()
-
-    @property
-    def parts(self) -> int:
-        """The number of parts."""
-        return len(self.nbytes)
-
-    @property
-    def rows(self) -> Rows | None:
-        """What the samples of all parts have in common, if finding out requires reading them."""
-        rows = self.options.get("rows")
-        if rows is None:
-            return None
-        dtype = descr_to_dtype(rows["dtype"])
-        return Rows(rows["store"], dtype, tuple(rows["shape"]), rows.get("values"))
-
-    def name(self, part: int, ending: str = ".h5") -> str:
-        """The name of the file of a part."""
-        return f"part-{part:05d}-of-{self.parts:05d}{ending}"
-
-    def sidecar_name(self, part: int) -> str:
-        """The name of the sidecar of a part."""
-        return self.name(part, ".json")
+_LISTED = 1000  # samples that were left out
+_THREADS = 32
+Damage = tuple[int, str, str]
+"""``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
+_READ_AT_ONCE = {OFFSETS, NAMES, NAME_OFFSETS}
+"""What opening a packed file compares with its checksum."""
 
 
-def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
-    """Cuts samples into parts of about `shard_size` bytes (at most one sample more), as equal as
-    possible.
-
-    Args:
-        sizes: [n] int64, bytes of each sample.
-        shard_size: bytes.
-
-    Raises:
-        ConfigError: there would be too many parts.
-    """
-    ends = np.cumsum(sizes, dtype=np.int64)
-    total = int(sizes.sum())
-    count = max(1, -(-total // shard_size))
-    if count > _MOST_PARTS:
-        raise ConfigError(
-            f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a "
-            "larger shard_size"
-        )
-    wanted = np.arange(1, count) * (total / count)
-    inner = np.searchsorted(ends, wanted, side="left") + 1
-    edges = distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]]))
-    numbers: list[int] = edges.tolist()
-    return numbers
-
-
-def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
-    """Computes `PartsPlan.sources` from the names (None: there are none) and sizes of samples ([n]
-    bytes).
-    """
-    texts = (b"%d " % size for size in sizes.tolist())
-    if names is not None:
-        texts = (b"%s%s " % pair for pair in zip(texts, names, strict=True))
-    checks = []
-    for start, stop in itertools.pairwise(edges):
-        crc = 0
-        for text in itertools.islice(texts, stop - start):
-            crc = zlib.crc32(text, crc)
-        checks.append(crc)
-    return checks
-
-
-def read_plan(folder: Destination) -> PartsPlan | None:
+def read_plan(folder: Destination) -> PackPlan | None:
     """The plan of a pack, or None if there is none.
 
     Raises:
-        FormatError: it is damaged, of a later headrace, or no plan of headrace.
+        FormatError: it is damaged, or no plan of headrace.
     """
     data = folder.read(PLAN)
     name = folder.shown_name(PLAN)
     if data is None:
         return None
     try:
-        said = checked_json(data)
-        if said.get("version") != VERSION:
-            raise FormatError(
-                f"{name} was written by another headrace (layout {said.get('version')}, this one "
-                f"reads {VERSION})"
-            )
-        return PartsPlan(**said)
+        return PackPlan(**manifests.checked_json(data))
     except (ValueError, TypeError) as error:
         raise FormatError(
             f"{name} is damaged, or no plan of headrace ({error}): use another folder or, if it is "
@@ -181,8 +62,8 @@ def read_plan(folder: Destination) -> PartsPlan | None:
         ) from error
 
 
-def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
-    """Writes the plan if there is none yet. True if it replaces another one.
+def freeze(folder: Destination, plan: PackPlan, overwrite: bool) -> None:
+    """Writes the plan if there is none yet, and removes the parts of one that it replaces.
 
     Raises:
         TargetExistsError: there is another one, and it may not be replaced; the message shows how
@@ -197,49 +78,41 @@ def freeze(folder: Destination, plan: PartsPlan, overwrite: bool) -> bool:
             folder.write(PLAN, plan.text, overwrite)
         there = read_plan(folder)
     check_same(folder, there, plan)
-    return replaces
+    if replaces:
+        remove_other(folder, plan)
 
 
-def check_same(folder: Destination, there: PartsPlan | None, plan: PartsPlan) -> None:
+def check_same(folder: Destination, there: PackPlan | None, plan: PackPlan) -> None:
     """Raises a TargetExistsError if the existing plan is another one; the message shows the
     differences.
     """
-    if there is None or there.digest != plan.digest:
-        how = "" if there is None else f" ({differences(there, plan)})"
-        raise TargetExistsError(
-            f"{folder.shown} holds the plan of another pack{how}: pack to another folder, or pass "
-            "overwrite=True (--overwrite) to plan anew"
-        )
-
-
-def differences(there: PartsPlan, now: PartsPlan) -> str:
-    """The differences of two plans, for a message."""
-    before = _flat(there)
-    after = _flat(now)
-    said = []
+    before = dict[str, Any]()
+    if there is not None:
+        before = _flat(there)
+    after = _flat(plan)
+    if before == after:
+        return
+    different = list[str]()
     for name in dict.fromkeys([*before, *after]):
         one = before.get(name)
         other = after.get(name)
         if one == other:
             continue
         if isinstance(one, list) or len(f"{one}{other}") >= 80:
-            said.append(f"other {name}")
+            different.append(f"other {name}")
         else:
-            said.append(f"{name}: {one} there, {other} now")
-    return "; ".join(said[:4]) or "another layout"
+            different.append(f"{name}: {one} there, {other} now")
+    raise TargetExistsError(
+        f"{folder.shown} holds the plan of another pack ({'; '.join(different[:4])}): pack to "
+        "another folder, or pass overwrite=True (--overwrite) to plan anew"
+    )
 
 
-def _flat(plan: PartsPlan) -> dict[str, Any]:
+def _flat(plan: PackPlan) -> dict[str, Any]:
     """The fields of a plan by name, the most telling ones first."""
     said = plan.said
     options = said.pop("options")
     return {**options, **options.get("versions", {}), **said}
-
-
-Damage = tuple[int, str, str]
-"""``(index, location, error)`` of a sample that is not what was packed; -1: of a file."""
-_LISTED = 1000
-_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -266,7 +139,7 @@ class Sidecar:
         """The content of the file."""
         return checked_text(asdict(self))
 
-    def entry(self, plan: PartsPlan) -> dict[str, Any]:
+    def entry(self, plan: PackPlan) -> dict[str, Any]:
         """The entry of the part in the manifest."""
         return {
             "name": plan.name(self.part),
@@ -313,11 +186,11 @@ class PackStatus:
         return Lines("\n".join(lines))
 
 
-def _read_sidecar(folder: Destination, plan: PartsPlan, part: int) -> Sidecar | None:
+def _read_sidecar(folder: Destination, plan: PackPlan, part: int) -> Sidecar | None:
     """The sidecar of a part, or None if there is no readable one of this plan."""
     data = folder.read(plan.sidecar_name(part)) or b""
     try:
-        sidecar = Sidecar(**checked_json(data))
+        sidecar = Sidecar(**manifests.checked_json(data))
     except (ValueError, TypeError):
         return None
     is_of_plan = (sidecar.plan, sidecar.part) == (plan.digest, part)
@@ -342,7 +215,7 @@ def pack_status(
     return finished_in(folder, planned(folder))[0]
 
 
-def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
+def finished_in(folder: Destination, plan: PackPlan) -> tuple[PackStatus, dict[int, Sidecar]]:
     """The state of a pack, and the sidecars of its finished parts by number."""
     sizes = folder.sizes()
     parts = range(plan.parts)
@@ -371,7 +244,7 @@ def finished_in(folder: Destination, plan: PartsPlan) -> tuple[PackStatus, dict[
     return status, finished
 
 
-def planned(folder: Destination) -> PartsPlan:
+def planned(folder: Destination) -> PackPlan:
     """The plan of a pack.
 
     Raises:
@@ -393,7 +266,7 @@ def read_manifest(folder: Destination) -> dict[str, Any] | None:
         FormatError: it is damaged.
     """
     data = folder.read(MANIFEST)
-    return None if data is None else parse_manifest(data, folder.shown_name(MANIFEST))
+    return None if data is None else manifests.parse_manifest(data, folder.shown_name(MANIFEST))
 
 
 def join(
@@ -402,8 +275,8 @@ def join(
     """Writes the manifest of a pack whose parts are all finished; `pack` does so by itself where it
     packs the last one.
 
-    Checks that each part has a sidecar of this plan and the size that it tells, and that the parts
-    have all samples. What killed processes left is removed. `verify` reads the samples too.
+    Checks that each part has a sidecar of this plan and the size that it tells, and removes what
+    killed processes left. `verify` reads the samples too.
 
     Args:
         path: the folder of the pack; or its URL.
@@ -414,7 +287,7 @@ def join(
 
     Raises:
         DataNotFoundError: there is no plan, or a part is missing.
-        FormatError: the plan is damaged, or a part has other samples than planned.
+        FormatError: the plan is damaged.
         WriteError, AccessError: the manifest can't be written.
     """
     folder = destination_of(path, storage_options)
@@ -425,20 +298,13 @@ def join(
     return join_in(folder, plan, sidecars)
 
 
-def join_in(folder: Destination, plan: PartsPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
+def join_in(folder: Destination, plan: PackPlan, sidecars: Mapping[int, Sidecar]) -> Path | str:
     """`join` for a pack whose parts are all finished, with these sidecars."""
     left_out = list[str]()
     parts = list[dict[str, Any]]()
-    for part, (start, stop) in enumerate(itertools.pairwise(plan.edges)):
-        sidecar = sidecars[part]
-        if sidecar.samples + len(sidecar.left_out) != stop - start:
-            name = folder.shown_name(plan.name(sidecar.part))
-            raise FormatError(
-                f"{name} has {sidecar.samples:,} samples, not {stop - start:,}: remove it, and "
-                "pack again"
-            )
-        left_out += sidecar.left_out
-        parts.append(sidecar.entry(plan))
+    for part in range(plan.parts):
+        left_out += sidecars[part].left_out
+        parts.append(sidecars[part].entry(plan))
     said: dict[str, Any] = {
         "version": plan.version,
         "plan": plan.digest,
@@ -462,7 +328,7 @@ def manifest_of(folder: Path | str) -> Path | str:
     return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
 
 
-def remove_other(folder: Destination, plan: PartsPlan) -> None:
+def remove_other(folder: Destination, plan: PackPlan) -> None:
     """Removes the parts and sidecars of other plans."""
     parts = range(plan.parts)
     ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
@@ -490,3 +356,219 @@ def _ranges(numbers: Sequence[int]) -> str:
     groups = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
     shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups[:20]]
     return ", ".join(shown) + (f" and {len(groups) - 20:,} more ranges" if len(groups) > 20 else "")
+
+
+# -- verify
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """The result of `verify`.
+
+    Attributes:
+        path: the file, or the folder of the parts, or its URL.
+        samples: number of samples read.
+        bad: ``(index, location, error)`` of each sample that differs from what was packed; empty if
+            the pack is intact. For parts the index is that of the whole pack, and -1 if no single
+            sample is the cause.
+    """
+
+    path: Path | str
+    samples: int
+    bad: list[Damage]
+
+    @property
+    def ok(self) -> bool:
+        """True if all samples are as packed."""
+        return not self.bad
+
+
+@checks_keywords
+def verify(
+    path: str | os.PathLike[Any],
+    *,
+    workers: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+    progress: bool | None = None,
+) -> VerifyResult:
+    """Reads a whole pack and compares it with its checksums.
+
+    Each file is compared as a whole. If that fails, all samples, the offsets, names and targets of
+    the file are compared one by one. The checksum of a file was computed from the data read back,
+    sample by sample, when it was packed.
+
+    Args:
+        path: a file that `pack` wrote, or a folder of parts, whose sidecars are compared with the
+            manifest too. Parts at a URL are fetched one by one into the folder for temporary files.
+        workers: number of threads that read. None: one per usable core.
+        storage_options: options of fsspec for the URL.
+        progress: show a progress bar. None: only on a terminal.
+
+    Returns:
+        A `VerifyResult`, which lists the damaged samples.
+
+    Raises:
+        DataNotFoundError, AccessError: the file does not exist, or is not readable.
+        FormatError: it is not a packed file, is truncated, or has damage outside of its samples.
+    """
+    threads = PackOptions(workers=workers).threads
+    if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
+        return _verify_parts(destination_of(path, storage_options), threads, progress)
+    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    if os.path.exists(file):
+        check_regular(file)
+    return _verify_file(file, threads, progress)
+
+
+def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
+    shown = redact(path)
+    offset = seal_of(path)
+    info = packed_info(path)
+    if info is None:
+        raise _not_packed(path)
+    with open(path, "rb") as file:
+        seal = os.pread(file.fileno(), 4, offset)
+
+    def is_sound(sums: FileSums) -> bool:
+        return replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little")
+
+    bad = _damage(path, shown, is_sound, workers, progress)
+    return VerifyResult(Path(path), info.count, bad)
+
+
+def _damage(
+    path: str,
+    name: str,
+    is_sound: Callable[[FileSums], bool],
+    workers: int,
+    progress: bool | None,
+) -> list[Damage]:
+    """The damage of a file: none if its sums are right, else found by comparing each sample."""
+    if is_sound(_sum(path, NOTHING, progress)):
+        return []
+    bad = verify_samples(path, workers, progress)[0]
+    what = "wrong checksum of the file, though each sample is sound: pack it again"
+    return bad or [(-1, name, f"{name}: {what}")]
+
+
+def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list[Damage], FileSums]:
+    """Compares each sample of a file, and the arrays beside the samples, with its checksum. Returns
+    also the sums of the whole file, which it does not compare.
+    """
+    with contextlib.closing(HDF5Source(path)) as source:
+        checksums = source.checksums
+        if source.info is None or checksums is None:
+            raise _not_packed(path)
+        for name in source.info.checksums.keys() - _READ_AT_ONCE:
+            source.whole(name)  # checks it
+        edges = source.edges()
+        sums = _sum(path, NOTHING if edges is None else edges, progress)
+        if edges is None:
+            return _decoded(source, workers, progress), sums
+        different = np.flatnonzero(sums.crcs != checksums).tolist()
+        bad = [(index, source.location(index), source.damaged(index)) for index in different]
+        return bad, sums
+
+
+def _not_packed(path: str) -> FormatError:
+    return FormatError(
+        f"{redact(path)} was not packed by headrace: there are no checksums to compare it with"
+    )
+
+
+def _sum(path: str, edges: IntArray, progress: bool | None) -> FileSums:
+    size = os.path.getsize(path)
+    with (
+        open(path, "rb") as file,
+        progress_bar(progress, total=size, desc="verifying", unit="B", unit_scale=True) as bar,
+    ):
+        return sum_file(file.fileno(), edges, bar.update)
+
+
+def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
+    """The damage of samples that must be decoded."""
+
+    def task(group: range) -> list[Damage]:
+        bad = list[Damage]()
+        try:
+            source.read(group)
+        except (HeadraceError, OSError) as error:
+            if len(group) == 1:
+                return [(group.start, source.location(group.start), str(error))]
+            for index in group:
+                bad += task(range(index, index + 1))
+        return bad
+
+    # a compressed chunk is decoded once
+    blocks = source.blocks()
+    together = 1
+    if source.block_nbytes and blocks is not None and len(blocks):
+        together = int(blocks[0])
+    groups = groups_of(source.sizes(), together=together)
+    bad = list[Damage]()
+    for _, found in stream(task, groups, workers, progress, len(source), "verifying"):
+        bad += found
+    return bad
+
+
+def seal_of(path: str) -> int:
+    """The offset of the checksum of the whole file.
+
+    Raises:
+        FormatError: there is none, or it is damaged.
+    """
+    with reading(path) as file:
+        if FILE_CRC not in file:
+            raise _not_packed(path)
+        dataset = file[FILE_CRC]
+        offset = dataset.id.get_offset()
+        if dataset.shape != (1,) or dataset.dtype != np.uint32 or offset is None:
+            raise FormatError(f"{redact(path)}: {FILE_CRC!r} is damaged: pack it again")
+        return int(offset)
+
+
+def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> VerifyResult:
+    """Verifies a folder of parts. Samples are numbered through all; -1 stands for a file."""
+    plan = planned(folder)
+    manifest = read_manifest(folder)
+    status, sidecars = finished_in(folder, plan)
+    if manifest is None or not status.joined:
+        raise DataNotFoundError(f"{status}: it is not complete, pack the rest by the same command")
+    samples = 0
+    bad = list[Damage]()
+    for name, text in {PLAN: plan.text, MANIFEST: checked_text(manifest)}.items():
+        if folder.read(name) != text:
+            name = folder.shown_name(name)
+            why = f"{name} is damaged: remove it and pack again, parts are kept"
+            bad.append((-1, name, why))
+    entries = manifest["parts"]
+    with progress_bar(progress, total=plan.parts, desc="verifying", unit="part") as bar:
+        for part, entry in enumerate(entries):
+            damaged = _damaged_part(folder, plan, sidecars[part], entry, workers)
+            for index, location, error in damaged:
+                bad.append((index if index < 0 else samples + index, location, error))
+            samples += entry["samples"]
+            bar.update(1)
+    return VerifyResult(folder.path, samples, bad)
+
+
+def _damaged_part(
+    folder: Destination, plan: PackPlan, sidecar: Sidecar, entry: dict[str, Any], workers: int
+) -> list[Damage]:
+    """The damage of a part, of which the manifest says `entry`."""
+    bad = list[Damage]()
+    name = folder.shown_name(plan.name(sidecar.part))
+    if entry != sidecar.entry(plan):
+        where = folder.shown_name(plan.sidecar_name(sidecar.part))
+        why = f"{where} differs from {MANIFEST}: one of both is damaged, pack again"
+        bad.append((-1, name, why))
+    expected = (entry["nbytes"], entry["crc32"])
+    with folder.fetched(plan.name(sidecar.part)) as path:
+        try:
+            found = _damage(path, name, lambda s: (s.size, s.crc) == expected, workers, False)
+        except (HeadraceError, OSError) as error:
+            found = [(-1, name, str(error))]
+        copy = redact(path)  # of a remote part, which is gone when messages are read
+    for index, where, why in found:
+        bad.append((index, where.replace(copy, name), why.replace(copy, name)))
+    return bad

@@ -1,48 +1,44 @@
-"""What a packed file holds: its samples, in groups and in order, and the columns beside them.
-
-The columns are offsets, names, targets, boxes, and where masks begin. Targets are one array or,
-where they are dicts, one for each of their columns, named by `target_named`. Boxes lie as
-`CocoTargets.columns` gives them.
-"""
+"""The options of `pack`, the plan of a pack and of each of its files, and streams of samples."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import json
 import math
+import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from numpy.lib.format import dtype_to_descr
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
-from headrace.arguments import described
-from headrace.core.views import ColumnTargets
-from headrace.display import progress_bar
-from headrace.dtypes import BFLOAT16, IntArray
+from headrace.arguments import check_integer
+from headrace.display import Lines, progress_bar
+from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
-from headrace.formats.arrays.packed import (
-    TARGETS,
-    PackedInfo,
-    bytes_of,
-    target_named,
-)
+from headrace.formats.arrays.codecs import COMPRESSIONS
+from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.resolve.file_set import PackedNames
+from headrace.formats.resolve.manifests import checked_text
 from headrace.formats.source import ConcatSource
 from headrace.io.ordered import in_order
-from headrace.memory.budget import format_size
-from headrace.memory.processes import read_full, write_full
-from headrace.packing.options import PackOptions
-from headrace.packing.part import PartFile
+from headrace.memory.budget import format_size, parse_size
+from headrace.memory.limits import usable_cpus
+from headrace.memory.processes import check_may_start, read_full, write_full
+from headrace.packing.destination import PartFile
 from headrace.sorting import distinct
 
 Column = npt.NDArray[Any]
 T = TypeVar("T")
+LARGEST_SIDE = 65_500  # pixels: what libjpeg can write
+_MOST_PARTS = 1_000_000
 GROUP_SAMPLES, GROUP_BYTES = 64, 4 << 20
 """A task reads so many samples, or fewer where they are large: what is read ahead stays small
 whatever the dataset's size.
@@ -55,6 +51,96 @@ of the index) is small beside that of decoding it.
 """
 # some of them are in memory while they are packed, and while they are read
 _MOST_CHUNK_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The keywords of `pack` with their defaults; see there.
+
+    Raises:
+        ConfigError: they make no sense, or not together.
+    """
+
+    store: str | None = None
+    max_size: int | None = None
+    quality: int = 90
+    check: str = "decode"
+    end_token: int | None = None
+    compression: str | None = None
+    chunks: int | None = None
+    shard_size: int | str | None = None
+    part: str | None = None
+    workers: int | None = None
+    processes: int = 1
+    executor: Executor | None = None
+    storage_options: dict[str, Any] | None = None
+    overwrite: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "store": ("encoded", "jpeg", "decoded", None),
+            "check": ("decode", "header"),
+            "compression": (*COMPRESSIONS, None),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                shown = ", ".join(map(repr, allowed))
+                raise ConfigError(f"{name} must be one of {shown}, not {value!r}")
+        if self.store != "jpeg" and (self.max_size is not None or self.quality != 90):
+            raise ConfigError("max_size and quality are for store='jpeg'")
+        for name, most in (("max_size", LARGEST_SIDE), ("quality", 100)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
+                raise ConfigError(f"{name} must be an integer from 1 to {most}, not {value!r}")
+        end = self.end_token
+        if end is not None and (type(end) is not int or not 0 <= end < 2**31):
+            raise ConfigError(f"end_token must be an id that fits int32, not {end!r}")
+        check_integer("chunks", self.chunks, 1, optional=True)
+        check_integer("workers", self.workers, 1, optional=True)
+        check_integer("processes", self.processes, 1)
+        if self.processes > 1:
+            check_may_start(f"processes={self.processes}")
+        if self.shard_size is None:
+            for name in ("part", "processes", "executor", "storage_options"):
+                if getattr(self, name) not in (None, 1):
+                    raise ConfigError(
+                        f"{name} is for packs of several parts: pass shard_size, such as '1GB', "
+                        "or leave it out"
+                    )
+        _ = self.part_nbytes
+        self.share(1 << 62)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of each process."""
+        return self.workers or max(1, usable_cpus() // self.processes)
+
+    @property
+    def part_nbytes(self) -> int:
+        """Approximate bytes of a part; for a single file more than any has."""
+        if self.shard_size is None:
+            return 1 << 62
+        nbytes = parse_size(self.shard_size, "shard_size")
+        if nbytes < 1:
+            raise ConfigError("shard_size must be at least 1 byte")
+        return nbytes
+
+    def share(self, count: int) -> range:
+        """The numbers of the parts that this call packs, out of `count`.
+
+        Raises:
+            ConfigError: `part` makes no sense.
+        """
+        if self.part is None:
+            return range(count)
+        match = re.fullmatch(r"(\d+)/(\d+)", str(self.part), re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(
+                f"part must be 'i/N' with i from 0 to N - 1, such as '3/8', not {self.part!r}"
+            )
+        return range(int(match[1]), count, int(match[2]))
 
 
 class Rows(NamedTuple):
@@ -79,6 +165,124 @@ class Rows(NamedTuple):
         dtype = json.loads(json.dumps(dtype_to_descr(self.dtype)))
         values = {} if self.values is None else {"values": self.values}
         return {"store": self.store, "dtype": dtype, "shape": list(self.shape), **values}
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """The plan of a pack, as `plan.json` holds it; `print` shows it.
+
+    Attributes:
+        kind: "image", "text", or "array".
+        store: "encoded", "decoded", "ragged" or "tokens".
+        fingerprint: of the dataset.
+        count: number of samples.
+        edges: [parts + 1], the first sample of each part, and `count`.
+        nbytes: [parts], bytes of the samples of each part before they are compressed; about, for
+            re-encoded images and tokens.
+        options: what else decides the bytes, by name; under "versions" those of the libraries that
+            do.
+        classes: class names, or None.
+        sources: [parts], a CRC of the names and sizes of the samples where they come from, by which
+            a changed source is noticed; []: they are known by the fingerprint alone.
+        version: of this layout.
+    """
+
+    kind: str
+    store: str
+    fingerprint: str
+    count: int
+    edges: list[int]
+    nbytes: list[int]
+    sources: list[int]
+    options: dict[str, Any] = field(default_factory=dict)
+    classes: list[str] | None = None
+    version: int = 1
+
+    def __str__(self) -> str:
+        nbytes = sum(self.nbytes)
+        return Lines(
+            f"{self.count:,} samples, about {format_size(nbytes)}, store {self.store}\n"
+            f"parts: {self.parts:,}, about {format_size(nbytes // self.parts)} each"
+        )
+
+    @functools.cached_property
+    def text(self) -> bytes:
+        """The content of `plan.json`: the same for the same plan."""
+        return checked_text(self.said)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The fields by name. (`asdict` would copy each number.)"""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identifies the plan: 16 hexadecimal digits."""
+        return hashlib.blake2b(self.text, digest_size=8).hexdigest()
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return len(self.nbytes)
+
+    @property
+    def rows(self) -> Rows | None:
+        """What the samples of all parts have in common, if finding out requires reading them."""
+        rows = self.options.get("rows")
+        if rows is None:
+            return None
+        dtype = descr_to_dtype(rows["dtype"])
+        return Rows(rows["store"], dtype, tuple(rows["shape"]), rows.get("values"))
+
+    def name(self, part: int, ending: str = ".h5") -> str:
+        """The name of the file of a part."""
+        return f"part-{part:05d}-of-{self.parts:05d}{ending}"
+
+    def sidecar_name(self, part: int) -> str:
+        """The name of the sidecar of a part."""
+        return self.name(part, ".json")
+
+
+def edges_of(sizes: IntArray, shard_size: int) -> list[int]:
+    """Cuts samples into parts of about `shard_size` bytes (at most one sample more), as equal as
+    possible.
+
+    Args:
+        sizes: [n] int64, bytes of each sample.
+        shard_size: bytes.
+
+    Raises:
+        ConfigError: there would be too many parts.
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    total = int(sizes.sum())
+    count = max(1, -(-total // shard_size))
+    if count > _MOST_PARTS:
+        raise ConfigError(
+            f"shard_size={shard_size:,} cuts {format_size(total)} into {count:,} parts: use a "
+            "larger shard_size"
+        )
+    wanted = np.arange(1, count) * (total / count)
+    inner = np.searchsorted(ends, wanted, side="left") + 1
+    edges = distinct(np.concatenate([[0], np.minimum(inner, len(sizes)), [len(sizes)]]))
+    numbers: list[int] = edges.tolist()
+    return numbers
+
+
+def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> list[int]:
+    """Computes `PackPlan.sources` from the names (None: there are none) and sizes of samples ([n]
+    bytes).
+    """
+    texts = (b"%d " % size for size in sizes.tolist())
+    if names is not None:
+        texts = (b"%s%s " % pair for pair in zip(texts, names, strict=True))
+    checks = []
+    for start, stop in itertools.pairwise(edges):
+        crc = 0
+        for text in itertools.islice(texts, stop - start):
+            crc = zlib.crc32(text, crc)
+        checks.append(crc)
+    return checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +331,16 @@ def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
     None: contiguous, which empty samples always are.
 
     Raises:
-        ConfigError: samples that lie flat have no chunks; one would be too large.
+        ConfigError: these samples have no chunks; a chunk would be too large.
     """
-    if not options.is_chunked:
+    given = {"compression": options.compression, "chunks": options.chunks}
+    layout = " and ".join(f"{name}={value!r}" for name, value in given.items() if value)
+    if not layout:
         return None
-    if rows.store == "encoded":
-        raise ConfigError(
-            f"{options.layout}: encoded images are compressed already and lie one behind the "
-            "other: pass store='decoded' for their pixels"
-        )
     if rows.store != "decoded":
         raise ConfigError(
-            f"{options.layout}: only samples that are arrays of one shape are cut into chunks, and "
-            "arrays of several lengths lie flat: give all one shape"
+            f"{layout}: encoded images, tokens and arrays of several lengths have no chunks: pass "
+            "store='decoded' for the pixels of images, give all arrays one shape, or leave it out"
         )
     if not rows.nbytes:
         return None
@@ -147,150 +348,17 @@ def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
     nbytes = min(chunks, count) * rows.nbytes
     if nbytes > _MOST_CHUNK_BYTES:
         raise ConfigError(
-            f"{options.layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
+            f"{layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
             f"than {format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole, use "
             "fewer, or leave out chunks and compression"
         )
     return chunks
 
 
-# -- columns
-
-
 def files_of(source: Any) -> list[HDF5Source]:
     """The HDF5 sources that a source consists of; empty if it is another one."""
     each = source.sources if isinstance(source, ConcatSource) else [source]
     return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
-
-
-# -- columns
-
-
-def target_arrays(targets: Any) -> dict[str, Column]:
-    """The arrays of a pack that hold the targets, by name.
-
-    Raises:
-        ConfigError: see `as_column`, `check_names`.
-    """
-    if targets is None:
-        return {}
-    columns = columns_in(targets)
-    if columns is None:
-        return {TARGETS: as_column(targets)}
-    check_names(columns)
-    return {
-        target_named(number): as_column(column, name)
-        for number, (name, column) in enumerate(columns.items())
-    }
-
-
-def crc_of_columns(columns: Mapping[str, Column]) -> int:
-    """One CRC of all columns."""
-    crc = 0
-    for _, column in sorted(columns.items()):
-        crc = zlib.crc32(bytes_of(column).data, crc)
-    return crc
-
-
-def columns_in(targets: Any) -> Mapping[str, Any] | None:
-    """The columns of targets that are dicts with the same names. None: they are not."""
-    if isinstance(targets, ColumnTargets):
-        return targets.columns
-    if isinstance(targets, np.ndarray):
-        names = targets.dtype.names
-        return None if names is None else {name: targets[name] for name in names}
-    is_of_dicts = (
-        isinstance(targets, Sequence)
-        and len(targets) > 0
-        and all(isinstance(one, dict) for one in targets)
-    )
-    if not is_of_dicts or not targets[0]:
-        return None
-    if any(one.keys() != targets[0].keys() for one in targets):
-        return None
-    return {name: [one[name] for one in targets] for name in targets[0]}
-
-
-def check_names(names: Iterable[Any], what: str = "these targets") -> None:
-    """Raises a ConfigError if a name in dicts is not a str, or is empty."""
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"{what} can't be packed: names in dicts must be texts of one character at least, "
-                f"and {name!r} is none: rename it"
-            )
-
-
-def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
-    """Targets as an array whose rows are equal to them.
-
-    Args:
-        targets: one a sample.
-        name: of the column that they are; None: they are no columns.
-
-    Raises:
-        ConfigError: they are not all numbers, or all arrays of one shape.
-    """
-    try:
-        column = np.asarray(targets)
-    except ValueError:  # rows of different lengths
-        column = np.empty(0, object)
-    types = set[type]()
-    if not isinstance(targets, np.ndarray):
-        types = {type(target) for target in targets}
-    # NumPy rounds integers that neither int64 nor uint64 holds together
-    is_rounded = int in types and column.dtype.kind == "f"
-    is_sound = column.ndim == 1 or types <= {np.ndarray}
-    if column.dtype.kind not in "biufc" or len(types) > 1 or not is_sound or is_rounded:
-        what = "these targets" if name is None else f"the column {name!r} of these targets"
-        raise ConfigError(
-            f"{what} can't be packed: they must be numbers of one dtype, or NumPy arrays of one "
-            "shape, or dicts of these with the same names; choose such columns of a table of "
-            "labels by target_name=, or pack without any (images: targets=None; texts: no "
-            "target_field=) and look them up by the numbers of the samples, which return_index "
-            "gives"
-        )
-    return np.ascontiguousarray(column)
-
-
-def as_row(what: str, value: Any) -> Column:
-    """The array of a number, array or tensor; of a dict of these a compound, with its fields sorted
-    by name.
-
-    Raises:
-        ConfigError: it is something else, or a dict whose names are no texts.
-    """
-    if isinstance(value, dict) and value:
-        check_names(value, what)
-        what = what.rstrip(",")
-        fields = {name: as_row(f"{what}, {name!r},", value[name]) for name in sorted(value)}
-        row = np.zeros((), [(name, field.dtype, field.shape) for name, field in fields.items()])
-        for name, field in fields.items():
-            row[name] = field
-        return row
-    made: Column | None = None
-    if isinstance(value, torch.Tensor):
-        try:
-            made = value.numpy(force=True)
-        # a dtype that NumPy doesn't have, or no strided tensor
-        except (TypeError, RuntimeError) as error:
-            raise ConfigError(
-                f"{what} can't be packed: {error}: convert it in decode, or in __getitem__"
-            ) from error
-    elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
-        made = np.asarray(value)
-    if made is None or made.dtype.kind not in "biufc" or made.dtype.char in "gG":
-        shown = described(value)
-        if made is not None:
-            shown = f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
-        raise ConfigError(
-            f"{what} can't be packed: it is {shown}. Samples are arrays, tensors, numbers, dicts "
-            "of these, bytes, str, and (input, target) tuples; fields and targets are no bytes or "
-            "str: convert it in decode or __getitem__; of a table choose columns= "
-            "or column=; of a tar give what is packed by "
-            "split_target (docs/packing.md)"
-        )
-    return made
 
 
 # -- samples in groups

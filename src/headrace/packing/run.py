@@ -1,5 +1,5 @@
-"""Packs a dataset into one file, or into several parts by threads and processes of this machine or
-by any executor.
+"""Packs a dataset into one file, or into several parts by processes of this machine or by any
+executor.
 
 Threads read and check (or decode) the samples, a few groups ahead of the one that is written; one
 thread writes them in order under a temporary name, reads everything back, and only then gives the
@@ -13,18 +13,12 @@ import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    ThreadPoolExecutor,
-    as_completed,
-)
+from collections.abc import Generator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -32,89 +26,29 @@ from torch.utils.data import Dataset
 
 from headrace.arguments import check_names
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.arrays import ArrayDataset
 from headrace.datasets.memory_efficient import MemoryEfficientDataset
-from headrace.datasets.open import open_dataset
 from headrace.datasets.text.text import TextDataset
-from headrace.display import Lines, progress_bar
+from headrace.display import progress_bar
 from headrace.errors import ConfigError, FileChangedError, SampleError, WriteError, warn
-from headrace.formats.arrays.packed import TARGETS, PackedInfo, crc_of
+from headrace.formats.arrays.packed import PackedInfo, crc_of
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.manifests import MANIFEST, PLAN
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import PackPart
-from headrace.formats.tokens import KIND
 from headrace.io.checksums import replaced
 from headrace.io.paths import redact
 from headrace.loader.fetch import RemoteTraceback, pickled
 from headrace.loader.start import choose_context, forkserver_context
-from headrace.memory.budget import format_size
 from headrace.memory.processes import end_with_parent
+from headrace.packing import parts
 from headrace.packing.contents import Contents
-from headrace.packing.destination import Destination, destination_of, refuse_own_source
+from headrace.packing.destination import Destination, PartFile, destination_of, refuse_own_source
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing.options import PackKeywords, PackOptions
-from headrace.packing.part import PartFile
-from headrace.packing.parts import (
-    PartsPlan,
-    Sidecar,
-    check_same,
-    checks_of,
-    finished_in,
-    freeze,
-    join_in,
-    read_manifest,
-    read_plan,
-    refuse_foreign,
-    remove_other,
-)
-from headrace.packing.plan import GROUP_SAMPLES, Packing, files_of, groups_of, stream
-from headrace.packing.stored import StoredContents, are_stored, packed_info_of
+from headrace.packing.plan import Packing, PackOptions, PackPlan, checks_of, groups_of, stream
+from headrace.packing.stored import StoredContents, are_stored, open_source
 from headrace.packing.texts import TextContents
-from headrace.packing.verify import seal_of, verify_samples
 
-GROUP_TEXTS = 4096  # which are tokens already
 _SHOWN = 10
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """What `pack` would do; `print` shows it.
-
-    Attributes:
-        path: the file, or the folder of the parts, or its URL.
-        kind: "image", "text", or "array".
-        store: "encoded", "decoded", "ragged" or "tokens".
-        samples: how many there are.
-        parts: how many files they become.
-        nbytes: of all parts together, about, before they are compressed: those of re-encoded
-            samples and tokens are known when they are made.
-        layout: how the samples lie in a file.
-        left: parts that this call would pack: those of its share that are not finished.
-    """
-
-    path: Path | str
-    kind: str
-    store: str
-    samples: int
-    parts: int
-    nbytes: int
-    layout: str
-    left: int
-
-    def __str__(self) -> str:
-        parts = "one"
-        if self.parts > 1:
-            samples = f"about {round(self.samples / self.parts):,} samples"
-            nbytes = format_size(self.nbytes // self.parts)
-            parts = f"{self.parts:,}, {samples}, {nbytes} each; {self.left:,} to be packed"
-        return Lines(
-            f"{redact(self.path)}: {self.samples:,} samples, about {format_size(self.nbytes)}, "
-            f"store {self.store}\n"
-            f"parts:  {parts}\n"
-            f"layout: {self.layout}\n"
-            "nothing was written"
-        )
 
 
 @overload
@@ -123,7 +57,7 @@ def pack(
     dst: str | os.PathLike[Any],
     *,
     dry_run: Literal[True],
-    **options: Unpack[PackKeywords],
+    **options: Any,
 ) -> PackPlan: ...
 
 
@@ -133,7 +67,7 @@ def pack(
     dst: str | os.PathLike[Any],
     *,
     dry_run: Literal[False] = ...,
-    **options: Unpack[PackKeywords],
+    **options: Any,
 ) -> Path | str: ...
 
 
@@ -142,7 +76,7 @@ def pack(
     dst: str | os.PathLike[Any],
     *,
     dry_run: bool = False,
-    **options: Unpack[PackKeywords],
+    **options: Any,
 ) -> Path | str | PackPlan:
     """Packs a dataset into one HDF5 file, or into several parts.
 
@@ -198,7 +132,6 @@ def pack(
             file.
         part: "i/N": pack every N-th part from i on, with i from 0 to N - 1: one of N jobs of a
             cluster, such as ``SLURM_ARRAY_TASK_ID``.
-        parts: "a:b": pack the parts a to b - 1.
         workers: number of threads that read and decode. None: one per usable core, divided by
             `processes`. A source that is not thread-safe is read by the calling thread.
         processes: number of processes that pack parts at the same time; 1: this one.
@@ -208,7 +141,7 @@ def pack(
         overwrite: replace `dst` if it exists; in a folder, replace the plan and the parts of
             another plan.
         progress: show progress bars. None: only on a terminal.
-        dry_run: write nothing, and return the plan, which prints parts and layout. Samples that
+        dry_run: write nothing, and return the plan, which can be printed. Samples that
             must be decoded to find their shapes are decoded, as `pack` does before it writes.
 
     Returns:
@@ -225,50 +158,32 @@ def pack(
         DataNotFoundError, ConfigError: the parent folder of `dst` does not exist; an argument is
             invalid; `dst` is a file of the dataset, by any name, or lies in a folder of it.
     """
-    check_names("pack", options, {*PackKeywords.__annotations__, "dataset", "dst", "dry_run"})
+    check_names("pack", options, {*PackOptions.__annotations__, "dataset", "dst", "dry_run"})
     how = PackOptions(**options)
-    with _opened(dataset) as opened:
+    with contextlib.ExitStack() as opened:
+        if not isinstance(dataset, BaseDataset):
+            dataset = opened.enter_context(_opened(dataset))
         if dry_run:
-            return _dry_run(opened, dst, how)
+            return _dry_run(dataset, dst, how)
         if how.shard_size is None:
-            return _pack_file(opened, dst, how)
-        return _pack_parts(opened, destination_of(dst, how.storage_options), how)
+            return _pack_file(dataset, dst, how)
+        return _pack_parts(dataset, destination_of(dst, how.storage_options), how)
 
 
-@contextlib.contextmanager
-def _opened(dataset: Any) -> Iterator[BaseDataset]:
-    """The dataset to pack: as given, or opened from a path or a map-style dataset, and then closed
-    at the end.
-    """
-    opened = dataset
-    if not isinstance(dataset, BaseDataset):
-        is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple))
-        if is_path or not hasattr(dataset, "__getitem__"):
-            opened = open_source(dataset)
-        else:
-            opened = MemoryEfficientDataset(dataset, loading_mode="lazy")
-    try:
-        yield opened
-    finally:
-        if opened is not dataset:
-            opened.close()
-
-
-def open_source(path: DataPath, **options: Any) -> BaseDataset:
-    """`open_dataset`, which opens packed arrays with their targets, so that a copy keeps them."""
-    dataset = open_dataset(path, **options)
-    if isinstance(dataset, ArrayDataset) and dataset.targets is None:
-        files = files_of(dataset.sample_source)
-        if packed_info_of(files) is not None and all(one.has_column(TARGETS) for one in files):
-            dataset.close()
-            return open_dataset(path, target_name=TARGETS, **options)
-    return dataset
+def _opened(dataset: Any) -> BaseDataset:
+    """A path or a map-style dataset as one of headrace's."""
+    is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple))
+    if is_path or not hasattr(dataset, "__getitem__"):
+        return open_source(dataset)
+    return MemoryEfficientDataset(dataset, loading_mode="lazy")
 
 
 def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
     contents: Contents
     if isinstance(dataset, TextDataset):
         contents = TextContents(dataset, options)
+    elif options.end_token is not None:
+        raise ConfigError("end_token is for texts: leave it out")
     elif are_stored(dataset):
         contents = StoredContents(dataset, options)
     else:
@@ -287,12 +202,11 @@ def _pack_file(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackO
         info, left_out = _write(part, _contents_of(dataset, options))
         _read_back(part, options.threads, options.progress)
         part.commit()
-    count = len(left_out)
-    if count:
-        more = f"; and {count - _SHOWN:,} more" if count > _SHOWN else ""
+    if left_out:
+        count = info.count + len(left_out)
         warn(
-            f"{redact(part.target)}: {count:,} of {info.count + count:,} samples can't be read and "
-            f"were left out: {'; '.join(left_out[:_SHOWN])}{more}"
+            f"{redact(part.target)}: {len(left_out):,} of {count:,} samples can't be read and were "
+            f"left out, such as: {'; '.join(left_out[:_SHOWN])}"
         )
     return Path(part.target)
 
@@ -322,8 +236,8 @@ def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict
     """
     plan = packing.plan
     failures = dict[int, SampleError]()
-    most = GROUP_TEXTS if plan.info.kind == KIND else GROUP_SAMPLES
-    groups = groups_of(plan.sizes + plan.read_sizes, most, plan.chunks or 1)
+    sizes = plan.sizes + plan.read_sizes
+    groups = groups_of(sizes, contents.group_samples, plan.chunks or 1)
     progress = contents.options.progress
 
     def encoded(group: range) -> tuple[dict[int, SampleError], list[Any], list[int]]:
@@ -355,8 +269,8 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     """
     part.reread()
     with part.explained(), locked_by_caller(part.path):
-        bad, sums = verify_samples(part.path, workers, progress)
-        offset = seal_of(part.path)
+        bad, sums = parts.verify_samples(part.path, workers, progress)
+        offset = parts.seal_of(part.path)
     if bad:
         raise WriteError(
             f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the "
@@ -370,61 +284,35 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
 # -- the plan of several parts
 
 
-def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> PartsPlan:
+def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> PackPlan:
     """Plans the parts. Reads the plan in the folder, if there is one, and writes nothing.
-
-    One of many jobs (`part`, `parts`), where the plan that is there is that of this dataset, does
-    not ask for the size of each file again; those of the parts that it packs are compared then.
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
         TargetExistsError: there are files that no pack has written.
     """
     if not options.overwrite:
-        refuse_foreign(folder)
+        parts.refuse_foreign(folder)
     contents = _contents_of(dataset, options)
-    frozen = read_plan(folder)
-    if frozen is not None and frozen.fingerprint == contents.fingerprint:
-        if contents.is_plan(frozen):
-            return frozen  # all samples were looked at when it was made
-        is_share = options.part is not None or options.parts is not None
-        if is_share and isinstance(contents, StoredContents):
-            contents.source_sizes = np.zeros(frozen.count, np.int64)
-            plan = contents.plan_parts(frozen.edges)
-            if replace(plan, nbytes=frozen.nbytes, sources=frozen.sources) == frozen:
-                return frozen
-            del contents.source_sizes
+    frozen = parts.read_plan(folder)
+    if frozen is not None and contents.is_plan(frozen):
+        return frozen
     return contents.plan_parts()
 
 
 def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
     """Plans a pack, and raises the errors that `pack` would raise before it writes."""
-    left = {0}
     if options.shard_size is None:
-        path: Path | str = Path(PartFile(dst, options.overwrite).target)
-        refuse_own_source(dataset, path)
-        plan = _contents_of(dataset, options).plan_parts()
-    else:
-        folder = destination_of(dst, options.storage_options)
-        path = folder.path
-        refuse_own_source(dataset, path)
-        folder.check()
-        plan = _plan_parts(dataset, folder, options)
-        left = set(options.share(plan.parts))
-        there = read_plan(folder)
-        if there is not None:
-            if not options.overwrite:
-                check_same(folder, there, plan)
-            left -= set(finished_in(folder, plan)[0].done)
-    layout = "flat, one behind the other, with offsets: samples have sizes of their own"
-    if plan.store == "decoded":
-        layout = "contiguous: a random sample is one read, and nothing is decoded"
-        chunks = plan.options.get("chunks")
-        if chunks is not None:
-            compression = plan.options.get("compression") or "not compressed"
-            layout = f"{compression}, {chunks:,} sample{'s' * (chunks > 1)} a chunk"
-    nbytes = sum(plan.nbytes)
-    return PackPlan(path, plan.kind, plan.store, plan.count, plan.parts, nbytes, layout, len(left))
+        refuse_own_source(dataset, PartFile(dst, options.overwrite).target)
+        return _contents_of(dataset, options).plan_parts()
+    folder = destination_of(dst, options.storage_options)
+    refuse_own_source(dataset, folder.path)
+    folder.prepare(is_dry_run=True)
+    plan = _plan_parts(dataset, folder, options)
+    there = parts.read_plan(folder)
+    if there is not None and not options.overwrite:
+        parts.check_same(folder, there, plan)
+    return plan
 
 
 # -- a part
@@ -444,20 +332,15 @@ class PackJob:
 
     dataset: BaseDataset
     folder: Destination
-    plan: PartsPlan
+    plan: PackPlan
     options: PackOptions
 
-    def pack(self, part: int, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Packs a part, whatever is there of it.
-
-        Args:
-            part: its number.
-            is_cancelled: asked before each step of writing; True: it ends there.
+    def pack(self, part: int) -> int:
+        """Packs a part, whatever is there of it. Returns its number.
 
         Raises:
             FileChangedError: a sample is not as it was when the plan was made.
             SampleError, WriteError, AccessError: see `pack`.
-            CancelledError: `is_cancelled` said so.
         """
         plan = self.plan
         try:
@@ -476,11 +359,11 @@ class PackJob:
                 )
             self.folder.remove(plan.sidecar_name(part))
             with self.folder.part(plan.name(part)) as file:
-                file.is_cancelled = is_cancelled
                 info, left_out = _write(file, contents)
                 nbytes, crc = _read_back(file, self.options.threads, False)
-            sidecar = Sidecar(plan.digest, part, info.count, nbytes, crc, left_out)
+            sidecar = parts.Sidecar(plan.digest, part, info.count, nbytes, crc, left_out)
             self.folder.write(plan.sidecar_name(part), sidecar.text)
+            return part
         except Exception as error:
             error.add_note(f"headrace: while packing {plan.name(part)}")
             raise
@@ -494,23 +377,27 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
     refuse_own_source(dataset, folder.path)
     folder.prepare()
     plan = _plan_parts(dataset, folder, options)
-    if freeze(folder, plan, options.overwrite):
-        remove_other(folder, plan)
-    status, sidecars = finished_in(folder, plan)
+    parts.freeze(folder, plan, options.overwrite)
+    status, sidecars = parts.finished_in(folder, plan)
     numbers = options.share(plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
         folder.remove(MANIFEST)  # nobody is to open a pack whose parts are packed again
         # each part shows none
         job = PackJob(dataset, folder, plan, replace(options, executor=None, progress=False))
+        packed = (job.pack(number) for number in left)
+        if options.executor is not None:
+            packed = _packed_by_executor(job, left, options.executor)
+        elif min(options.processes, len(left)) > 1:
+            packed = _packed_by_processes(job, left)
         done = len(numbers) - len(left)
         bar = progress_bar(
             options.progress, total=len(numbers), initial=done, desc="packing", unit="part"
         )
-        with bar, contextlib.closing(_packed(job, left, options.executor)) as packed:
+        with bar, contextlib.closing(packed):
             for _ in packed:
                 bar.update(1)
-        status, sidecars = finished_in(folder, plan)
+        status, sidecars = parts.finished_in(folder, plan)
         lost = sorted(set(left).intersection(status.missing))
         if lost:
             raise WriteError(
@@ -518,62 +405,38 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
                 "not there: pack to a folder that all processes share, or to a store"
             )
     if status.is_finished and not status.joined:
-        join_in(folder, plan, sidecars)
-    manifest = read_manifest(folder) if status.is_finished else None
-    if manifest is not None and manifest["left_out"]:
+        parts.join_in(folder, plan, sidecars)
+    left_out = sum(len(sidecar.left_out) for sidecar in sidecars.values())
+    if status.is_finished and left_out:
         warn(
-            f"{folder.shown}: {manifest['left_out']:,} samples can't be read and were left out, "
-            f"see {MANIFEST}"
+            f"{folder.shown}: {left_out:,} samples can't be read and were left out, see {MANIFEST}"
         )
     return folder.path
 
 
-def _packed(
-    job: PackJob, numbers: Sequence[int], executor: Executor | None
-) -> Generator[None, None, None]:
-    """Packs parts, and yields after each. After an error, parts that have not begun are cancelled,
-    and threads end.
+def _packed_by_executor(
+    job: PackJob, numbers: Sequence[int], executor: Executor
+) -> Generator[int, None, None]:
+    """Packs parts, and yields the number of each. After an error, parts that have not begun are
+    cancelled.
     """
-    options = job.options
-    if executor is None and min(options.processes, len(numbers)) > 1:
-        yield from _packed_by_processes(job, numbers)
-        return
-    # one part waits for the disk, and is read back, while the other is read and decoded
-    threads = 1
-    if job.dataset.sample_source.thread_safe and job.plan.kind != KIND:
-        threads = min(2, options.threads, len(numbers))
-    if executor is None and threads == 1:
-        for part in numbers:
-            job.pack(part)
-            yield
-        return
-    ended = threading.Event()
-    arguments: tuple[Any, ...] = ()
-    pool = contextlib.ExitStack()
-    if executor is None:
-        executor = pool.enter_context(ThreadPoolExecutor(threads, "headrace-pack-part"))
-        arguments = (ended.is_set,)
-        job = replace(job, options=replace(options, workers=-(-options.threads // threads)))
-    waiting = dict[Future[None], int]()
+    waiting = dict[Future[int], int]()
     number = numbers[0]
     try:
         for number in numbers:
-            waiting[executor.submit(job.pack, number, *arguments)] = number
+            waiting[executor.submit(job.pack, number)] = number
         for future in as_completed(waiting):
             number = waiting[future]
-            future.result()
-            yield
+            yield future.result()
     except BrokenExecutor as error:
         raise _died(job, number) from error
     finally:
-        ended.set()
         for future in waiting:
             future.cancel()
-        pool.close()
 
 
-def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[None, None, None]:
-    """Packs each part in a process of its own, and yields after each. After an error, running
+def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[int, None, None]:
+    """Packs each part in a process of its own, and yields its number. After an error, running
     processes still finish their parts.
 
     NOTE [ No ProcessPoolExecutor ]: that of Python 3.11 may forget a future, or never end, if one
@@ -618,7 +481,7 @@ def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[None
                 del running[receiver]
                 process.join()
                 receiver.close()
-                yield
+                yield number
     finally:
         for receiver, (process, _) in running.items():
             process.join()

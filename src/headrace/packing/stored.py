@@ -8,6 +8,7 @@ images that are encoded anew go through a spool.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from array import array
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import simplejpeg
 import torch
 
 from headrace.core.dataset import BaseDataset
-from headrace.datasets.arrays import HDF5Dataset
+from headrace.datasets.arrays import ArrayDataset, HDF5Dataset
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.decoder import (
     MaskDecoder,
@@ -32,24 +33,28 @@ from headrace.datasets.image.decoder import (
 )
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.pixels import decode_image, image_shape
+from headrace.datasets.open import open_dataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
-from headrace.formats.arrays.packed import (
-    BOXES,
-    IMAGE,
-    MASK,
-    MASK_STARTS,
-    MASKS,
-    OFFSETS,
-    TARGETS,
-    PackedInfo,
-)
+from headrace.formats.arrays import packed
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.rows import HDF5Source
-from headrace.packing.contents import Contents, Survey
-from headrace.packing.options import LARGEST_SIDE, PackOptions
-from headrace.packing.part import PartFile
-from headrace.packing.plan import Column, Packing, Plan, Rows, Spool, files_of, groups_of, some_of
+from headrace.formats.resolve.resolver import DataPath
+from headrace.packing.contents import Contents
+from headrace.packing.destination import PartFile
+from headrace.packing.plan import (
+    LARGEST_SIDE,
+    Column,
+    Packing,
+    PackOptions,
+    PackPlan,
+    Plan,
+    Rows,
+    Spool,
+    files_of,
+    groups_of,
+    some_of,
+)
 
 
 def are_stored(dataset: BaseDataset) -> bool:
@@ -62,20 +67,32 @@ def are_stored(dataset: BaseDataset) -> bool:
     is_plain = decoder.stores_values and not decoder.splits_targets
     if not files or not isinstance(dataset, HDF5Dataset) or not is_plain:
         return False
-    packed = packed_info_of(files)
-    if packed is not None and packed.store == "encoded":
+    info = packed_info_of(files)
+    if info is not None and info.store == "encoded":
         return True
     spec = files[0].array_spec
     return spec is not None and all(one.array_spec == spec for one in files)
 
 
-def packed_info_of(files: Sequence[HDF5Source]) -> PackedInfo | None:
+def packed_info_of(files: Sequence[HDF5Source]) -> packed.PackedInfo | None:
     """The description of packed files, by the first of them. None: one is not packed, or was packed
     in another way.
     """
     infos = [one.of_samples for one in files]
     ways = {None if info is None else (info.kind, info.store, info.values) for info in infos}
     return infos[0] if len(ways) == 1 else None
+
+
+def open_source(path: DataPath, **options: Any) -> BaseDataset:
+    """`open_dataset`, which opens packed arrays with their targets, so that a copy keeps them."""
+    dataset = open_dataset(path, **options)
+    if isinstance(dataset, ArrayDataset) and dataset.targets is None:
+        files = files_of(dataset.sample_source)
+        has_targets = all(one.has_column(packed.TARGETS) for one in files)
+        if packed_info_of(files) is not None and has_targets:
+            dataset.close()
+            return open_dataset(path, target_name=packed.TARGETS, **options)
+    return dataset
 
 
 class StoredContents(Contents):
@@ -88,7 +105,7 @@ class StoredContents(Contents):
         self._is_encoded = not self._files or (
             self._packed is not None and self._packed.store == "encoded"
         )
-        if dataset._arguments.get("target_name") == TARGETS:
+        if dataset._arguments.get("target_name") == packed.TARGETS:
             self._pack_of_targets = self._packed
         self._has_masks = isinstance(dataset.sample_decoder, MaskDecoder)
         self._color = getattr(dataset, "color", "RGB")
@@ -111,37 +128,42 @@ class StoredContents(Contents):
 
     # -- plans
 
-    def _given_options(self) -> dict[str, Any]:
-        options = super()._given_options()
+    def is_plan(self, frozen: PackPlan) -> bool:
+        """One of many jobs does not ask for the size of each file again: those of the parts that
+        it packs are compared when they are packed.
+        """
+        if self.options.part is None or frozen.fingerprint != self.fingerprint:
+            return False
+        unknown = copy.copy(self)
+        unknown.source_sizes = np.zeros(len(self.dataset), np.int64)
+        of_sizes = {name: getattr(frozen, name) for name in ("edges", "nbytes", "sources")}
+        return replace(unknown.plan_parts(), **of_sizes) == frozen
+
+    def plan_parts(self) -> PackPlan:
         how = self.options
-        if how.is_jpeg:
+        plan = self.packing(None).plan
+        sizes = plan.sizes
+        options: dict[str, Any] = {}
+        versions: dict[str, str] = {}
+        is_resized = self._is_image and plan.rows.store == "decoded" and self._is_encoded
+        if how.store == "jpeg" or is_resized:
+            versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
+        if how.max_size is not None or is_resized:
+            versions["torch"] = str(torch.__version__).partition("+")[0]
+        if how.store == "jpeg":
             options["jpeg"] = {"max_size": how.max_size, "quality": how.quality}
             if self._color != "RGB":
                 options["jpeg"]["color"] = self._color
-        return options
-
-    def _versions(self, rows: Rows) -> dict[str, str]:
-        versions: dict[str, str] = {}
-        is_resized = self._is_image and rows.store == "decoded" and self._is_encoded
-        if self.options.is_jpeg or is_resized:
-            versions |= {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
-        if is_resized or self.options.max_size is not None:
-            versions["torch"] = str(torch.__version__).partition("+")[0]  # resizes
-        return versions
-
-    def _survey(self) -> Survey:
-        plan = self.packing(None).plan
-        sizes = plan.sizes
-        if self.options.is_jpeg and sizes.any():
-            # about: they are known when all are encoded
-            sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
-        options = {**plan.info.image, **self.layout_options(plan.rows)}
+            if sizes.any():
+                # about: they are known when all are encoded
+                sizes = (sizes * self._jpeg_ratio(sizes)).astype(np.int64)
+        options |= {**plan.info.image, **self.layout_options(plan.rows, versions)}
         if plan.rows.dtype.names and self._has_masks:
             options["rows"] = plan.rows.as_json()
-        return Survey(plan.info, sizes, plan.read_sizes, options)
+        return self._parts(plan.info, sizes, options)
 
     def packing(self, part: PartFile | None) -> Packing:
-        if self.options.is_jpeg and part is not None:
+        if self.options.store == "jpeg" and part is not None:
             return self._reencoded(part)
         plan = self._stored_plan(self.source_sizes)
         return Packing(plan, lambda group: self._stored(plan, group), {})
@@ -164,7 +186,7 @@ class StoredContents(Contents):
         if image_sizes is not None:
             image = {"jpeg": [self.options.max_size, self.options.quality]}
         elif not is_encoded and self._is_image:
-            shape = rows.dtype[IMAGE].shape if self._has_masks else rows.shape
+            shape = rows.dtype[packed.IMAGE].shape if self._has_masks else rows.shape
             image = {"color": self._color, "image_size": list(shape[:2])}
         elif not is_encoded and self._packed is not None:
             image = self._packed.image
@@ -174,13 +196,13 @@ class StoredContents(Contents):
                 self._box_sizes(self._boxes, not is_encoded or image_sizes is not None)
             )
             class_ids = list(self._boxes.class_to_idx.values())
-            image = {**image, "targets": BOXES, "class_ids": class_ids}
+            image = {**image, "targets": packed.BOXES, "class_ids": class_ids}
         if self._has_masks:
-            image = {**image, "targets": MASKS}
+            image = {**image, "targets": packed.MASKS}
             if is_encoded:
                 if image_sizes is None:
                     image_sizes = self._image_sizes(read_sizes)
-                columns[MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + image_sizes
+                columns[packed.MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + image_sizes
         lengths = read_sizes if is_encoded else None
         plan = self._plan(rows, lengths, targets, columns, image=image, **self._about(targets))
         return replace(plan, read_sizes=read_sizes)
@@ -217,14 +239,14 @@ class StoredContents(Contents):
             )
         stored: np.dtype[Any] = self._files[0].dtype if self._files else np.dtype(np.uint8)
         if size is None:
-            size = stored[IMAGE].shape if stored.names else self._files[0].shape[1:]
+            size = stored[packed.IMAGE].shape if stored.names else self._files[0].shape[1:]
         height = int(size[0])
         width = int(size[1])
         pixels = (height, width, 3 if self._color == "RGB" else 1)
         if not self._has_masks:
             return Rows("decoded", np.dtype(np.uint8), pixels)
-        kind = stored[MASK].base if stored.names else self._mask_dtype()
-        fields = [(IMAGE, np.uint8, pixels), (MASK, kind, (height, width))]
+        kind = stored[packed.MASK].base if stored.names else self._mask_dtype()
+        fields = [(packed.IMAGE, np.uint8, pixels), (packed.MASK, kind, (height, width))]
         return Rows("decoded", np.dtype(fields), ())
 
     def _mask_dtype(self) -> np.dtype[Any]:
@@ -241,13 +263,11 @@ class StoredContents(Contents):
             except FormatError as error:
                 return dataset.sample_reader.failed(index, "can't be decoded", error)
 
-        failure = SampleError("there are no samples")
         for position in range(len(dataset)):
-            found = self.each([position], dtype)[0]
+            [found] = self.each([position], dtype)
             if not isinstance(found, SampleError):
                 return found
-            failure = found
-        raise failure
+        raise SampleError(f"none of {len(dataset):,} masks can be read: rows need one")
 
     def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> npt.NDArray[Any]:
         """Height and width that boxes refer to. If images are resized, all must be known.
@@ -268,25 +288,19 @@ class StoredContents(Contents):
 
     def _stored(self, plan: Plan, group: range) -> list[Column | SampleError]:
         """The samples of a group as they will be stored."""
-        starts = plan.columns.get(MASK_STARTS)
 
         def one(position: int, index: int, record: Any) -> Column | SampleError:
-            is_same = True
             if plan.info.store == "encoded":
                 parts = self._encoded(position, index, record)
                 if isinstance(parts, SampleError):
                     return parts
                 sample = np.concatenate([np.frombuffer(data, np.uint8) for data in parts])
-                if starts is not None:
-                    begin = plan.columns[OFFSETS][position]
-                    is_same = begin + len(parts[0]) == starts[position]
             else:
                 row = self._row(plan, position, index, record)
                 if isinstance(row, SampleError):
                     return row
                 sample = row
-            is_same = is_same and sample.nbytes == plan.sizes[position]
-            if not is_same or sample.dtype != plan.rows.dtype:
+            if sample.nbytes != plan.sizes[position] or sample.dtype != plan.rows.dtype:
                 raise SampleError(
                     f"{self.dataset.source_of(position)} changed while it was packed: "
                     f"{plan.sizes[position]:,} bytes ({plan.rows.dtype}) at the start, "
@@ -304,7 +318,7 @@ class StoredContents(Contents):
         image, *masks = record if self._has_masks else (record,)
         made: tuple[Any, ...] = (image, *masks)
         try:
-            if self.options.is_jpeg:
+            if self.options.store == "jpeg":
                 made = self._jpeg(image, *masks)
             else:
                 if self.options.check == "decode":
@@ -336,15 +350,15 @@ class StoredContents(Contents):
         if self._has_masks:
             pixels, mask = value
             dtype = plan.rows.dtype
-            if mask.dtype != dtype[MASK].base:
+            if mask.dtype != dtype[packed.MASK].base:
                 raise ConfigError(
-                    f"store='decoded': the mask of {dataset.source_of(position)} is "
-                    f"{mask.dtype}, and the first one {dtype[MASK].base}, and rows have one dtype: "
-                    "pack with store='encoded', or save all masks with the same number of bits"
+                    f"store='decoded': the mask of {dataset.source_of(position)} is {mask.dtype}, "
+                    f"and the first one {dtype[packed.MASK].base}, and rows have one dtype: pack "
+                    "with store='encoded', or save all masks with the same number of bits"
                 )
             value = np.zeros((), dtype)
-            value[IMAGE] = pixels
-            value[MASK] = mask
+            value[packed.IMAGE] = pixels
+            value[packed.MASK] = mask
         elif self._boxes is not None:
             value, (height, width) = value
             try:
@@ -372,7 +386,7 @@ class StoredContents(Contents):
     def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
         return self.each(group, self._encoded)
 
-    def _jpeg(self, image: Any, mask: Any = None) -> tuple[bytes, ...]:
+    def _jpeg(self, image: Any, *masks: Any) -> tuple[bytes, ...]:
         """Re-encodes an image as JPEG, its longer side at most `max_size`. Resizes its mask,
         without loss, if the image shrinks. Returns both unchanged unless they become smaller.
 
@@ -380,19 +394,16 @@ class StoredContents(Contents):
             FormatError: one can't be decoded; they don't fit each other.
         """
         left = self.dataset.budget.left
+        before = tuple(bytes(one) for one in (image, *masks))
         height, width = image_shape(image, left)
-        scale = 1.0
-        if self.options.max_size is not None:
-            scale = self.options.max_size / max(height, width)
         size = None
-        if scale < 1:
+        most = self.options.max_size
+        if most is not None and most < max(height, width):
+            scale = most / max(height, width)
             size = max(1, round(height * scale)), max(1, round(width * scale))
         pixels = np.ascontiguousarray(decode_image(image, self._color, size, left=left))
-        before: tuple[bytes, ...] = (bytes(image),)
-        fitted: tuple[bytes, ...] = ()
-        if mask is not None:
-            before += (bytes(mask),)
-            fitted = before[1:]
+        fitted = before[1:]
+        for mask in masks:
             numbers = mask_of(image, mask, left)
             if numbers.shape != pixels.shape[:2]:
                 fitted = (encode_mask(resize_nearest(numbers, pixels.shape[:2])),)
@@ -401,11 +412,10 @@ class StoredContents(Contents):
         space = {"colorspace": "RGB", "colorsubsampling": "420"}
         if self._color == "L":
             space = {"colorspace": "GRAY", "colorsubsampling": "Gray"}
-        made: bytes = simplejpeg.encode_jpeg(pixels, quality=self.options.quality, **space)
-        is_smaller = len(made) < len(image) and sum(map(len, fitted)) + len(made) < sum(
-            map(len, before)
-        )
-        return (made, *fitted) if is_smaller else before
+        encoded = simplejpeg.encode_jpeg(pixels, quality=self.options.quality, **space)
+        made: tuple[bytes, ...] = (encoded, *fitted)
+        is_smaller = len(encoded) < len(image) and sum(map(len, made)) < sum(map(len, before))
+        return made if is_smaller else before
 
     def _jpeg_ratio(self, sizes: IntArray) -> float:
         """Estimates by evenly spread samples how large re-encoded images are, relative to the

@@ -21,16 +21,16 @@ from headrace.formats.files import FilesSource
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
 from headrace.memory.processes import PerProcess
-from headrace.packing.contents import Contents, Survey
-from headrace.packing.options import PackOptions
-from headrace.packing.part import PartFile
+from headrace.packing.contents import Contents, as_column, crc_of_columns
+from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     Packing,
+    PackOptions,
+    PackPlan,
     Plan,
     Rows,
     Spool,
-    as_column,
-    crc_of_columns,
+    chunks_for,
     groups_of,
     some_of,
 )
@@ -52,6 +52,7 @@ class TextContents(Contents):
     """
 
     dataset: TextDataset
+    group_samples = 4096
     _tokens: Tokens | None = None
     """Of the source, if they are there already."""
     _pack: PackedTokens | None = None
@@ -68,21 +69,17 @@ class TextContents(Contents):
         documents = dataset._documents
         view = dataset._chosen
         super().__init__(documents or dataset, options)
-        if view is not None and (
-            documents is not None or len(source) != len(source.tokens.short[0]) - 1
-        ):
+        count = len(source.tokens.short[0]) - 1
+        if view is not None and (documents is not None or len(source) != count):
             raise ConfigError(
                 "a view of windows or blocks can't be packed: pack the texts, or a view of their "
                 "documents"
             )
+        self._chosen = np.arange(count) if view is None else view
+        self._end_token = dataset._arguments.get("end_token")
         if isinstance(source.tokens, PackedTokens):
             self._pack = source.tokens
             self._end_token = self._pack.info.text.get("end_token")
-            self._chosen = np.arange(self._pack.info.count) if view is None else view
-        else:
-            assert documents is not None
-            self._end_token = dataset._arguments.get("end_token")
-            self._chosen = np.arange(len(documents))
         if options.end_token not in (None, self._end_token):
             raise ConfigError(
                 f"end_token={options.end_token}: this dataset has tokens that were made with "
@@ -91,18 +88,12 @@ class TextContents(Contents):
 
     def check_options(self) -> None:
         options = self.options
-        if options.is_jpeg:
-            raise ConfigError("store='jpeg' is for images: open them with ImageDataset")
         if options.store is not None:
             raise ConfigError(
                 f"store={options.store!r} is for images and arrays: texts are packed as tokens"
             )
-        if options.is_chunked:
-            raise ConfigError(
-                f"{options.layout}: tokens lie flat, and are read as they are: leave it out"
-            )
-        if options.check != "decode":
-            raise ConfigError(f"check={options.check!r} is for encoded images: leave it out")
+        super().check_options()
+        chunks_for(options, Rows(STORE, np.dtype(np.int32), ()), 0)
         if options.end_token is not None and self.dataset.is_of_chats:
             raise ConfigError(
                 f"end_token={options.end_token} can't be given for chats, whose template ends each "
@@ -126,17 +117,12 @@ class TextContents(Contents):
 
     def view(self, numbers: IntArray) -> TextContents:
         some = copy.copy(self) if self._pack is not None else super().view(numbers)
+        vars(some).pop("source_sizes", None)
         some._chosen = self._chosen[numbers]
         return some
 
     @functools.cached_property
-    def source_sizes(self) -> IntArray | None:
-        """Bytes of each text, if each is a file, which may change until it is packed."""
-        if self._tokens is None and isinstance(self.dataset.sample_source, FilesSource):
-            return self._sizes()
-        return None
-
-    def _sizes(self) -> IntArray:
+    def source_sizes(self) -> IntArray:
         """Bytes of each document in the source: of its text, or its tokens."""
         if self._tokens is None:
             return self.dataset.text_nbytes(self._chosen)
@@ -168,14 +154,14 @@ class TextContents(Contents):
         }
         return {"kind": KIND, "classes": dataset.classes or None, "text": text}
 
-    def _survey(self) -> Survey:
+    def plan_parts(self) -> PackPlan:
         """Cuts parts by the bytes of the texts, so that each job tokenises only its own."""
-        read_sizes = self._sizes()
-        sizes = read_sizes
+        sizes = self.source_sizes
         about = self._about(None)
         options = dict(about["text"])
         targets = self._targets()
-        if targets is not None and self.source_sizes is None:
+        is_of_files = self._tokens is None and isinstance(self.dataset.sample_source, FilesSource)
+        if targets is not None and not is_of_files:
             # of all: each part alone might seem to have targets of one kind
             options["annotations"] = crc_of_columns({TARGETS: targets})
         if self._tokens is None:
@@ -197,7 +183,7 @@ class TextContents(Contents):
                 ratio = made.count * made.dtype.itemsize / before
                 sizes = (sizes * ratio).astype(np.int64)
         info = PackedInfo(store=STORE, count=0, fingerprint=self.fingerprint, **about)
-        return Survey(info, sizes, read_sizes, options)
+        return self._parts(info, sizes, options)
 
     def packing(self, part: PartFile | None) -> Packing:
         """Packs documents as tokens; unreadable ones are left out if `on_error` is "skip". For a
@@ -262,7 +248,7 @@ class TextContents(Contents):
             made.add(ids)
             spool.append(ids.tobytes())
 
-        groups = groups_of(self._sizes(), _TOGETHER)
+        groups = groups_of(self.source_sizes, _TOGETHER)
         left_out = self.made(self._ids_of, groups, "tokenising", use, workers=0)
 
         def prepare(group: range) -> list[npt.NDArray[Any]]:

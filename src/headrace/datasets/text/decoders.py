@@ -405,7 +405,11 @@ class Texts(TextDecoder):
         """Approximate bytes of some texts ([n] int64), by their numbers in the source."""
         if self.options.column is not None:
             return self._characters(numbers, reader)
-        found: IntArray = self.source.sizes(None if len(numbers) == len(self.source) else numbers)
+        found: IntArray
+        if len(numbers) == len(self.source):
+            found = self.source.sizes()[numbers]  # remote files are listed anew
+        else:
+            found = self.source.sizes(numbers)
         return found
 
     def _characters(self, numbers: IntArray, reader: SampleReader) -> IntArray:
