@@ -63,8 +63,6 @@ def test_named_fields_only() -> None:
     assert second[0].shape == (2, 2) and second[1].values.shape == (2, 3, 4)
     for name in ("tokens", 0):
         assert pad_collate(name)([Row([1], 1), Row([1, 2], 2)]).tokens.values.shape == (2, 2)
-    examples = pad_collate("tokens")([Example([1], "a"), Example([1, 2], "b")])
-    assert examples.tokens.lengths.tolist() == [1, 2]
     boxes = [{"in": {"ids": [[1, 2]] * n, "box": torch.zeros(4)}} for n in (1, 2)]
     nested = pad_collate("in.ids")(boxes)["in"]
     assert nested["ids"].tolist() == [[[1, 2], [0, 0]], [[1, 2], [1, 2]]]

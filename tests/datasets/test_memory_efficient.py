@@ -335,6 +335,7 @@ def test_arguments_that_are_refused(tmp_path: Path, tiny_photos: Path) -> None:
         (Arrays(), {"image_size": 3, "color": "L"}, "image_size, color"),
         (OwnFormat(), {"image_size": 3}, "image_size"),
         (Arrays(), {"shared": "machine"}, "fingerprint"),
+        (OwnFormat(loading_mode="cached"), {}, "'cached'.*'lazy'"),
         *(
             (own, {name: negative}, name)
             for name in ("transform", "target_transform", "transforms")
@@ -374,14 +375,6 @@ class TestOfHeadraces:
         assert dataset.sample_nbytes() is None
         assert make(inner).sample_nbytes() == inner.sample_nbytes() > 0
         assert inner.transform is None and torch.is_tensor(inner[0][0])
-
-    def test_its_samples_are_not_held_twice(self) -> None:
-        for mode in MODES[1:]:
-            with (
-                OwnFormat(loading_mode=mode, progress=False) as inner,
-                pytest.raises(ConfigError, match=f"'{mode}'.*'lazy'"),
-            ):
-                MemoryEfficientDataset(inner)
 
     def test_what_it_brings_along(self, make: Any) -> None:
         names = ("seed", "on_error", "return_index", "holds_encoded")

@@ -263,9 +263,10 @@ class pad_collate:
         padding_side: "right": pad after the sequence. "left": pad before it.
 
     Raises:
-        ConfigError: an argument is invalid. In a call: dtypes or numbers of dimensions differ, a
-            field is missing, a sample is longer than `max_length`, or `pad_value` does not fit the
-            dtype. The message names sample, field and remedy.
+        ConfigError: an argument is invalid; in a call: a named field is missing, or `pad_value`
+            does not fit the dtype.
+        CollateError: in a call: dtypes or numbers of dimensions differ, or a sample is longer than
+            `max_length`. The message names sample, field and remedy.
     """
 
     @checks_keywords
@@ -439,9 +440,10 @@ class TextCollator:
         mask_token_id, vocab_size, special_token_ids: for "masked". None: the tokenizer's.
 
     Raises:
-        ConfigError: an argument is invalid, or a tokenizer is needed and missing. In a call: a
-            sample is none of the above or too long, or its fields don't fit each other. The message
-            names sample, field and remedy.
+        ConfigError: an argument is invalid.
+        CollateError: in a call: a sample is none of the above or too long, its fields don't fit
+            each other, or it is a text and there is no tokenizer. The message names sample, field
+            and remedy.
     """
 
     @checks_keywords

@@ -228,10 +228,11 @@ class VisionCollator:
             entries as the statistics (or 1).
 
     Raises:
-        ConfigError: an argument is invalid. In a call, a CollateError: an image has another dtype;
-            floats are outside of [0, 1] (they may already be normalised, and nothing is normalised
-            twice); an image differs from the first in shape or dtype or has the wrong number of
-            channels; or there is no image. The message names sample, field and remedy.
+        ConfigError: an argument is invalid; in a call: images have another number of channels than
+            the statistics.
+        CollateError: in a call: an image has another dtype, or floats outside of [0, 1] (it may be
+            normalised already); differs from the first in shape or dtype; or is missing. The
+            message names sample, field and remedy.
     """
 
     @checks_keywords

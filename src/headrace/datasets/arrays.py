@@ -353,8 +353,8 @@ class LabelledPatches(ArrayDecoder):
 class ZarrDataset(ArrayDataset):
     """Rows of Zarr arrays, or patches of volumes, as tensors of the array's dtype.
 
-    Rows: the first axis is the sample axis. With `target_name` a
-    sample is ``(row, target)``. With several names it is a dict with one row of each.
+    Rows: the first axis is the sample axis. With `target_name` a sample is ``(row, target)``. With
+    several names it is a dict with one row of each.
 
     Patches: with `patch_shape`. With `target_name` a sample is ``(patch, patch of the labels)``.
     Labels have the last axes of the volume. Labels of an OME-NGFF image may have voxels of another

@@ -24,16 +24,16 @@ class FilesDataset(BaseDataset):
     Args:
         data_path: a folder (searched recursively and sorted), a file, a glob, a pattern with
             braces, fsspec URLs, or a list of these.
-        extensions: endings of the files to read, such as (".wav", ".flac"), in any case; or one
-            of them.
-        decode: a callable from the bytes of a file to the sample's input. It must be deterministic,
-            and may run in several threads at once. Its errors are errors of the sample
-            (`on_error`). Workers that don't fork receive it by pickle: define it in a module.
+        extensions: ending of the files to read in any case, such as ".wav", or several.
+        decode: a callable from the bytes of a file to the sample's input, such as an array, a
+            tensor or a dict. It must be deterministic, and may run in several threads at once. Its
+            exceptions are errors of the sample (`on_error`). Workers that are not forked receive it
+            by pickle: define it in a module.
         transform: a callable that is applied to the input, or a list of callables.
         loading_mode: see `LoadingMode`.
-        targets: "folders": class numbers from the first-level folders. Or labels by file name (a
-            mapping, a DataFrame, or the path of a table), a callable that takes the path, one value
-            for each file of a list, or None.
+        targets: as in `ImageDataset`, without masks: by default class folders, or labels by file
+            name (a mapping, a DataFrame, or the path of a table), a callable that takes the path,
+            one value for each file of a list, or None.
         target_name, label_separator, delimiter, unused_targets: options of tables of labels; see
             `ImageDataset`.
         **options: see `BaseDataset`, and for URLs `RemoteOptions`.
@@ -44,7 +44,7 @@ class FilesDataset(BaseDataset):
 
     Raises:
         DataNotFoundError: the path does not exist, or contains no such files.
-        ConfigError: an argument is invalid; the message names it.
+        ConfigError: an argument is invalid, or files have no targets; the message names them.
     """
 
     reads_urls = True

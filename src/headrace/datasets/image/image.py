@@ -242,7 +242,7 @@ class ImageDataset(BaseDataset):
             {"bytes", "path"}. Of HDF5 and Zarr: name of the array of encoded images (uint8 of any
             or one length, or opaque) or of pixels (uint8 [N, H, W, 3]). Of tars: extension of the
             images; None: the first of a sample. `targets` then names the column, or the extension
-            of the class numbers; default: none, or "cls" if the first sample has it. Texts become
+            of the class numbers; default: none, or "cls" if the first sample has it. Strings become
             class numbers.
         image_size: (height, width), or one int for both. Images are resized bilinearly with
             antialiasing, before the transform; the aspect ratio is not kept. None: images keep
@@ -254,11 +254,11 @@ class ImageDataset(BaseDataset):
             nothing follows them, their result is scaled and normalised as above. The same applies
             at the head of `transforms`.
         loading_mode: see `LoadingMode`.
-        targets: "folders": class numbers from the first-level folders. That is the default, and an
-            error if the folders are called as splits are (train, val, ...), or as images and masks;
-            then say it outright. Where the folder has a metadata.csv, .jsonl or .parquet with a
-            column file_name, as HuggingFace's imagefolder has it, the default is that table. Or
+        targets: default: the labels in a metadata.csv, .jsonl or .parquet in the folder, if it has
+            a column "file_name" (HuggingFace's imagefolder); else "folders", which is an error if
+            the folders have names of splits (train, val, ...), or of images and masks. Or
 
+            * "folders": class numbers from the first-level folders;
             * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its
               image, with any extension, and its size. A target is int64 [H, W], the stored class
               numbers (`headrace.datasets.image.decoder`), resized to the nearest pixel;
@@ -268,16 +268,16 @@ class ImageDataset(BaseDataset):
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable that takes the
               path;
-            * one value for each file, where `data_path` is a list of files;
+            * one value for each file, if `data_path` is a list of files;
             * None: every target is None.
 
-            Texts become class numbers. Lists of texts become float32 [classes], with 1 for each
+            Strings become class numbers. Lists of strings become float32 [classes], with 1 for each
             class in the list. A file name without its folder must match one file only. Built-in
             crops and flips, and `image_size`, apply to masks and boxes as to their image. Other
             callables of `transform` receive the image alone, those of `transforms` both.
         target_name: for a table: the target column, or a list of columns, which give a dict. None:
             all columns except the one with the file names.
-        label_separator: text that separates several labels in one cell, such as ";". With several
+        label_separator: string between several labels in one cell, such as ";". With several
             target columns it applies to those that contain it.
         delimiter: character between the cells of a table of labels in CSV, such as ";". None: a
             comma, and a tab in .tsv.
