@@ -215,6 +215,8 @@ class OpenTrees(OpenArrays[H], ABC):
     decoded.
     """
 
+    direct: bool
+    """False: arrays are read by h5py or zarr-python alone."""
     has_objects = False
     """True if stores are objects, which need not survive a fork."""
 

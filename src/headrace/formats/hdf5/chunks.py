@@ -46,8 +46,8 @@ from headrace.formats.hdf5.files import (
     read_part,
     without_gc,
 )
+from headrace.formats.tree import OpenTrees
 from headrace.io.files import Files
-from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 
@@ -59,29 +59,28 @@ class HDF5Array(LibraryRows):
 
     Args:
         dataset: open.
-        library: these files.
         path, name: of the file in which it was looked for, and in it.
-        files, behind: the files that its values come from must not change, see `check_files`.
+        opened: these files.
+        behind: files that its values come from, which must not change.
         why: h5py reads it.
     """
 
     def __init__(
         self,
         dataset: h5py.Dataset,
-        library: WorkerFiles[h5py.File],
         path: str,
         name: str,
-        files: Files,
+        opened: OpenTrees[h5py.File],
         behind: Sequence[str],
         why: str,
     ) -> None:
         self.shape = tuple(dataset.shape)
         self.dtype = ordered(dataset.dtype)
         self.how = f"h5py: {why}"
-        self._library = library
+        self._library = opened.library
         self._path = path
         self._name = name
-        self._files = files
+        self._files = opened.files
         self._behind = behind
 
     def check_part(self, part: tuple[slice, ...] = ()) -> None:
@@ -107,21 +106,14 @@ class HDF5Array(LibraryRows):
 
 
 def rows_of(
-    dataset: h5py.Dataset,
-    path: str,
-    name: str,
-    files: Files,
-    library: WorkerFiles[h5py.File],
-    direct: bool = True,
+    dataset: h5py.Dataset, path: str, name: str, opened: OpenTrees[h5py.File]
 ) -> DirectChunks | LibraryChunks | HDF5Array:
     """The chunks of a dataset of numbers, or the rows of one of objects.
 
     Args:
         dataset: open.
         path, name: of the file, and in it.
-        files: by which they are read.
-        library: the files that each process has open by h5py.
-        direct: False: through h5py in any case.
+        opened: by which they are read.
 
     Raises:
         FormatError: no axis of rows, references, a filter that is missing, or a file that is
@@ -132,17 +124,17 @@ def rows_of(
     check_has_values(dataset, where)
     if not dataset.shape:
         raise FormatError(f"{where} is a single value, it has no axis of samples")
-    holder, behind = files_behind(dataset, path, files)
+    behind = files_behind(dataset, path, opened.files)
     chunks: DirectChunks | str = "direct=False"
     are_objects = holds_objects(dataset.dtype, where)
     if are_objects:
         chunks = "elements of any size"
-    elif direct:
-        chunks = _direct_chunks(dataset, name, files, holder)
+    elif opened.direct:
+        chunks = _direct_chunks(dataset, name, opened.files, behind[0])
     if isinstance(chunks, DirectChunks):
         return chunks
     _check_filters(dataset, where)
-    array = HDF5Array(dataset, library, path, name, files, behind, chunks)
+    array = HDF5Array(dataset, path, name, opened, behind, chunks)
     if are_objects:
         return array
     elements, dtype = _elements(dataset)

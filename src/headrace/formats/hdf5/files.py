@@ -14,7 +14,7 @@ import gc
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import h5py
@@ -358,8 +358,8 @@ def _other_file(what: str) -> FormatError:
     )
 
 
-def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, list[str]]:
-    """The file that holds a dataset, perhaps behind a link, and all files that its values come
+def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> list[str]:
+    """The file that holds a dataset, perhaps behind a link, and all others that its values come
     from. They must not change from now on.
 
     Args:
@@ -376,16 +376,15 @@ def files_behind(dataset: h5py.Dataset, path: str, files: Files) -> tuple[str, l
     """
     if not files.is_remote:  # what is remote leads nowhere else
         path = os.path.abspath(dataset.file.filename)
-    others: dict[str, None] = {}
-    _follow(dataset, path, files.is_remote, [], set(), others)
-    behind = [path, *others]
+    behind = {path: None}
+    _follow(dataset, path, files.is_remote, [], set(), behind)
     for one in behind:
         files.version(one)
     check_files(files, path, behind)
-    return path, behind
+    return list(behind)
 
 
-def check_files(files: Files, path: str, behind: Sequence[str]) -> None:
+def check_files(files: Files, path: str, behind: Iterable[str]) -> None:
     """Compares the files that a dataset's values come from with their versions.
 
     Raises:
@@ -410,7 +409,7 @@ def _follow(
     is_remote: bool,
     way: list[tuple[str, str]],
     seen: set[tuple[str, str]],
-    others: dict[str, None],
+    behind: dict[str, None],
 ) -> None:
     """Notes the files of external storage, and of all sources of a virtual dataset.
 
@@ -418,7 +417,7 @@ def _follow(
         dataset, path: where this step of the way is.
         way: the steps before.
         seen: steps that need not be gone again.
-        others: where files are noted.
+        behind: where files are noted.
     """
     here = (path if is_remote else os.path.realpath(path), str(dataset.name))
     where = f"{redact(path)}: {dataset.name!r}"
@@ -443,7 +442,7 @@ def _follow(
             raise DataNotFoundError(
                 f"{external}, which does not exist (working folder: {os.getcwd()})"
             )
-        others[place] = None
+        behind[place] = None
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         if is_remote and source.file_name != ".":
             raise _other_file(f"{where}, a virtual dataset, needs {redact(source.file_name)!r}")
@@ -457,7 +456,7 @@ def _follow(
         with contextlib.ExitStack() as stack:
             file = dataset.file
             if file_name != path:
-                others[file_name] = None
+                behind[file_name] = None
                 file = stack.enter_context(reading(file_name))
             target = file.get(_plain(source.dset_name, where))
             if not isinstance(target, h5py.Dataset):
@@ -465,7 +464,7 @@ def _follow(
                     f"{where}, a virtual dataset, needs {source.dset_name!r} of "
                     f"{redact(file_name)}, which is missing"
                 )
-            _follow(target, file_name, is_remote, [*way, here], seen, others)
+            _follow(target, file_name, is_remote, [*way, here], seen, behind)
 
 
 def _plain(name: str, where: str) -> str:

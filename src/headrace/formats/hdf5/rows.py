@@ -169,7 +169,7 @@ class HDF5Tree(Tree):
     def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
         opened = self.opened
         dataset = self.dataset(name)
-        rows = rows_of(dataset, self.path, name, opened.files, opened.library, opened.direct)
+        rows = rows_of(dataset, self.path, name, opened)
         if isinstance(rows, LibraryRows):
             return rows
         return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
