@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import (
-    ConfigError,
-    FormatError,
-    HeadraceWarning,
-    ImageDataset,
-    StreamingDataset,
-    TableDataset,
-    TextDataset,
-    open_dataset,
-)
+from headrace import ImageDataset, StreamingDataset, TableDataset, TextDataset, open_dataset
+from headrace.errors import ConfigError, FormatError, HeadraceWarning
 from tests.data.labelled import make_masks
 from tests.data.make import make_tar
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from headrace import HeadraceWarning
-from headrace.errors import DataNotFoundError, FileChangedError, FormatError
+from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats import tar as tar_made
 from headrace.formats.tar import TarSource
 from headrace.io.local_files import LocalFiles
@@ -324,16 +324,6 @@ def test_what_is_no_tar(tmp_path: Path) -> None:
     )
     with pytest.warns(HeadraceWarning, match=r"a\.tar and are not read"):
         assert len(TarSource(path)) == 2  # two that were simply joined
-
-
-def test_a_shard_that_changes_under_its_reader(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "a.tar", plain(3))
-    source = TarSource(path)
-    source.read([0])
-    make_tar(path, plain(4))
-    with pytest.raises(FileChangedError, match=r"a\.tar"):
-        source.read([1])
-    source.close()
 
 
 # --- the index ------------------------------------------------------------------------------------

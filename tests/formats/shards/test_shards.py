@@ -27,8 +27,6 @@ from headrace import (
     TextDataset,
     create_dataloader,
     open_dataset,
-    pack,
-    verify,
 )
 from headrace.datasets.columns import ColumnsDataset
 from headrace.formats.shards import heads
@@ -245,14 +243,6 @@ def test_streams_are_one_dataset(tmp_path: Path) -> None:
         index.unlink()
     (tmp_path / "data/index.json").write_text(json.dumps({"version": 2, "shards": merged}))
     assert same(list(open_dataset(tmp_path / "data")), list(dataset))
-
-
-def test_a_pack_of_it_has_its_values(tmp_path: Path) -> None:
-    data = open_dataset(write(tmp_path / "data"), columns=["id", "x"])
-    pack(data, tmp_path / "packed.h5", progress=False)
-    assert verify(tmp_path / "packed.h5").ok
-    with open_dataset(tmp_path / "packed.h5") as packed:
-        assert same(list(packed), list(data))
 
 
 def change(folder: Path, *numbers: int, of: str = "raw_data", **said: Any) -> None:
