@@ -199,6 +199,12 @@ def test_same_texts_give_the_same_bytes(texts: Path, tmp_path: Path) -> None:
     assert pack(wider, tmp_path / "joined.h5").read_bytes() == first
 
 
+def test_all_files_in_another_order(texts: Path, tmp_path: Path) -> None:
+    view = opened(texts)[::-1]
+    with TextDataset(pack(view, tmp_path / "out", shard_size=SHARD)) as packed:
+        check_same(packed, view)
+
+
 def test_end_tokens(texts: Path, tmp_path: Path) -> None:
     """Put behind each document while it is packed, they are those of blocks that have them."""
     with opened(texts, packing=True, max_length=4, end_token=7) as blocks:
