@@ -89,7 +89,7 @@ class Contents:
     _is_encoded = False
     """True if samples are encoded images where they come from."""
     _pack_of_targets: packed.PackedInfo | None = None
-    """What the pack says that samples and targets are from, if it knows their classes."""
+    """Info of the pack that samples and targets come from, if it knows their classes."""
 
     def __init__(self, dataset: BaseDataset, options: PackOptions) -> None:
         source = dataset.sample_source

@@ -1,9 +1,8 @@
 """Where a pack is written: files under a locked temporary name, renamed when they are complete; and
-the folder, or the prefix of an object store, that they are in.
+the folder, or the prefix of an object store, that holds them.
 
-A kernel lock is held on the temporary file, which lies in the same folder. The lock is gone with
-its process, however that ends: what a dead writer left is told from what a live one writes, and is
-taken over.
+A temporary file lies in the folder of its target, under a kernel lock. The lock ends with its
+process, however that ends, so leftovers of dead writers can be told from files in use.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ executor.
 
 Threads read and check (or decode) the samples, a few groups ahead of the one that is written; one
 thread writes them in order under a temporary name, reads everything back, and only then gives the
-file its name. The sidecar of a part follows: who finds it, finds the part whole. Packed twice, a
-part has the same bytes. The manifest is written last, by whoever finds all parts finished.
+file its name. The sidecar of a part is written after it, and marks it as complete. Packed twice, a
+part has the same bytes. The manifest is written last, by the job that finds all parts finished.
 """
 
 from __future__ import annotations
