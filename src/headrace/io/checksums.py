@@ -16,7 +16,6 @@ from headrace.errors import FileChangedError
 from headrace.memory.processes import read_full
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power first
 
 
 class FileSums(NamedTuple):
@@ -81,27 +80,6 @@ def sum_file(
 def replaced(sums: FileSums, offset: int, before: bytes, after: bytes) -> int:
     """The CRC of a file in which some bytes are replaced by as many others."""
     difference = isal_zlib.crc32(before) ^ isal_zlib.crc32(after)
-    return sums.crc ^ _shifted(difference, sums.size - offset - len(after))
-
-
-def _shifted(crc: int, nbytes: int) -> int:
-    """A CRC-32 times x^(8 * nbytes), modulo its polynomial: what that many zeros behind it make
-    of it, but for their own CRC.
-    """
-    power, factor = 0x80000000 >> 8, crc  # x^8; the highest bit is x^0
-    while nbytes and factor:
-        if nbytes & 1:
-            factor = _product(factor, power)
-        power = _product(power, power)
-        nbytes = nbytes >> 1
-    return factor
-
-
-def _product(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2), modulo that of CRC-32."""
-    result = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            result ^= b
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return result
+    behind = sums.size - offset - len(after)
+    # the difference, moved past the bytes behind it
+    return sums.crc ^ int(isal_zlib.crc32_combine(difference, 0, behind))
