@@ -88,21 +88,32 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 @given(
     LENGTHS,
     st.sampled_from(["longest", "max_length"]),
+    st.sampled_from([None, *range(1, 10)]),
     st.sampled_from([None, 1, 4, 8]),
     st.sampled_from(["right", "left"]),
     st.sampled_from(["int64", "float32", "uint8", "bool"]),
     st.integers(0, 1),
 )
 def test_cut_by_their_lengths_the_samples_come_back(
-    lengths: list[int], padding: str, multiple: int | None, side: str, dtype: str, value: int
+    lengths: list[int],
+    padding: str,
+    limit: int | None,
+    multiple: int | None,
+    side: str,
+    dtype: str,
+    value: int,
 ) -> None:
+    """Or their beginnings, where they are truncated."""
     random = np.random.default_rng(len(lengths))
     rows = [random.integers(0, 5, length).astype(dtype) for length in lengths]
-    limit = 9 if padding == "max_length" else None
-    padded = pad_collate(None, padding, limit, value, multiple, padding_side=side)(rows)
+    limit = limit or (9 if padding == "max_length" else None)
+    how: dict[str, Any] = {"truncation": limit is not None, "padding_side": side}
+    padded = pad_collate(None, padding, limit, value, multiple, **how)(rows)
+    rows = [row[:limit] for row in rows]
     length = padded.values.shape[1]
-    target = limit or max(lengths)
-    assert padded.lengths.tolist() == lengths and padded.attention_mask.shape == padded.values.shape
+    target = limit if limit and padding == "max_length" else max(map(len, rows))
+    assert padded.lengths.tolist() == list(map(len, rows))
+    assert padded.attention_mask.shape == padded.values.shape
     assert target <= length < target + (multiple or 1) and length % (multiple or 1) == 0
     masks = padded.attention_mask.numpy().astype(bool)
     for row, values, mask in zip(rows, padded.values.numpy(), masks, strict=True):
@@ -110,17 +121,6 @@ def test_cut_by_their_lengths_the_samples_come_back(
         assert np.flatnonzero(mask).tolist() == list(range(start, start + len(row)))
         assert values.dtype == row.dtype and np.array_equal(values[mask], row)
         assert (values[~mask] == np.array(value, dtype)).all()
-
-
-@given(LENGTHS, st.integers(1, 9), st.sampled_from(["longest", "max_length"]))
-def test_truncation_cuts_the_end(lengths: list[int], limit: int, padding: str) -> None:
-    collate = pad_collate(padding=padding, max_length=limit, truncation=True)
-    padded = collate([torch.arange(length) for length in lengths])
-    kept = [min(length, limit) for length in lengths]
-    assert padded.lengths.tolist() == kept
-    assert padded.values.shape[1] == (limit if padding == "max_length" else max(kept))
-    for row, end in zip(padded.values, kept, strict=True):
-        assert row[:end].tolist() == list(range(end))
 
 
 def test_sequences_of_all_kinds_keep_their_dtype() -> None:

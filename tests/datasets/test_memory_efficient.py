@@ -629,14 +629,6 @@ class TestRandomForeign:
             make(foreign).__getitems__([3, 4])
             assert states() == before
 
-    def test_batches_of_which_all_samples_are_lost(self, make: Any) -> None:
-        class Loses(Batches):
-            def __getitems__(self, indices: list[int]) -> list[Any]:
-                return []
-
-        with pytest.raises(SampleError, match="sample 3"):
-            make(Loses())[3]
-
     def test_headraces_datasets_inside_are_in_epoch_0(self, make: Any, loader_of: Any) -> None:
         inner = OwnFormat(transform=RandomProbe(), seed=1)
         inner.set_epoch(4)
