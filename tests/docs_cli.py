@@ -49,8 +49,8 @@ verifies and measures. All verbs work on paths and URLs alike.
 
 * `--json` prints one JSON document, also for an error:
   `{"error": {"type", "message", "exit_code"}}`.
-* Exit codes: 0 success; 1 something is wrong with the data; 2 wrong usage, or the command could not
-  be done; 130 interrupted.
+* Exit codes: 0 success; 1 something is wrong with the data; 2 wrong usage, or the command
+  failed; 130 interrupted.
 * Results go to stdout, errors and warnings to stderr, one line each; a second line names the next
   command.
 * Colours appear only on a terminal, and never with `NO_COLOR`.

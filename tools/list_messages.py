@@ -12,6 +12,7 @@ import ast
 import builtins
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,6 +164,8 @@ class Module:
         forms = []
         for text in texts:
             forms += self._forms(text, function, depth + 1) if _is_text(text) else [VARIES]
+        # a number with its unit is no text
+        forms = [form if re.search("[A-Za-z]{3}", form) else VARIES for form in forms]
         return list(dict.fromkeys(forms))[:MOST_FORMS] or [VARIES]
 
 

@@ -28,7 +28,7 @@ def test_cache_lists_and_prunes(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([], f"headrace cache --dir {tmp_path} --prune"),
         (["--prune"], "removed: 0 files"),
         (["--prune", "--older", "0d"], "removed: 1 files"),
-        ([], "nothing is kept here"),
+        ([], "the cache is empty"),
     ):
         assert main([*cache, *options]) == 0 and shown in capsys.readouterr().out
     assert not os.path.exists(file.path)

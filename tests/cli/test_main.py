@@ -291,9 +291,9 @@ def test_index_prints_what_it_wrote(here: Path, capsys: pytest.CaptureFixture[st
 FOLDER = {"a/x.png": None, "y.png": None}
 HINTS: list[tuple[dict[str, bytes | None], list[str], str]] = [
     (FOLDER, [], "pass --targets (--targets None"),
-    ({"x.png": None}, [], "pass --targets (--targets None"),
+    ({"x.png": None}, [], "such as a CSV of labels (--targets None"),
     ({"x.png": None}, ["--unit", "line"], "use ImageDataset"),
-    ({"a/x.png": None, "b/1.json": b"{}"}, [], "'b' holds no file"),
+    ({"a/x.png": None, "b/1.json": b"{}"}, [], "'b' holds no files that"),
     ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
     ({"x.txt": b"caf\xe9"}, [], "pass --encoding or "),
     ({"x.jsonl": b'{"body": "a"}\n'}, [], "pass --text-field or --target-field; "),

@@ -502,7 +502,7 @@ class TestErrors:
                 with pytest.raises(type(error), match=str(error.args[-1])) as caught:
                     make(loading_mode=mode, on_error="skip", failing={7: error})[7]
                 assert not isinstance(caught.value, SampleError)
-                assert "may be sound" in caught.value.__notes__[0]
+                assert "may be intact" in caught.value.__notes__[0]
 
 
 class Heavy(SquaresDataset):

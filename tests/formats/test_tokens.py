@@ -67,7 +67,7 @@ def test_blocks(sizes: list[int], length: int, data: Any) -> None:
     tokens, documents = tokens_of(sizes)
     whole = [(token, number) for number, document in enumerate(documents) for token in document]
     if whole and len(whole) < length:
-        with pytest.raises(ConfigError, match=rf"max_length={length}.*{len(whole)} in all"):
+        with pytest.raises(ConfigError, match=rf"max_length={length}.*{len(whole)} tokens in all"):
             BlocksSource(tokens, "f", "texts", length)
         return
     source = BlocksSource(tokens, "f", "texts", length)

@@ -32,5 +32,5 @@ def test_a_home_that_is_none(tmp_path: Path, home: str, monkeypatch: pytest.Monk
 
 
 def test_a_home_of_nobody_in_cache_dir() -> None:
-    with pytest.raises(ConfigError, match="no known home folder"):
+    with pytest.raises(ConfigError, match="not a known home folder"):
         cache_folder("~nobody-at-all/cache")

@@ -135,10 +135,10 @@ def test_steps_of_a_sanity_check() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     loader: Any = loader_of(10, batch_size=4)
     for function in FUNCTIONS:
-        with pytest.raises(ConfigError, match="no dataset"):
+        with pytest.raises(ConfigError, match="not a TensorDataset"):
             function(TensorDataset(torch.zeros(8)))
         for config in (loader.config, {"batch_size": 4}):
-            with pytest.raises(ConfigError, match="loader first"):
+            with pytest.raises(ConfigError, match="without config"):
                 function(config, loader)
     for wrong in (-1, 1.5, "2", True):
         for function, name in (

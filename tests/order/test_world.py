@@ -105,7 +105,7 @@ def test_bad_worlds_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in list(group)[:2]:
             with monkeypatch.context() as patch:
                 patch.setenv(name, "1")
-                with pytest.raises(ConfigError, match=f"{name} is given"):
+                with pytest.raises(ConfigError, match=f"{name} is set"):
                     detect_world()
                 assert detect_world(0, 1).source == "arguments"
     for name in TORCHRUN:

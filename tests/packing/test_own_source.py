@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 from headrace.packing import pack
 from tests.data.make import make_photos
 
-refused = partial(pytest.raises, ConfigError, match="a part of what is packed")
+refused = partial(pytest.raises, ConfigError, match="a part of the data to pack")
 
 
 class OwnReader(Dataset[Any]):

@@ -169,7 +169,7 @@ def test_same_call_goes_on(photos: Path, packed: Path, out: Path, tmp_path: Path
     status = pack_status(out)
     assert (status.done, status.missing, status.stale) == ([3], [0], [1, 2]) and not status.joined
     assert "missing: 0" in str(status) and "stale: 1-2" in str(status)
-    with pytest.raises(DataNotFoundError, match="not complete"):
+    with pytest.raises(DataNotFoundError, match="incomplete"):
         ImageDataset(out)
     with pytest.raises(DataNotFoundError, match="missing: 0"):
         join(out)
@@ -288,7 +288,7 @@ def test_a_plan_that_is_lost_is_made_again(photos: Path, packed: Path, out: Path
         pack(photos, out, shard_size=SHARD)
     for foreign in ('{"tasks": ["milk"]}', "[1]"):
         (out / "plan.json").write_text(foreign)
-        with pytest.raises(FormatError, match="or no plan of headrace"):
+        with pytest.raises(FormatError, match="or not a plan of headrace"):
             pack(photos, out, shard_size=SHARD, overwrite=True)
         assert (out / "plan.json").read_text() == foreign
     (out / "plan.json").unlink()

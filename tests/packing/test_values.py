@@ -389,9 +389,9 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([ZEROS, ZEROS.astype("f4")], r"sample 1 .* float32 of shape \[3\], .* float64 of shape"),
     ([np.zeros((3, 2)), np.zeros((3, 3))], r"sample 1 .*\[3, 3\], and sample 0 .*\[3, 2\]"),
     ([{"x": ZEROS}, {"x": ZEROS[:2]}], "sample 1 "),
-    ([{0: ZEROS}], "sample 0 .* 0 is none"),
-    ([{0: ZEROS, "x": ZEROS}], "sample 0 .* 0 is none"),
-    ([{"x": {"": ZEROS}}], "sample 0, 'x', .* '' is none"),
+    ([{0: ZEROS}], "sample 0 .* not 0:"),
+    ([{0: ZEROS, "x": ZEROS}], "sample 0 .* not 0:"),
+    ([{"x": {"": ZEROS}}], "sample 0, 'x', .* not '':"),
     ([{}], "sample 0 "),
     ([{"x": {}}], "sample 0, 'x'"),
     ([{"x": ZEROS}, {"y": ZEROS}], "sample 1 "),
@@ -401,8 +401,8 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([(ZEROS, {"a": 1}), (ZEROS, {"b": 1})], "target of sample 1"),
     ([(ZEROS, {"a": 1, "name": "oak"})], "target of sample 0, 'name'"),
     ([(ZEROS, {"a": {"b": 1}})], "column 'a'"),
-    ([(ZEROS, {0: 1, 1: 2})], "target of sample 0.* 0 is none"),
-    ([(ZEROS, {"": 1})], "target of sample 0.* '' is none"),
+    ([(ZEROS, {0: 1, 1: 2})], "target of sample 0.* not 0:"),
+    ([(ZEROS, {"": 1})], "target of sample 0.* not '':"),
     ([(ZEROS, 1), (ZEROS, None)], "1 of 2 samples have a target"),
 ]
 

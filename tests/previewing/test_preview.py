@@ -130,9 +130,8 @@ def test_targets_of_several_columns_are_named(tmp_path: Path) -> None:
         weather = dataset.column_classes["weather"][target["weather"]]
         assert caption == f"weather {weather}, lamps {target['lamps']}"
     matrix = write_anndata(tmp_path / "a.h5ad", random_matrix(9, 4))
-    cells = SparseDataset(matrix, targets=["kind", "age"], return_index=True)
-    wanted = ["kind B cell, age 0", "kind NK, age 0.5"]
-    assert captions(preview(cells, count=2, shuffle=False)) == wanted
+    shown = preview(matrix, opens=SparseDataset, targets=["kind", "age"], count=2, shuffle=False)
+    assert captions(shown) == ["kind B cell, age 0", "kind NK, age 0.5"]
 
 
 def test_boxes_are_drawn_and_objects_counted(tmp_path: Path) -> None:
@@ -193,10 +192,10 @@ def test_wrong_use_is_told(
     for arguments, said in [
         (["-o", "a.txt"], ".png"),
         (["-o", "none/a.png"], "does not exist"),
-        (["-o", str(photos / "a.png")], "is a part of the data"),
+        (["-o", str(photos / "a.png")], "is inside the data"),
         (["-o", "a.png", "--transform", "os"], "MODULE:NAME"),
         (["-o", "a.png", "--transform", "no_such_module:x"], "no_such_module"),
-        (["-o", "a.png", "--transform", "os:sep"], "is no function"),
+        (["-o", "a.png", "--transform", "os:sep"], "must be a function"),
         (["-o", "a.png", "--patch-shape", "8"], "option for"),
     ]:
         assert main(["preview", str(photos), *arguments]) == 2

@@ -60,9 +60,7 @@ def test_modes_that_can_not_be_timed_are_notes(rows: Path, tmp_path: Path) -> No
     assert found.modes[0].note == "shards are streamed" and found.modes[1].samples_per_second
 
 
-def test_what_can_not_be_timed(rows: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="seconds"):
-        compare(rows, seconds=0)
+def test_what_can_not_be_timed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert str(tmp_path / "pipe") not in _files_below(str(tmp_path))
     zarr.create_array(tmp_path / "b.zarr", shape=(0, 4), dtype="u1")

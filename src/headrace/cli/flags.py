@@ -125,7 +125,7 @@ def imported(option: str, text: str) -> Any:
     if module.endswith(".py"):
         path = os.path.abspath(os.path.expanduser(module))
         if not os.path.isfile(path):
-            raise ConfigError(f"{option}: there is no file {path}")
+            raise ConfigError(f"{option}: {path} does not exist")
         folder = os.path.dirname(path)
         module = os.path.basename(path).removesuffix(".py")
     if folder not in sys.path:
@@ -148,7 +148,7 @@ def imported_function(option: str, text: str) -> Callable[..., Any]:
     """
     function = imported(option, text)
     if not callable(function):
-        raise ConfigError(f"{option}: {text} is no function, but a {type(function).__name__}")
+        raise ConfigError(f"{option}: {text} must be a function, not a {type(function).__name__}")
     return lambda *given: called(text, function, *given)
 
 
@@ -178,7 +178,7 @@ def check_output(
     for source in map(os.path.realpath, filter(None, sources)):
         if os.path.exists(source) and f"{path}/".startswith(f"{source}/"):
             raise ConfigError(
-                f"{option} {path}: it is a part of the data ({source}): write it elsewhere"
+                f"{option} {path}: it is inside the data ({source}): write it elsewhere"
             )
 
 
@@ -198,39 +198,38 @@ def _extents(text: str) -> int | tuple[int, ...]:
 _TEXTS = {
     "unit": (
         ("file", "line", "record"),
-        "what is a document (default: a record of .jsonl, .csv and .tsv, else a file)",
+        "what one sample is (default: record for .jsonl, .csv and .tsv, else file)",
     ),
-    "text_field": (str, "of records: the field of the text (default: text)"),
-    "target_field": (str, "of records: the field of the target, numbers or classes"),
-    "labels": (("folders",), "class folders give the targets"),
-    "encoding": (str, "of the texts (default: utf-8)"),
-    "cache_dir": (str, "where tokens are kept (default: the user's cache folder)"),
-    "tokenizer": (str, "a file of the package `tokenizers` (default: a character is a token)"),
+    "text_field": (str, "field of a record that holds the text (default: text)"),
+    "target_field": (str, "field of a record that holds the target: numbers or classes"),
+    "labels": (("folders",), "use class folders as targets"),
+    "encoding": (str, "encoding of the texts (default: utf-8)"),
+    "cache_dir": (str, "folder for indexes and tokens (default: the user's cache folder)"),
+    "tokenizer": (str, "a file of the package `tokenizers` (default: one token per character)"),
 }
 _DATA = {
     "targets": (
         str,
-        "of images, in place of class folders: a folder of masks, annotations of COCO, or a table "
-        "of labels by file; none: no targets",
+        "targets of images, instead of class folders: a folder of masks, COCO annotations, or a "
+        "table of labels; none: no targets",
     ),
     "target_name": (
         list,
-        "of that table, or of a table of samples: the column of the targets; given several times, "
-        "several (default: of labels all); of HDF5 and Zarr: the array of the targets, or labels "
-        "(default: none)",
+        "column of the targets, in a table of labels or samples; repeat for several (default: all "
+        "labels). In HDF5 and Zarr: the array of the targets (default: none)",
     ),
-    "unused_targets": (("raise", "skip"), "targets of files that are missing (default: raise)"),
-    "delimiter": (str, "between the cells of a .csv (default: a comma; .tsv: a tab)"),
-    "dataset_name": (str, "of HDF5 and Zarr: the array (default: 'data', or the only one)"),
+    "unused_targets": (("raise", "skip"), "targets whose file is missing (default: raise)"),
+    "delimiter": (str, "character between the cells of a .csv (default: comma; of a .tsv: tab)"),
+    "dataset_name": (str, "array of HDF5 or Zarr to read (default: 'data', or the only one)"),
     "column": (
         str,
-        "of a table such as Parquet, of HDF5, Zarr or .tar: the column of texts; with --targets, "
-        "which names a column too, that of images",
+        "column of the texts, in a table, HDF5, Zarr or .tar; if --targets names a column too, "
+        "column of the images",
     ),
     "on_error": (("raise", "skip"), "samples that can't be read (default: raise)"),
-    "columns": (list, "of a table: a column to read, may be given again (default: all)"),
-    "patch_shape": (_extents, "of a Zarr volume: extents of a patch: 64 or 32,64,64"),
-    "masks": (bool, "of annotations of COCO: the outlines of objects too"),
+    "columns": (list, "column of a table to read; repeat for several (default: all)"),
+    "patch_shape": (_extents, "shape of a patch of a Zarr volume: 64, or 32,64,64"),
+    "masks": (bool, "read the masks of objects in COCO annotations too"),
 }
 """Arguments of datasets."""
 

@@ -43,10 +43,10 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
     """Shows what a file, a folder or a URL holds, and what a random sample costs.
 
     Open a path as a dataset, and show its samples, arrays, classes and sizes, how headrace reads
-    it, and what a random sample costs. Only the headers of some images are read.
+    it, and what a random sample costs. Of images, only some headers are read.
 
     examples:
-      %(prog)s train.h5                 any HDF5 file, Zarr store, tar, text, image, folder of these
+      %(prog)s train.h5                 an HDF5 file, Zarr store, tar, text, image, or folder
       %(prog)s s3://bucket/volume.zarr  the same by URL
       %(prog)s --json photos | jq .classes
 
@@ -110,7 +110,7 @@ def _unit_of(path: str) -> dict[str, str]:
     source.close()
     if nbytes <= _FETCHED:
         return {}
-    warn(f"{format_size(nbytes)} of text are shown as files: --unit record reads and counts them")
+    warn(f"{format_size(nbytes)} of text are shown as files: pass --unit record to count records")
     return {"unit": "file"}
 
 

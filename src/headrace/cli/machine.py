@@ -44,9 +44,9 @@ def cache_verb(given: argparse.Namespace, output: Output) -> int:
     it needs them. --prune removes entries unused for long, and leftovers of killed processes.
 
     examples:
-      %(prog)s                                 what is in the user's cache folder
-      %(prog)s --dir /scratch/kept --prune     remove what was not used for 30 days
-      %(prog)s --prune --older 0d              remove all that no running job shares
+      %(prog)s                                 list the user's cache folder
+      %(prog)s --dir /scratch/cache --prune    remove what was not used for 30 days
+      %(prog)s --prune --older 0d              remove all that no running job uses
     """
     from headrace.io.disk_cache import cache_entries, remove_entries
     from headrace.io.paths import cache_folder
@@ -89,7 +89,7 @@ def _total(entries: Sequence[CacheEntry]) -> dict[str, Any]:
 def _cache_lines(told: dict[str, Any], command: str, output: Output) -> Iterator[str]:
     from headrace.memory.budget import format_size
 
-    whole = "nothing is kept here"
+    whole = "the cache is empty"
     if told["kinds"]:
         whole = format_size(told["nbytes"])
     yield f"{output.paint(visible(told['folder']), 'bold')}: {whole}"
@@ -116,11 +116,10 @@ def _age_of(seconds: int) -> str:
 def env_verb(given: argparse.Namespace, output: Output) -> int:
     """Shows versions, cores, the memory limit and GPUs, for a bug report.
 
-    Show what a bug report needs to say of this machine: versions, cores, the memory limit and where
-    it comes from, GPUs.
+    Show what a bug report needs: versions, cores, the memory limit and where it comes from, GPUs.
 
     examples:
-      %(prog)s                 to be pasted into a report
+      %(prog)s                 paste this into a report
       %(prog)s --json > env.json
     """
     facts = _facts()
@@ -201,12 +200,10 @@ VERBS = {
     "cache": Verb(
         cache_verb,
         options={
-            "dir": (str, "the cache_dir of a dataset (default: the user's cache folder)"),
+            "dir": (str, "cache folder, the cache_dir of a dataset (default: the user's)"),
             "prune": (bool, "remove entries unused for long, and leftovers of killed processes"),
-            "older": (_age, "with --prune: unused for so long, such as 12h, 30d (default: 30d)"),
+            "older": (_age, "with --prune: age to remove, such as 12h or 30d (default: 30d)"),
         },
     ),
-    "env": Verb(
-        env_verb, options={"no_gpu": (bool, "don't look for GPUs, which takes importing torch")}
-    ),
+    "env": Verb(env_verb, options={"no_gpu": (bool, "don't look for GPUs, which imports torch")}),
 }

@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, and gives its exit code."""
     parser = Parser(
         prog="headrace",
-        description="See, prepare and measure training data for PyTorch.",
+        description="Inspect, prepare and measure training data for PyTorch.",
         epilog="examples:\n  %(prog)s info photos/train\n  %(prog)s pack photos/train train.h5\n\n"
-        "Exit codes: 0 fine; 1 something is wrong with the data; 2 wrong usage, or the command "
+        "Exit codes: 0 success; 1 something is wrong with the data; 2 wrong usage, or the command "
         "failed; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, verb in VERBS.items():
         of_verb = subparsers.add_parser(name, **help_of(verb))
         verb.add_to(of_verb)
-        of_verb.add_argument("-q", "--quiet", action="store_true", help="print errors and warnings")
+        of_verb.add_argument("-q", "--quiet", action="store_true", help="only errors and warnings")
         add_options(of_verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         import argcomplete

@@ -63,7 +63,7 @@ def preview_verb(given: argparse.Namespace, output: Output) -> int:
             raise WriteError(f"{given.output} can't be written: {error}") from error
         lines = [f"{given.output}: {len(shown.items):,} samples, {shown.title}", *shown.notes]
     elif not (shown.is_text or output.as_json or output.quiet):
-        raise ConfigError("pictures are not printed: pass -o sheet.png")
+        raise ConfigError("the samples are no texts: pass -o sheet.png to draw them")
     samples = [fields_of(item) for item in shown.items]
     for sample in samples:
         for name in ("value", "target", "boxes"):
@@ -76,9 +76,8 @@ def preview_verb(given: argparse.Namespace, output: Output) -> int:
 def bench_verb(given: argparse.Namespace, output: Output) -> int:
     """Measures how fast a path loads on this machine, in each loading mode.
 
-    Measure how fast batches come out of a path on this machine: the loading modes side by side in
-    about a minute, the time to the first batch, and how fast the files alone are read. A training
-    step takes its time besides.
+    Measure how fast this machine loads a path: each loading mode, the time to the first batch, and
+    how fast the files alone are read. It takes about a minute, and runs no training step.
 
     examples:
       %(prog)s photos/train
@@ -129,15 +128,15 @@ def profile_verb(given: argparse.Namespace, output: Output) -> int:
     """Finds what limits training speed, and measures what helps.
 
     Measure what limits a training: the step, the number of workers, reading, decoding, a transform
-    or a collate function; and what would help, by how much. --apply measures the first advice
-    beside the loader as it is.
+    or a collate function. Predict what would help, and by how much. --apply measures the first
+    advice next to the loader as it is.
 
     examples:
       %(prog)s photos/train                              the loader of a path, with default options
       %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
       %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
 
-    FILE.py:NAME and MODULE:NAME are imported: keep what begins a training
+    FILE.py:NAME and MODULE:NAME are imported: put the code that starts a training
     under `if __name__ == "__main__":`.
     """
     sources = (given.target, given.targets)
@@ -146,7 +145,7 @@ def profile_verb(given: argparse.Namespace, output: Output) -> int:
     if given.plot is not None:
         check_output("--plot", given.plot, (".png", ".svg", ".pdf"), sources)
     if given.seconds < 1:
-        raise ConfigError("--seconds: nothing can be told in less than 1 second")
+        raise ConfigError("--seconds must be at least 1")
     from headrace.profiling import profile_dataloader
 
     step = None if given.step is None else imported_function("--step", given.step)
@@ -175,7 +174,7 @@ def _loader_of(
     if not is_name(given.target):
         data: Any = closing.enter_context(open_data(given.target, options))
     elif options:
-        raise ConfigError(f"{given.target} is a name in a program: leave out the options of data")
+        raise ConfigError(f"{given.target} names Python code: leave out the options of data")
     else:
         data = imported("TARGET", given.target)
         is_data = hasattr(data, "__getitem__") or isinstance(data, DataLoader)
@@ -193,16 +192,16 @@ VERBS = {
             "path": PATH,
             "-o --output": {
                 "metavar": "PNG",
-                "help": "the picture to write (default: print texts)",
+                "help": "picture to write (default: print texts)",
             },
         },
         {
             "count": (24, "samples in the batch"),
-            "seed": (int, "of the order and of random transforms (default: 42)"),
-            "epoch": (int, "whose first batch is shown (default: 0)"),
-            "in_order": (bool, "the first samples, not shuffled"),
-            "transform": (str, "MODULE:NAME or FILE.py:NAME of a callable"),
-            "cell": (160, "pixels of a sample's picture"),
+            "seed": (int, "seed of the order and of random transforms (default: 42)"),
+            "epoch": (int, "epoch whose first batch is shown (default: 0)"),
+            "in_order": (bool, "show the first samples, not shuffled"),
+            "transform": (str, "transform, as MODULE:NAME or FILE.py:NAME"),
+            "cell": (160, "size of a sample's picture in pixels"),
         },
         opens_data=True,
     ),
@@ -214,15 +213,15 @@ VERBS = {
                 "action": "append",
                 "choices": MODES,
                 "dest": "modes",
-                "help": "may be given again",
+                "help": "loading mode to measure; repeat for several (default: all)",
             },
         },
         {
-            "batch_size": (64, "samples in a batch"),
-            "workers": (int, "processes that load (default: as many as a loader takes here)"),
-            "seconds": (60.0, "for all modes together, about"),
-            "dataset_name": (str, "of HDF5 and Zarr: the array"),
-            "encoding": (str, "of texts (default: utf-8)"),
+            "batch_size": (64, "samples per batch"),
+            "workers": (int, "worker processes (default: what a loader would choose)"),
+            "seconds": (60.0, "time for all modes together, about"),
+            "dataset_name": (str, "array of HDF5 or Zarr to read"),
+            "encoding": (str, "encoding of texts (default: utf-8)"),
         },
     ),
     "profile": Verb(
@@ -230,16 +229,16 @@ VERBS = {
         {
             "target": {
                 "metavar": "TARGET",
-                "help": "a path, or MODULE:NAME of a loader, of a dataset, or of what returns one",
+                "help": "a path, or MODULE:NAME of a loader, dataset, or function that returns one",
             }
         },
         {
-            "step": (str, "MODULE:NAME of the training step, which is called with each batch"),
-            "batch_size": (64, "of the loader of a path or a dataset"),
-            "seconds": (60.0, "for all of it, about"),
+            "step": (str, "training step, as MODULE:NAME of a function of a batch"),
+            "batch_size": (64, "samples per batch, of a path or a dataset"),
+            "seconds": (60.0, "time for the whole profile, about"),
             "apply": (bool, "measure the first advice too"),
-            "html": (str, "a self-contained page to write"),
-            "plot": (str, "a picture to write (pip install 'headrace[plot]')"),
+            "html": (str, "self-contained HTML page to write"),
+            "plot": (str, "picture to write (pip install 'headrace[plot]')"),
         },
         opens_data=True,
     ),

@@ -22,27 +22,27 @@ _OPENED_BY = {"image": "ImageDataset", "text": "TextDataset"}
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "store": (
         ("encoded", "jpeg", "decoded"),
-        "encoded: the bytes of the image files; jpeg: re-encoded where that is smaller; decoded: "
-        "the pixels at --size (default: as SRC has them, so encoded for a folder)",
+        "encoded: keep the bytes of the image files; jpeg: re-encode where that is smaller; "
+        "decoded: store pixels at --size (default: as in SRC, encoded for a folder)",
     ),
-    "max_size": (count, "with --store jpeg: pixels of the longer side at most (default: any)"),
-    "quality": (90, "with --store jpeg: 1 to 100"),
+    "max_size": (count, "with --store jpeg: longest side in pixels (default: any)"),
+    "quality": (90, "with --store jpeg: JPEG quality, 1 to 100"),
     "check": (
         ("decode", "header"),
-        "of encoded images: decode each once, or look at its header alone, which is ten times as "
+        "how to check encoded images: decode each once, or read only its header, ten times as "
         "fast (default: decode)",
     ),
     "compression": (
         ("gzip", "zstd"),
-        "of arrays and decoded images; gzip needs no plugin of h5py (default: none)",
+        "compress arrays and decoded images; h5py reads gzip without a plugin (default: none)",
     ),
-    "chunks": (count, "of those: samples a chunk (default: contiguous; compressed, below 1 MiB)"),
-    "end_token": (int, "of texts: an id that is put behind each document"),
-    "workers": (count, "threads that read and decode (default: one for each core)"),
-    "shard_size": (str, "of a part, such as 1GB; DST is a folder then (default: one file)"),
-    "part": (str, "i/N: pack each N-th part from i on (0 to N - 1): one of N jobs"),
-    "processes": (1, "that pack parts at the same time"),
-    "overwrite": (bool, "replace DST if it is there; of several parts the plan"),
+    "chunks": (count, "samples per chunk (default: contiguous; if compressed, up to 1 MiB)"),
+    "end_token": (int, "id to append to each document of texts"),
+    "workers": (count, "threads that read and decode (default: one per core)"),
+    "shard_size": (str, "size of a part, such as 1GB; DST is then a folder (default: one file)"),
+    "part": (str, "i/N: as job i of N (0 to N - 1), pack every N-th part from part i on"),
+    "processes": (1, "processes that pack parts at the same time"),
+    "overwrite": (bool, "replace DST if it exists; with --shard-size, replace its plan"),
 }
 """The keywords of `headrace.pack` that are flags."""
 
@@ -50,19 +50,19 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 def pack_verb(given: argparse.Namespace, output: Output) -> int:
     """Packs images, texts or arrays into an HDF5 file, or several.
 
-    Pack a folder of images or texts into an HDF5 file, or several, verified, with targets, names
-    and checksums.
+    Pack a folder of images or texts into one HDF5 file or several, with targets, names and
+    checksums, and verify the result.
 
     examples:
       %(prog)s photos/train train.h5
           the image files as they are, about as large as the folder
       %(prog)s photos/train train.h5 --store decoded --size 224
-          the pixels at 224 x 224: larger, and nothing is left to decode when it is read
+          the pixels at 224 x 224: larger, but readers decode nothing
       %(prog)s photos/train train.h5 --store decoded --size 224 --compression gzip
-          the same in compressed chunks: smaller, slower to read at random,
-          well read with shuffle="block"
+          the same in compressed chunks: smaller, slow to read at random,
+          fast with shuffle="block"
       %(prog)s photos/train small.h5 --store jpeg --max-size 512
-          smaller images of equal aspect: the size with which most train
+          smaller images of the same aspect, large enough for most trainings
       %(prog)s street/images street.h5 --targets street/masks
           each image with its mask; with --targets instances.json with its boxes
       %(prog)s photos/train packed --shard-size 1GB --part $SLURM_ARRAY_TASK_ID/64
@@ -136,7 +136,7 @@ def _executor(address: str | None) -> Iterator[Executor | None]:
     try:
         client = Client(address, timeout=_PATIENCE_S)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--dask {address}: no scheduler answers there ({error})") from error
+        raise ConfigError(f"--dask {address}: no scheduler answers ({error})") from error
     with client:
         yield client.get_executor(retries=_RETRIES)
 
@@ -158,8 +158,7 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     pixels = {name: value for name, value in pixels.items() if value is not None}
     if given.store != "decoded" and pixels:
         raise ConfigError(
-            "--size and --color change the pixels, and need --store decoded (encoded images stay "
-            "as they are)"
+            "--size and --color need --store decoded: encoded images stay as they are"
         )
     return {**data_options(given), **pixels}
 
@@ -198,14 +197,14 @@ def _lines(told: dict[str, Any], seconds: float) -> list[str]:
 def verify_verb(given: argparse.Namespace, output: Output) -> int:
     """Reads packed files again and compares each sample with its checksum.
 
-    Read packed files, and compare every sample, the names and the targets with their checksums.
+    Read packed files, and compare all samples, names and targets with their checksums.
 
     examples:
       %(prog)s train.h5 val.h5
       %(prog)s packed            all parts of a folder
 
-    Exit code 1: a sample is damaged, or a file is; stdout names them.
-    Exit code 2: else, a file can't be read; the others are verified all the same.
+    Exit code 1: samples or files are damaged; stdout names them.
+    Exit code 2: else, a file can't be read; the others are verified anyway.
     """
     from headrace.io.paths import redact
     from headrace.packing import verify
@@ -244,14 +243,13 @@ def verify_verb(given: argparse.Namespace, output: Output) -> int:
 def status_verb(given: argparse.Namespace, output: Output) -> int:
     """Shows which parts of a pack are done, missing or stale.
 
-    Show how far a pack of several parts is: which are done, missing, or stale (of another plan).
-    Reads no samples.
+    Show which parts of a pack are done, missing, or stale (of another plan). No samples are read.
 
     examples:
       %(prog)s packed
       %(prog)s --json packed | jq .missing
 
-    Exit code 1: parts are missing or stale, or the manifest is.
+    Exit code 1: parts or the manifest are missing or stale.
     """
     from headrace.packing import pack_status
 
@@ -263,8 +261,8 @@ def status_verb(given: argparse.Namespace, output: Output) -> int:
 def join_verb(given: argparse.Namespace, output: Output) -> int:
     """Completes a pack whose parts are all done.
 
-    Check the sidecars of all parts, and write the manifest. `headrace pack` does so by itself where
-    it packs the last part.
+    Check the sidecars of all parts, and write the manifest. `headrace pack` does this itself when
+    it has packed the last part.
 
     examples:
       %(prog)s packed              writes packed/manifest.json
@@ -303,22 +301,20 @@ VERBS = {
         {
             "src": {
                 "metavar": "SRC",
-                "help": "folder of images (class folders give the targets) or texts, glob, URL, or "
-                "HDF5 file",
+                "help": "folder of images (in class folders) or texts, glob, URL, or HDF5 file",
             },
             "dst": {
                 "metavar": "DST",
-                "help": "HDF5 file to write, or with --shard-size a folder; what it is in must be "
-                "there",
+                "help": "HDF5 file to write, or with --shard-size a folder; its parent must exist",
             },
         },
         {
             **_OPTIONS,
             "size": (_size, "with --store decoded: 224, or HxW such as 192x256 (default: 224)"),
-            "color": (("RGB", "L"), "with --store decoded: colour or grey (default: RGB)"),
-            "dask": (str, "address of a Dask scheduler whose workers pack the parts"),
-            "dry_run": (bool, "plan, write nothing, and print the parts"),
-            "no_progress": (bool, "no progress bars (never shown but on a terminal)"),
+            "color": (("RGB", "L"), "with --store decoded: RGB, or L for grey (default: RGB)"),
+            "dask": (str, "address of a Dask scheduler; its workers pack the parts"),
+            "dry_run": (bool, "print the planned parts, and write nothing"),
+            "no_progress": (bool, "hide progress bars (shown only on a terminal)"),
         },
         opens_data=True,
     ),
@@ -326,17 +322,17 @@ VERBS = {
         verify_verb,
         {"paths": {"nargs": "+", "metavar": "FILE", "help": "a packed file, or a folder of parts"}},
         {
-            "workers": (count, "threads that read (default: one for each core)"),
-            "no_progress": (bool, "no progress bar (never shown but on a terminal)"),
+            "workers": (count, "threads that read (default: one per core)"),
+            "no_progress": (bool, "hide the progress bar (shown only on a terminal)"),
         },
     ),
     "status": Verb(
         status_verb,
-        {"path": {"metavar": "FOLDER", "help": "that `headrace pack --shard-size` writes to"}},
+        {"path": {"metavar": "FOLDER", "help": "DST of `headrace pack --shard-size`"}},
     ),
     "join": Verb(
         join_verb,
-        {"path": {"metavar": "FOLDER", "help": "that `headrace pack --shard-size` wrote to"}},
+        {"path": {"metavar": "FOLDER", "help": "DST of `headrace pack --shard-size`"}},
     ),
     "index": Verb(
         index_verb,

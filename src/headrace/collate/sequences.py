@@ -67,7 +67,9 @@ class Padding:
         check_integer("max_length", self.max_length, 1, optional=True)
         check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1, optional=True)
         if self.max_length is None and (self.padding == "max_length" or self.truncation):
-            raise ConfigError("padding='max_length' and truncation=True need a length: max_length=")
+            raise ConfigError(
+                "padding='max_length' and truncation=True need a length: pass max_length="
+            )
 
     def apply(
         self, rows: list[torch.Tensor], value: Number, path: FieldPath

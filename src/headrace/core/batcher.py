@@ -352,9 +352,9 @@ class Batcher:
             is_array = isinstance(value, np.ndarray)
             if spec is not None and is_array and (value.shape, value.dtype) != spec:
                 raise ConfigError(  # NumPy would make it fit
-                    f"{type(dataset).__name__}: decode gives {value.dtype} {list(value.shape)} for "
-                    f"sample {index}, and value_spec() says {spec.dtype} {list(spec.shape)}: fix "
-                    "the one or the other"
+                    f"{type(dataset).__name__}: decode returns {value.dtype} {list(value.shape)} "
+                    f"for sample {index}, but value_spec() says {spec.dtype} {list(spec.shape)}: "
+                    "fix one of them"
                 )
             target = drawn = None
             try:

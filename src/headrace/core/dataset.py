@@ -108,9 +108,9 @@ class _Constructed(ABCMeta):
             dataset: Any = super().__call__(*args, **kwargs)
             if "block_memory" not in vars(dataset):
                 raise ConfigError(
-                    f"{cls.__name__}.__init__ does not call that of its base class, which opens "
-                    "the data: call super().__init__(...) in it (of a BaseDataset with a Source); "
-                    "or subclass torch.utils.data.Dataset"
+                    f"{cls.__name__}.__init__ does not call super().__init__(...), which opens "
+                    "the data: call it (that of BaseDataset takes a Source), or subclass "
+                    "torch.utils.data.Dataset"
                 )
             if isinstance(dataset.data_path, FileSet):
                 dataset.data_path = dataset.data_path.given
@@ -239,10 +239,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     ) -> None:
         if not isinstance(source, Source):
             raise ConfigError(
-                f"BaseDataset reads a Source, not {described(source)}: use open_dataset(path), "
-                "which finds the format, for a path; pass create_dataloader any torch dataset as "
-                "it is; for a format of your own subclass BaseDataset and Source (__len__, read, "
-                "fingerprint)"
+                f"BaseDataset reads a Source, not {described(source)}: open a path with "
+                "open_dataset(path); pass a torch dataset to create_dataloader as it is; for a "
+                "format of your own, subclass BaseDataset and Source (__len__, read, fingerprint)"
             )
         check_common(locals())
         self.transform = chained(transform)

@@ -276,9 +276,7 @@ def chained(transform: Any, name: str = "transform") -> Any:
     steps = transform if isinstance(transform, (list, tuple)) else [transform]
     for step in steps:
         if not callable(step):
-            raise ConfigError(
-                f"{name} must be a callable, or a list of callables, and {step!r} is none"
-            )
+            raise ConfigError(f"{name} must be a callable, or a list of callables, not {step!r}")
         check_callable(name, step)
     if not steps:
         return None

@@ -166,8 +166,8 @@ class Held(ValueSource):
             )
         raise BudgetError(
             f"loading_mode='eager': the samples are larger than the budget: {len(store):,} of "
-            f"{total:,} fill {format_size(store.nbytes)}: take loading_mode='cached' or 'lazy', "
-            "or raise max_memory_usage"
+            f"{total:,} fill {format_size(store.nbytes)}: use loading_mode='cached' or 'lazy', or "
+            "raise max_memory_usage"
         )
 
     def _follow_pressure(self, store: SampleStore) -> None:
@@ -326,10 +326,9 @@ def eager(
     part = -(-needed // ranks)
     if not budget.fits(part):
         raise BudgetError(
-            f"loading_mode='eager' needs {format_size(needed)} for {len(numbers):,} samples, "
-            f"and {format_size(budget.available)} are left of the budget: take "
-            "loading_mode='cached' or 'lazy', or raise max_memory_usage.\n"
-            f"{budget.explain()}"
+            f"loading_mode='eager' needs {format_size(needed)} for {len(numbers):,} samples, and "
+            f"{format_size(budget.available)} are left of the budget: use loading_mode='cached' "
+            f"or 'lazy', or raise max_memory_usage.\n{budget.explain()}"
         )
     reserved = budget.reserve(part, "eager samples")
     try:

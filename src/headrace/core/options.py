@@ -173,8 +173,8 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
         if not _is_plain(value):
             raise ConfigError(
                 f"shared='machine': {cls.__name__}'s argument {describe_argument(name, value)} "
-                "has no value that another process could "
-                "compare: override held_as() and say in text what decides the held value"
+                "can't be compared with that of another process: override held_as() to return a "
+                "text that identifies the held value"
             )
     return f"{cls.__module__}.{cls.__qualname__} {compared!r}"
 
@@ -254,7 +254,7 @@ def check_common(options: Mapping[str, Any]) -> None:
         options.get("transform") is options.get("target_transform") is None
     ):
         raise ConfigError(
-            "give either transforms (joint) or transform and target_transform, not both"
+            "pass either transforms (joint) or transform and target_transform, not both"
         )
     chained(options.get("transform"))
     chained(transforms, "transforms")
@@ -275,8 +275,8 @@ def check_common(options: Mapping[str, Any]) -> None:
     mode = LoadingMode.of(options.get("loading_mode", LoadingMode.LAZY))
     if options.get("shared") == "machine" and mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
         raise ConfigError(
-            f"shared='machine' has no meaning for loading_mode={mode.value!r}, which holds no "
-            "samples"
+            f"shared='machine' has no effect with loading_mode={mode.value!r}, which holds no "
+            "samples: leave it out"
         )
     check_integer("seed", options.get("seed", 0))
     check_usage(options.get("max_memory_usage", 0.8))
@@ -299,12 +299,11 @@ def as_targets(targets: Any, count: int) -> Any:
         targets = np.asarray(targets)
     if isinstance(targets, (str, Mapping)) or not hasattr(targets, "__len__"):
         raise ConfigError(
-            f"targets must be a sequence of one target a sample, not {described(targets)}"
+            f"targets must be a sequence of one target per sample, not {described(targets)}"
         )
     if len(targets) != count:
         raise ConfigError(
-            f"targets holds {len(targets):,} targets, and there are {count:,} samples: give one "
-            "for each"
+            f"targets holds {len(targets):,} targets for {count:,} samples: pass one per sample"
         )
     return targets
 

@@ -245,7 +245,7 @@ class SampleReader:
             raise error
         if is_of_machine(error):
             error.add_note(
-                f"headrace: while reading sample {index}, which may be sound: the machine ran out "
+                f"headrace: while reading sample {index}, which may be intact: the machine ran out "
                 "of memory, file descriptors or disk space"
             )
             raise error

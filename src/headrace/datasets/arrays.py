@@ -452,19 +452,19 @@ class ZarrDataset(ArrayDataset):
         }
         for option, is_given in given.items():
             if is_given and patch_shape is None:
-                raise ConfigError(f"{option} goes with patches: give patch_shape too")
+                raise ConfigError(f"{option} is for patches: pass patch_shape too")
         if not is_one and (patch_shape is not None or scale is not None):
             raise ConfigError(
-                "patches, and the levels of an image (scale=), come from one array of each store: "
-                "give one dataset_name"
+                "patches, and the levels of an image (scale=), come from one array of each "
+                "store: pass one dataset_name"
             )
         reach, common = RemoteOptions.split(options)
         paths, opened = open_trees(data_path, ZARR, reach, direct=direct, missing=missing)
         self.fork_safe: bool = not opened.has_objects
         if boxes is not None and len(paths) > 1:
             raise ConfigError(
-                f"boxes are parts of one volume, and data_path names {len(paths)} stores: make "
-                "one dataset of each"
+                f"boxes are parts of one volume, but data_path names {len(paths)} stores: make "
+                "one dataset per store"
             )
         nodes = [*([name] if is_one else name), target_name]
         self._volumes: list[tuple[PatchSource, VolumeArray]] = []
@@ -536,7 +536,7 @@ class ZarrDataset(ArrayDataset):
     def _place_of(self, index: int) -> tuple[int, int]:
         """The number of the volume, and that of the patch in it."""
         if not self._volumes:
-            raise ConfigError("samples are rows, which have no corner: give patch_shape")
+            raise ConfigError("samples are rows, which have no corner: pass patch_shape")
         source: Any = self.sample_source
         whole = int(self.whole_indices(range(len(self))[index]))
         if isinstance(source, ConcatSource):
@@ -554,7 +554,7 @@ class ZarrDataset(ArrayDataset):
         patches, array = self._volumes[number]
         if array.level is None:
             raise ConfigError(
-                f"{array.where} is no image of OME-NGFF: its voxels have an index and no position"
+                f"{array.where} is not an OME-NGFF image, so its voxels have no position"
             )
         corner = patches.grid.corner(inner)
         scale = array.level.scale[-len(corner) :]

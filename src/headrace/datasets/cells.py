@@ -1,4 +1,4 @@
-"""Tells numbers from texts in columns of text, such as those of CSV files.
+"""Distinguishes numbers from strings in columns of text, such as those of CSV files.
 
 A cell is a number only where it is written as numbers are: "007", "+7" and digits of other scripts
 are texts.

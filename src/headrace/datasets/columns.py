@@ -125,7 +125,7 @@ class BytesDecoder(Decoder):
             return value
         data = value.get("bytes") if isinstance(value, dict) else value
         if data is None:
-            raise FormatError(f"{self.kind} {name!r} has no bytes (null) there")
+            raise FormatError(f"{self.kind} {name!r} is null")
         try:
             return self._apply(function, data)
         except MemoryError:

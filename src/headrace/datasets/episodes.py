@@ -214,7 +214,7 @@ class EpisodeDataset(BaseDataset):
         longest: Any = window
         if isinstance(window, Mapping):
             if not window:
-                raise ConfigError("window={} has no key: pass an integer, or steps by key")
+                raise ConfigError("window={} is empty: pass an integer, or steps by key")
             longest = max(check_integer(f"window[{key!r}]", window[key], 1) for key in window)
         windows = _window_options(
             check_integer("window", longest, 1, optional=True),
@@ -244,9 +244,9 @@ class EpisodeDataset(BaseDataset):
             lengths = source.windows.lengths
             if longest is not None and not len(source) and len(lengths):
                 raise ConfigError(
-                    f"there is no window of {longest:,} steps in any of {len(lengths):,} "
-                    f"episodes, of which the longest has {int(lengths.max()):,}: use a smaller "
-                    "window=, or a larger pad_after="
+                    f"no episode has a window of {longest:,} steps; the longest of "
+                    f"{len(lengths):,} has {int(lengths.max()):,}: use a smaller window=, or a "
+                    "larger pad_after="
                 )
         except BaseException:
             source.close()
@@ -385,7 +385,7 @@ def _window_options(
     if window is None:
         for name, value in given.items():
             if value:
-                raise ConfigError(f"{name}={value!r} goes with windows: pass window= too")
+                raise ConfigError(f"{name}={value!r} is for windows: pass window= too")
         return WindowOptions(pad=pad)
     for name in ("pad_before", "pad_after"):
         if not (given[name] or 0) < window:

@@ -137,7 +137,9 @@ class Foreign(Source):
     def _batch(self, indices: list[int]) -> Sequence[Any]:
         samples: Sequence[Any] = self._dataset.__getitems__(indices)
         if len(samples) != len(indices):
-            raise ValueError(f"__getitems__ gave {len(samples)} samples for {len(indices)} indices")
+            raise ValueError(
+                f"__getitems__ returned {len(samples)} samples for {len(indices)} indices"
+            )
         return samples
 
     def location(self, index: int) -> str:

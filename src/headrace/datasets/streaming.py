@@ -109,8 +109,8 @@ class StreamingDataset(BaseDataset):
         for name in _OF_HOLDING:
             if name in options and self._in_mode is LoadingMode.STREAMING:
                 raise ConfigError(
-                    f"{name} has no meaning for a StreamingDataset, which holds nothing but what "
-                    "it reads ahead: leave it out"
+                    f"{name} has no effect in a StreamingDataset, which holds only what it reads "
+                    "ahead: leave it out"
                 )
         self.buffer_size = check_integer("buffer_size", buffer_size, 1)
         check_arguments(
@@ -161,11 +161,11 @@ def _open(
     kind = _kind_of(files)
     is_named = dataset_name is not None or target_name is not None
     if decode is not True and kind != "tar":
-        raise ConfigError(f"decode is for .tar shards, and these are .{kind}: leave it out")
+        raise ConfigError(f"decode is for .tar shards, but these are .{kind}: leave it out")
     if is_named and kind not in ("h5", "zarr"):
         raise ConfigError(
-            "dataset_name and target_name are for .h5 and .zarr shards, and these are "
-            f".{kind}: leave them out"
+            f"dataset_name and target_name are for .h5 and .zarr shards, but these are .{kind}: "
+            "leave them out"
         )
     progress = passed.get("progress")
     usage = passed.get("max_memory_usage", 0.8)
@@ -204,15 +204,15 @@ def _kind_of(files: FileSet) -> str:
             kinds = ["zarr"]
         if not kinds:
             raise FormatError(
-                f"{redact(path)}: its name does not say which kind of shard it is; known are "
+                f"{redact(path)}: the kind of shard is unknown; headrace reads "
                 f"{', '.join(f'.{kind}' for kind in _KINDS)}"
             )
         first.setdefault(kinds[0], path)
     if len(first) > 1:
         listed = ", ".join(map(redact, first.values()))
         raise ConfigError(
-            f"urls name shards of several kinds ({listed}): make one dataset of each, and join "
-            "them by MultiDataLoader; of a folder that "
-            "holds other files too, name the shards by a glob, such as 'folder/*.tar'"
+            f"urls name shards of several kinds ({listed}): make one dataset per kind, and mix "
+            "them with MultiDataLoader; if the folder holds other files too, pass a glob, such "
+            "as 'folder/*.tar'"
         )
     return next(iter(first))

@@ -210,7 +210,7 @@ class TableDataset(BaseDataset):
         targets: Any = None
         if hold_arrays(files, shown):
             if decoders:
-                raise ConfigError(f"{shown} holds NumPy arrays, and no bytes: leave out decode")
+                raise ConfigError(f"{shown} holds NumPy arrays, not bytes: leave out decode")
             check_splits(files)
             arrays = open_arrays(files, one or names, target_name)
             source, rows = joined_rows(arrays, cast_to)
@@ -222,14 +222,14 @@ class TableDataset(BaseDataset):
             if names is None:
                 names = tuple(name for name in tables[0].schema.names if name != target_name)
             if not names:
-                raise FormatError(f"{tables[0].shown} has no column beside the targets")
+                raise FormatError(f"{tables[0].shown} has no column besides the targets")
             source = TableSource(tables, reader, names, one is not None)
             kinds = {name: source.first.schema.field(name).type for name in names}
             for name in decoders:
                 if name not in kinds or not holds_images(kinds[name]):
                     raise ConfigError(
-                        f"decode[{name!r}]: {source.first.shown} has no such column of bytes that "
-                        "is read"
+                        f"decode[{name!r}]: no column of bytes of this name is read from "
+                        f"{source.first.shown}"
                     )
             if target_name is not None:
                 targets, self.classes = source.targets(target_name)

@@ -256,9 +256,9 @@ def folder_targets(
         name = os.fsencode(composed(one))
         if name not in number and not is_hidden_part(name):
             raise DataNotFoundError(
-                f"the class folder {redact(one)!r} holds no file that is read: remove empty "
-                "folders, which would be classes on one machine and not on another, or pass "
-                "targets= (targets=None: no targets)"
+                f"the class folder {redact(one)!r} holds no files that headrace reads: remove "
+                "empty folders, which differ between machines, or pass targets= (targets=None: "
+                "no targets)"
             )
     if classes != list(number):
         targets = np.argsort([number[c] for c in classes])[targets]
@@ -281,7 +281,7 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
     if all(map(_SPLIT.fullmatch, filled)):
         paths = " or ".join(repr(redact(os.path.join(root, name))) for name in filled)
         raise ConfigError(
-            f"{redact(root)} holds {', '.join(filled)}: parts of a data set, and no classes. Pass "
+            f"{redact(root)} holds {', '.join(filled)}: parts of a data set, not classes. Pass "
             f"the path of one, {paths}{outright}"
         )
     images = list(filter(_OF_IMAGES.fullmatch, filled))
@@ -294,9 +294,9 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
     if beside:
         path = os.path.join(root, images[0])
         raise ConfigError(
-            f"{redact(root)} holds the images of {images[0]} and their targets, and no classes: "
-            f"pass {redact(path)!r} and masks, annotations of COCO or a table of labels as "
-            f"targets=, such as targets={redact(beside[0])!r}{outright}"
+            f"{redact(root)} holds the images of {images[0]} and their targets, not classes: pass "
+            f"{redact(path)!r} and masks, annotations of COCO or a table of labels as targets=, "
+            f"such as targets={redact(beside[0])!r}{outright}"
         )
 
 
@@ -331,9 +331,9 @@ def check_splits(files: FileSet) -> None:
     if len(found) > 1:
         first, second = list(found.values())[:2]
         warn(
-            f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are called as parts "
-            "of a data set, and are read as one: pass "
-            "the path of one part, or a list of paths to say that this is meant"
+            f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are named like parts "
+            "of a data set, but read as one: pass the path of one part, or a list of paths if "
+            "this is meant"
         )
 
 

@@ -188,7 +188,7 @@ def _transform(metadata: dict[str, Any], axes: int) -> tuple[Floats, Floats]:
             scale = scale * values
             translation = translation * values
         else:
-            raise ValueError(f"{one} is no positive scale, and no translation, of {axes} axes")
+            raise ValueError(f"{one} is neither a positive scale nor a translation of {axes} axes")
     return scale, translation
 
 
@@ -255,8 +255,8 @@ def volume_in(tree: Tree, name: str | None, scale: Scale | None) -> VolumeArray:
         return _level_of(tree, image, image.level(scale))
     if scale is not None:
         raise ConfigError(
-            f"scale= picks a level of an image of OME-NGFF, and {group or '/'!r} of "
-            f"{tree.shown} is none"
+            f"scale= picks a level of an OME-NGFF image, but {group or '/'!r} of {tree.shown} is "
+            "not one"
         )
     array = tree.array_named(name)
     return VolumeArray(array, shown_array(tree.path, array))
@@ -264,9 +264,7 @@ def volume_in(tree: Tree, name: str | None, scale: Scale | None) -> VolumeArray:
 
 def _level_of(tree: Tree, image: Image, level: Level) -> VolumeArray:
     if not tree.is_array(level.path):
-        raise FormatError(
-            f"{image.where} lists {level.path!r} as a level, and there is no such array"
-        )
+        raise FormatError(f"{image.where} lists the level {level.path!r}, which is missing")
     return VolumeArray(level.path, shown_array(tree.path, level.path), image, level)
 
 
@@ -279,7 +277,7 @@ def check_row_targets(tree: Tree, array: VolumeArray, target_name: str) -> None:
     path = _labels_at(tree, array.image.group, target_name)
     if path is not None and claims(tree, path) is not None:
         raise ConfigError(
-            f"{tree.shown}: {target_name!r} are labels of an image, and go with its patches: pass "
+            f"{tree.shown}: {target_name!r} are labels of an image, which need patches: pass "
             "patch_shape=64, or another size"
         )
 

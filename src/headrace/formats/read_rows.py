@@ -123,8 +123,8 @@ def _opened(path: Any, name: str | None, direct: bool, reach: RemoteOptions) -> 
         kind, where = look_for(path, (HDF5, ZARR), reach)
     if kind is None:
         raise FormatError(
-            f"{redact(entries_of(path)[0])} is no HDF5 file and no Zarr store: read_rows reads "
-            "arrays of these"
+            f"{redact(entries_of(path)[0])} is neither an HDF5 file nor a Zarr store: read_rows "
+            "reads only these"
         )
     paths, opened = open_trees(where, kind, reach, direct=direct)
     opens: type[TreeSource] = HDF5Source if kind is HDF5 else TreeSource
@@ -172,7 +172,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
     if array.dtype == bool:
         if array.shape != (length,):
             raise IndexError(
-                f"{what}: the mask has shape {list(array.shape)}, and there are {length:,} rows"
+                f"{what}: the mask has shape {list(array.shape)}, but there are {length:,} rows"
             )
         array = np.flatnonzero(array)
     elif not array.size and array.dtype == float:  # an empty list

@@ -63,7 +63,7 @@ def installed_formats() -> tuple[Format, ...]:
         if not isinstance(format_, Format) or format_.open is None:
             raise ConfigError(
                 f"the entry point {point.name} = {point.value!r} of {GROUP} is "
-                f"{type(format_).__name__}, and not a headrace.formats.registry.Format with open=: "
+                f"{type(format_).__name__}, not a headrace.formats.registry.Format with open=: "
                 "repair or uninstall its package"
             )
         found.append(format_)
@@ -91,9 +91,7 @@ def detect(
         return kind, where
     resolve(data_path, IMAGES, options)  # says what is there, of folders
     names = ", ".join(format_.name for format_ in (*FORMATS, *installed_formats()))
-    raise FormatError(
-        f"{redact(entries_of(data_path)[0])}: the format is not known; headrace reads {names}"
-    )
+    raise FormatError(f"{redact(entries_of(data_path)[0])}: unknown format; headrace reads {names}")
 
 
 def open_columns(

@@ -247,7 +247,7 @@ class Source(ABC):
         return Counter()
 
     def describe(self) -> Description:
-        """Says by which path records are read, and what a random one costs, without reading
+        """Describes by which path records are read, and what a random one costs, without reading
         any.
         """
         return Description()
@@ -292,7 +292,7 @@ class RowSource(Source):
             array = np.asarray(record)
             if (array.shape, array.dtype) != (row.shape, row.dtype):  # else NumPy would make it fit
                 raise FormatError(
-                    f"record {index} is {array.dtype} {list(array.shape)}, and not {row.dtype} "
+                    f"record {index} is {array.dtype} {list(array.shape)}, not {row.dtype} "
                     f"{list(row.shape)}"
                 )
             row[...] = array

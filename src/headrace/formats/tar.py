@@ -107,7 +107,9 @@ def scanned(files: Files, path: str) -> TarIndex:
     headers = Headers(files, path)
     size = headers.size
     if size == 0:
-        raise FormatError(f"{shown} is empty (0 bytes), and so no tar: was it written to its end?")
+        raise FormatError(
+            f"{shown} is empty (0 bytes), so it is not a tar: fetch or write it again"
+        )
     begin = headers.read(min(size, BLOCK))
     for magic, how in _PACKED.items():
         if begin.startswith(magic):
@@ -159,7 +161,7 @@ def _member(archive: Any, shown: str, at: int) -> tarfile.TarInfo:
     except (tarfile.TarError, ValueError, IndexError) as error:
         what = "is damaged, or was not written to its end"
         if at == 0:
-            what = "is no tar, whatever its name says"
+            what = "is not a tar, despite its name"
         raise FormatError(
             f"{shown}: the header at byte {at:,} can't be read ({error}): the file {what}"
         ) from None

@@ -71,7 +71,7 @@ def _length_in(head: bytes, path: str, at: int) -> int:
     length, crc = struct.unpack("<QI", head)
     if not _is_sound(head[:8], crc):
         raise FormatError(
-            f"{redact(path)} has no record at byte {at:,}: it is no TFRecord file, or damaged"
+            f"{redact(path)} has no record at byte {at:,}: it is not a TFRecord file, or is damaged"
         )
     return _HEAD + int(length) + _TAIL
 
@@ -334,7 +334,7 @@ def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, An
             kinds = dict.fromkeys(found, "")
         values = {name: _value(*found[name]) if name in found else None for name in kinds}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise FormatError(f"it is no tf.train.Example ({error})") from error
+        raise FormatError(f"it is not a tf.train.Example ({error})") from error
     for name, kind in kinds.items():
         if values[name] is None and kind in _NUMBERS:
             values[name] = np.zeros(0, kind)

@@ -138,8 +138,8 @@ class PackedFile(NamedTuple):
         is_flat = len(source.shape) == 1 and dtype.kind in "iu" and dtype.isnative
         if not is_flat or edges is None:
             raise FormatError(
-                f"{source.path}: {DATA!r} is no flat array of integers in one piece, as headrace "
-                "writes it: pack it again"
+                f"{source.path}: {DATA!r} is not the flat array of integers that headrace writes: "
+                "pack it again"
             )
         targets = source.column(TARGETS) if source.has_column(TARGETS) else None
         return cls(path, source, edges, info, targets)
@@ -426,8 +426,8 @@ class BlocksSource(TokensSource):
         self._fingerprint = f"{fingerprint}:blocks of {length}:{len(self)}"
         if not len(self) and self.count:
             raise ConfigError(
-                f"max_length={length}: packing=True makes blocks of so many tokens, and there are "
-                f"{self.count:,} in all: use a smaller max_length"
+                f"max_length={length} is more than the {self.count:,} tokens in all, so "
+                "packing=True has no block: use a smaller max_length"
             )
 
     def __len__(self) -> int:

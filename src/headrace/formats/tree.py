@@ -146,7 +146,7 @@ class Tree(ABC):
         """
         reader = self.reader(name)
         if not isinstance(reader, ArrayReader):
-            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, and no numbers")
+            raise FormatError(f"{self.shown}: {name!r} holds {reader.dtype}, not numbers")
         return reader
 
     def is_group(self, name: str) -> bool:
@@ -288,7 +288,7 @@ class TreeSource(ArraysSource):
             for one, field in fields.items():
                 if not field.shape:
                     raise FormatError(
-                        f"{shown_array(tree.path, one)} is a single value, it has no axis of "
+                        f"{shown_array(tree.path, one)} is a single value without an axis of "
                         "samples"
                     )
             cuts = [tree.extents(one, field) for one, field in fields.items()]

@@ -61,7 +61,7 @@ def sum_file(
         piece = buffer[: min(_PIECE, stop - start)]
         if read_full(fd, [piece], start) != len(piece):
             raise FileChangedError(
-                "the file was cut short while it was read: see that nobody writes to it"
+                "the file was cut short while it was read: make sure that no process writes to it"
             )
         crc = crc32(piece, crc)
         end = int(np.searchsorted(edges, start + len(piece), side="right")) - 1

@@ -127,7 +127,7 @@ class Files(ABC):
         for number, data in enumerate(self.read(ranges)):
             if data is None:
                 path = ranges.paths[ranges.file[number]]
-                raise DataNotFoundError(f"{self.shown(path)}: there is no such file")
+                raise DataNotFoundError(f"{self.shown(path)} does not exist")
             content = data.obj
             if not isinstance(content, bytes) or len(content) > data.nbytes:
                 content = bytes(data)
@@ -144,8 +144,8 @@ class Files(ABC):
 
     @abstractmethod
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        """Says what is read next: a server is asked for each piece by itself, of local files the
-        system is told, if its disk is slow.
+        """Announces what is read next: each piece is requested from a server by itself; for local
+        files the system is advised, if its disk is slow.
 
         Args:
             pieces: the ranges of each.

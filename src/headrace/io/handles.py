@@ -138,7 +138,7 @@ class Hints:
         return self._left > 0
 
     def give(self, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Tells the system which bytes of an open file are read next: where they begin, and how
+        """Advises the system which bytes of an open file are read next: where they begin, and how
         many; if reads have lately been slow.
         """
         if not self.are_wanted:

@@ -37,8 +37,8 @@ def unreadable(what: str, error: OSError) -> AccessError | None:
     if error.errno not in _OF_THE_DISK:
         return None
     return AccessError(
-        f"{what} can't be read: {os.strerror(error.errno)}: look at the disk or the mount, for "
-        "the file may be sound"
+        f"{what} can't be read: {os.strerror(error.errno)}: check the disk or the mount; the file "
+        "may be intact"
     )
 
 

@@ -250,7 +250,7 @@ class LocalFiles(Files):
             self._tell(ByteRanges.joined(pieces))
 
     def _tell(self, ranges: ByteRanges) -> None:
-        """Tells the system what is read next, if its disk is slow."""
+        """Advises the system what is read next, if its disk is slow."""
         if not HINTS.are_wanted:
             return
         for path, _, starts, sizes in _by_file(ranges):
@@ -345,7 +345,7 @@ def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
 
 
 def _tell_of_wholes(paths: Iterable[str]) -> None:
-    """Tells the system which files are read next, if its disk is slow."""
+    """Advises the system which files are read next, if its disk is slow."""
     if HINTS.are_wanted:
         for path in paths:
             with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:

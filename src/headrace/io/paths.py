@@ -101,8 +101,8 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
         folder = Path(os.path.expanduser(cache_dir))
         if folder.parts and folder.parts[0].startswith("~") and not os.path.isdir(folder.parts[0]):
             raise ConfigError(
-                f"cache_dir={os.fspath(cache_dir)!r}: {folder.parts[0]} is no known home folder: "
-                "pass a path without ~"
+                f"cache_dir={os.fspath(cache_dir)!r}: {folder.parts[0]} is not a known home "
+                "folder: pass a path without ~"
             )
         return folder
     given = os.environ.get("XDG_CACHE_HOME", "")
@@ -174,7 +174,7 @@ def check_regular(path: str) -> None:
     kind = _SPECIAL.get(stat.S_IFMT(status.st_mode))
     if kind is not None:
         raise ConfigError(
-            f"{redact(path)} is {kind}, and no file: write its contents to a file, and pass that"
+            f"{redact(path)} is {kind}, not a file: write its contents to a file, and pass that"
         )
     if stat.S_ISREG(status.st_mode) and status.st_size == 0:
         try:
@@ -186,7 +186,7 @@ def check_regular(path: str) -> None:
             has_bytes = False
         if has_bytes:
             raise ConfigError(
-                f"{redact(path)} has no size, as files of /proc: copy it to a file, and pass that"
+                f"{redact(path)} has no size, like files of /proc: copy it to a file, and pass that"
             )
 
 

@@ -149,9 +149,9 @@ class LoaderMemory:
         if needed > left:
             self.too_large = batch
             warn(
-                f"batches of {format_size(batch)} take {format_size(needed)} on their way, and "
-                f"{format_size(left)} are left of the memory budget: in the next epoch there "
-                "will be fewer workers or prefetched batches; use a smaller batch_size or "
+                f"queued batches of {format_size(batch)} take {format_size(needed)}, but "
+                f"{format_size(left)} are left of the memory budget: in the next epoch there will "
+                "be fewer workers or prefetched batches; use a smaller batch_size or "
                 "prefetch_factor, or raise max_memory_usage"
             )
 

@@ -137,7 +137,7 @@ def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
             return True, "CUDA is available"
         return False, "batches don't go to a CUDA device"
     if config.pin_memory and not torch.accelerator.is_available():
-        warn("pin_memory=True has no meaning without an accelerator and is ignored")
+        warn("pin_memory=True has no effect without an accelerator and is ignored")
         return False, "there is no accelerator"
     return config.pin_memory, "given"
 

@@ -211,8 +211,8 @@ class DataLoaderConfig:
                 ) from None
         elif self.memory_format is not None:
             raise ConfigError(
-                f"memory_format={self.memory_format} has a meaning with device= only, where "
-                "batches are copied to: pass device=, or write images.to(memory_format=...)"
+                f"memory_format={self.memory_format} has an effect only with device=, to which "
+                "batches are copied: pass device=, or write images.to(memory_format=...)"
             )
         orders = self.orders
         # lengths are a shuffle already; the others exclude one
@@ -228,12 +228,12 @@ class DataLoaderConfig:
             raise ConfigError(f"num_samples and {orders[0]} can't be given together: pass one")
         if not self.replacement and self.weights is None and not self.balanced:
             raise ConfigError(
-                "replacement=False has a meaning with weights or balanced only: any other order "
-                "draws nothing twice"
+                "replacement=False is for weights and balanced: other orders draw nothing twice; "
+                "leave it out"
             )
         if self.batch_sampler is not None and self.drop_last:
             raise ConfigError(
-                "drop_last has no meaning with batch_sampler, which makes the batches"
+                "drop_last has no effect with batch_sampler, which makes the batches: leave it out"
             )
 
     @property

@@ -124,8 +124,8 @@ class DataModule:
         if val_transform is not None:
             if not isinstance(self.val, BaseDataset):
                 raise ConfigError(
-                    f"val_transform can't be given to a {type(self.val).__name__}: pass val= with "
-                    "a dataset that has it, or val_split= of such a one"
+                    f"val_transform needs a dataset of headrace, not a {type(self.val).__name__}: "
+                    "give val= its own transform"
                 )
             self.val = self.val.with_transform(val_transform)
         warn_if_random(self.val, "the validation data")
@@ -176,8 +176,8 @@ class DataModule:
         """
         if not isinstance(state, dict) or "train" not in state:
             raise StateError(
-                "load_state_dict: this is no state of a DataModule: pass what its state_dict() "
-                "returned"
+                "load_state_dict: this is not a state of a DataModule: pass what its "
+                "state_dict() returned"
             )
         self.train_dataloader().load_state_dict(state["train"], strict=strict)
 
@@ -233,13 +233,12 @@ def get_epoch_length(loader: Any, length: int | None = None) -> int:
         ConfigError: the dataset has no length and `length` is not given; or `loader` is a dataset.
     """
     if isinstance(loader, DataLoaderConfig) or isinstance(length, DataLoader | MultiDataLoader):
-        raise ConfigError("a loader holds its own options: pass the loader first, and no config")
+        raise ConfigError("a loader has its own options: pass it without config")
     if length is not None:
         return check_integer("length", length, 0)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise ConfigError(
-            f"pass a loader, and no dataset: the length of a {type(loader).__name__} is a number "
-            "of samples"
+            f"pass a loader, not a {type(loader).__name__}, whose length is a number of samples"
         )
     known = length_of(loader)
     if known is None:

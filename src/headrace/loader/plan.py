@@ -282,7 +282,7 @@ def _order(config: DataLoaderConfig, dataset: Any, n: int, global_batch: int) ->
         if targets is None:
             raise ConfigError(
                 f"balanced=True: {type(dataset).__name__} has no targets: give it `targets`, one "
-                "class a sample, or pass weights="
+                "class per sample, or pass weights="
             )
         _check_count("balanced=True: targets", len(targets), n)
         return BalancedOrder(np.asarray(targets), **drawn)
@@ -293,7 +293,7 @@ def _order(config: DataLoaderConfig, dataset: Any, n: int, global_batch: int) ->
         if not hasattr(lengths, "__len__"):
             raise ConfigError(
                 f"bucket_by_length={config.bucket_by_length!r}: {type(dataset).__name__} does not "
-                "know how long its samples are: pass one integer a sample"
+                "know how long its samples are: pass one integer per sample"
             )
         _check_count("bucket_by_length", len(lengths), n)
         return BucketedOrder(lengths, **common)

@@ -101,7 +101,7 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
     """
     if not isinstance(state, dict) or "version" not in state or name not in state:
         raise StateError(
-            f"load_state_dict: this is no state of {door}: pass what its state_dict() returned"
+            f"load_state_dict: this is not a state of {door}: pass what its state_dict() returned"
         )
     version = state["version"]
     if type(version) is not int or version < 1:

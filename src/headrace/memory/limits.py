@@ -255,11 +255,11 @@ _LOW_OF_HEADROOM = 0.1
 
 
 class PressureWatch:
-    """Says how much memory to release although everybody keeps to their budget.
+    """Computes how much memory to release when the system runs short.
 
     A budget is measured once, and others allocate later: a neighbour in the same container, the
-    training itself. So what can be read again is released while the headroom is small, and things
-    get slower instead of killed (law 5).
+    training itself. So what can be read again is released while the headroom is small: the job gets
+    slower, and is not killed (law 5).
 
     Memory is short when the headroom under the tightest limit is below `low`: 5 % of the limit, at
     most 1 GiB, and at most a tenth of the headroom that was there when this was made.

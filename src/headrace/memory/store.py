@@ -43,7 +43,7 @@ import pickle
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -344,21 +344,12 @@ class SampleStore:
         layout = self.layout
         if layout is None or not len(indices):
             return None
-        positions = self._table[indices] - 1
-        first = int(positions.min())
-        if first < 0:
+        rows = Rows(self, layout, indices)
+        if rows.oldest < 0:
             return None
         if self._lru:
             self._touched[indices] = 1
-
-        def are_held() -> bool:
-            self._fence()
-            if self.is_mixed or self._tail > first:
-                return False
-            return np.array_equal(self._table[indices] - 1, positions)
-
-        numbers = positions // layout.entry % len(self._rows)
-        return Rows(self._log, self._rows, layout, numbers, are_held)
+        return rows
 
     def _fence(self) -> None:
         # two lock pairs keep the loads before from passing the loads after, on every CPU
@@ -590,27 +581,31 @@ def log_at(length: int) -> int:
 
 
 class Rows:
-    """Cached samples of one shape, by their numbers in a log: read them, and then ask whether they
-    were cached all the while (`are_held`).
+    """Cached samples of one shape, by their positions in a store's log: read them, and then ask
+    whether they were cached all the while (`are_held`).
     """
 
-    def __init__(
-        self,
-        log: memoryview,
-        rows: AnyArray,
-        layout: Layout,
-        numbers: IntArray,
-        are_held: Callable[[], bool],
-    ) -> None:
-        self._log = log
-        self._rows = rows
+    def __init__(self, store: SampleStore, layout: Layout, indices: IntArray) -> None:
+        self._store = store
         self._layout = layout
-        self._numbers = numbers
-        self.are_held: Callable[[], bool] = are_held
+        self._indices = indices
+        self._positions: IntArray = store._table[indices] - 1
+        self._rows = store._rows
+        self._numbers: IntArray = self._positions // layout.entry % len(self._rows)
+        self.oldest: int = int(self._positions.min())
+        """The lowest position; -1: a sample is not cached."""
         self.spec: ArraySpec = layout.spec
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def are_held(self) -> bool:
+        """True if no sample was evicted since these rows were looked up."""
+        store = self._store
+        store._fence()
+        if store.is_mixed or store._tail > self.oldest:
+            return False
+        return np.array_equal(store._table[self._indices] - 1, self._positions)
 
     def __getitem__(self, number: int) -> AnyArray:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
@@ -626,7 +621,7 @@ class Rows:
         dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)
         width = dtype.itemsize
         shape = (len(self._rows), spec.nbytes // width)
-        whole = torch.frombuffer(self._log, dtype=dtype, count=shape[0] * entry // width)
+        whole = torch.frombuffer(self._store._log, dtype=dtype, count=shape[0] * entry // width)
         table = whole.as_strided(shape, (entry // width, 1), at // width)
         flat = out.view(len(self), -1)
         if out.dtype != dtype:
@@ -753,7 +748,7 @@ class SharedFile(AnonymousMemory):
         try:
             status = os.fstat(fd)
             if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
-                raise PermissionError(errno.EPERM, "it is no file of this user's")
+                raise PermissionError(errno.EPERM, "the file belongs to another user")
             if try_lock(fd):  # nobody uses it
                 os.ftruncate(fd, 0)
                 os.posix_fallocate(fd, 0, allocated)

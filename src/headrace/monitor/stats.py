@@ -88,7 +88,7 @@ class LoadingStats:
 
     def __init__(self) -> None:
         self.is_begun: bool = False
-        """Was a batch asked for, be it one that failed?"""
+        """True once a batch was requested, even one that failed."""
         self.batches: int = 0
         self.samples: int = 0
         self.total_time: float = 0.0

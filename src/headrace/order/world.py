@@ -107,9 +107,9 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
         rank = 0
         world_size = 1
     if world_size is None:
-        raise ConfigError(f"{names[0]} is given without {names[1]}: give both")
+        raise ConfigError(f"{names[0]} is set without {names[1]}: pass both")
     if rank is None:
-        raise ConfigError(f"{names[1]} is given without {names[0]}: give both")
+        raise ConfigError(f"{names[1]} is set without {names[0]}: pass both")
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"{names[0]} must be in [0, {names[1]}), got {names[0]}={rank} with "

@@ -335,7 +335,8 @@ class Contents:
         count = len(of_targets.lengths)
         if count not in (0, len(dataset)):
             raise ConfigError(
-                f"{count:,} of {len(dataset):,} samples have a target: give one to all, or to none"
+                f"{count:,} of {len(dataset):,} samples have a target: all samples need one, or "
+                "none"
             )
         targets: Any = None
         if not dataset.sample_decoder.splits_targets:
@@ -459,7 +460,7 @@ class Contents:
                 value = value.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise ConfigError(
-                    f"{what} can't be packed: it is no text that UTF-8 has ({error}): pack bytes"
+                    f"{what} can't be packed: its text is not valid UTF-8 ({error}): pack bytes"
                 ) from error
         row = np.frombuffer(value, np.uint8) if kind else as_row(what, value)
         is_alone = target is None or target is ALONE
@@ -606,8 +607,8 @@ def check_names(names: Iterable[Any], what: str = "these targets") -> None:
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(
-                f"{what} can't be packed: names in dicts must be texts of one character at least, "
-                f"and {name!r} is none: rename it"
+                f"{what} can't be packed: keys of dicts must be non-empty texts, not {name!r}: "
+                "rename it"
             )
 
 
@@ -672,9 +673,8 @@ def as_row(what: str, value: Any) -> Column:
             shown = f"an array of {'bfloat16' if made.dtype == BFLOAT16 else made.dtype}"
         raise ConfigError(
             f"{what} can't be packed: it is {shown}. Samples are arrays, tensors, numbers, dicts "
-            "of these, bytes, str, and (input, target) tuples; fields and targets are no bytes or "
-            "str: convert it in decode or __getitem__; of a table choose columns= "
-            "or column=; of a tar give what is packed by "
-            "split_target (docs/packing.md)"
+            "of these, bytes, str, and (input, target) tuples; fields and targets can't be bytes "
+            "or str: convert it in decode or __getitem__; of a table choose columns= or column=; "
+            "of a tar give what is packed by split_target (docs/packing.md)"
         )
     return made

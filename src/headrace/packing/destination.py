@@ -214,8 +214,8 @@ class PartFile:
             raise ConfigError(f"{path} is a folder: name the file to write")
         if not os.path.isdir(self._folder):
             raise DataNotFoundError(
-                f"{redact(self._folder)}, where {os.path.basename(path)} should go, is no folder: "
-                "make it first"
+                f"{redact(self._folder)}, where {os.path.basename(path)} should go, is not a "
+                "folder: create it first"
             )
         if os.path.lexists(self.target) and not self._overwrite:
             raise self._target_exists()
@@ -334,7 +334,7 @@ class Destination:
         parent, name = os.path.split(self.path)
         if not os.path.isdir(parent):
             raise DataNotFoundError(
-                f"{redact(parent)}, where {name} should go, is no folder: make it first"
+                f"{redact(parent)}, where {name} should go, is not a folder: create it first"
             )
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise ConfigError(f"{self.shown} is a file: with shard_size name a folder")
@@ -344,7 +344,7 @@ class Destination:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
             raise WriteError(
-                f"{self.shown} can't be made: {error.strerror}: use another folder"
+                f"{self.shown} can't be created: {error.strerror}: use another folder"
             ) from error
         with contextlib.suppress(OSError):  # writing says what is wrong
             self.remove_abandoned()
@@ -368,7 +368,7 @@ class Destination:
             return None
         except NotADirectoryError as error:
             raise DataNotFoundError(
-                f"{self.shown} is a file, and a pack of parts is a folder: name that"
+                f"{self.shown} is a file, but a pack of parts is a folder: pass the folder"
             ) from error
         except OSError as error:
             raise AccessError(
@@ -493,7 +493,7 @@ class StoreDestination(Destination):
         except RemoteError as error:
             raise WriteError(str(error)) from error
         except DataNotFoundError as error:
-            raise DataNotFoundError(f"{error}: is there such a bucket?") from error
+            raise DataNotFoundError(f"{error}: check that the bucket exists") from error
 
 
 def _temporary(name: str) -> PartFile:
@@ -552,8 +552,8 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
         # of an archive's member the archive, too
         if any(_is_own(link, is_data, target or os.fspath(dst)) for link in chain_of(source)):
             raise ConfigError(
-                f"{redact(dst)} is a part of what is packed ({redact(source)}), which a pack "
-                "must not change: write it elsewhere"
+                f"{redact(dst)} is a part of the data to pack ({redact(source)}): write it "
+                "elsewhere"
             )
 
 

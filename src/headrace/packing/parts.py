@@ -56,9 +56,9 @@ def read_plan(folder: Destination) -> PackPlan | None:
         return PackPlan(**manifests.checked_json(data))
     except (ValueError, TypeError) as error:
         raise FormatError(
-            f"{name} is damaged, or no plan of headrace ({error}): use another folder or, if it is "
-            "a pack, remove it and pack again with overwrite=True (--overwrite), which keeps "
-            "finished parts"
+            f"{name} is damaged, or not a plan of headrace ({error}): use another folder or, if "
+            "it is a pack, remove it and pack again with overwrite=True (--overwrite), which "
+            "keeps finished parts"
         ) from error
 
 

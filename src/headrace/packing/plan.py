@@ -348,9 +348,9 @@ def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
     nbytes = min(chunks, count) * rows.nbytes
     if nbytes > _MOST_CHUNK_BYTES:
         raise ConfigError(
-            f"{layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more "
-            f"than {format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole, use "
-            "fewer, or leave out chunks and compression"
+            f"{layout}: a chunk of {chunks:,} samples has {format_size(nbytes)}, more than "
+            f"{format_size(_MOST_CHUNK_BYTES)}: chunks are compressed and decoded whole; use "
+            "fewer samples, or leave out chunks and compression"
         )
     return chunks
 

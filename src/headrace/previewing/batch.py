@@ -99,7 +99,7 @@ def preview(
     """The first batch that a loader yields in an epoch, in this process.
 
     Args:
-        data_path: as `open_dataset` takes it; or a dataset of headrace.
+        data_path: as `open_dataset` takes it.
         count: samples in the batch.
         seed, epoch: of the order and of random transforms.
         shuffle: False: the first samples in their order.
@@ -110,20 +110,14 @@ def preview(
         ConfigError: a dataset without samples; options that don't fit.
         HeadraceError: any error of the loader.
     """
-    is_own = not isinstance(data_path, BaseDataset)
-    dataset = data_path
-    if is_own:
-        dataset = opens(data_path, return_index=True, **options)
     loading: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed}
-    if not shuffle or not isinstance(dataset, StreamingDataset):  # shards are shuffled by blocks
-        loading["shuffle"] = shuffle
     notes: list[str] = []
-    try:
+    with opens(data_path, return_index=True, **options) as dataset:
+        if not (shuffle and isinstance(dataset, StreamingDataset)):  # which is shuffled by blocks
+            loading["shuffle"] = shuffle
         try:
             batch = _first(dataset, epoch, loading)
         except ConfigError:
-            if not is_own or not dataset.return_index:
-                raise
             dataset.return_index = False  # samples may have a field "index" of their own
             batch = _first(dataset, epoch, loading)
         except CollateError as error:
@@ -137,9 +131,6 @@ def preview(
             [_item(sample, dataset) for sample in _samples_of(batch)],
             notes,
         )
-    finally:
-        if is_own:
-            dataset.close()
 
 
 def _first(dataset: Any, epoch: int, options: Mapping[str, Any]) -> Any:
@@ -245,9 +236,7 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense()
         value = dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        if value.dtype.kind == "c":
-            return np.abs(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value
     return None
 

@@ -23,6 +23,7 @@ _GAP = 10
 _LINE = 18
 _LETTER = 7  # pixels of a letter, about
 _WIDTH = 1100  # at most, and of a table of texts
+_COLUMNS = 6  # samples in a row, at most
 _INK = (24, 24, 27)
 _PALE = (113, 113, 122)
 _PAPER = (250, 250, 250)
@@ -34,13 +35,12 @@ _FONTS = (
 )
 
 
-def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Image:
+def draw_sheet(shown: Preview, *, cell: int = 160) -> Image.Image:
     """A picture of a preview.
 
     Args:
         shown: what is drawn.
         cell: pixels of the longer side of a sample's picture.
-        columns: samples in a row, at most.
     """
     if shown.is_text:
         lines = []
@@ -56,7 +56,7 @@ def draw_sheet(shown: Preview, *, cell: int = 160, columns: int = 6) -> Image.Im
     across = max(map(len, pictures), default=1) or 1
     wide = across * (cell + 4) - 4
     high = cell + 2 * _LINE + 4
-    columns = max(1, min(columns, len(shown.items), _WIDTH // (wide + _GAP)))
+    columns = max(1, min(_COLUMNS, len(shown.items), _WIDTH // (wide + _GAP)))
     width = max(480, 2 * _MARGIN + columns * (wide + _GAP) - _GAP)
     head = [shown.title, f"batch: {shown.batch}", *shown.notes]
     if values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -154,13 +155,10 @@ def _check(
     data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: Mapping[str, Any]
 ) -> None:
     door = "suggest_num_workers"
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise ConfigError(f"{door}: seconds must be a number above 0, not {seconds!r}")
-    if not 0 < seconds < math.inf:
+    if not _is_time(seconds):
         raise ConfigError(f"{door}: seconds must be a number above 0, not {seconds!r}")
     check_integer(f"{door}: most", most, 0, optional=True)
-    is_time = isinstance(step, (int, float)) and not isinstance(step, bool) and 0 < step < math.inf
-    if not (step is None or callable(step) or is_time):
+    if not (step is None or callable(step) or _is_time(step)):
         raise ConfigError(
             f"{door}: step must be a callable that takes a batch, or seconds above 0, not {step!r}"
         )
@@ -174,6 +172,11 @@ def _check(
     else:
         check_dataset("data", data)
         check_options(door, config, () if is_path(data) else overrides)
+
+
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
 
 
 def _measured(
@@ -363,8 +366,6 @@ def compare_modes(
         ConfigError: options that don't fit; no samples.
         HeadraceError: any error of opening and reading. A mode that does not fit memory is a note.
     """
-    if not seconds > 0:
-        raise ConfigError(f"seconds must be above 0, not {seconds!r}")
     path = os.fspath(data_path)
     result = Comparison(None, batch_size, num_workers or 0)
     if not is_url(path):
@@ -445,15 +446,12 @@ def _time_mode(
 
 def _batches(loader: Loader) -> Iterator[tuple[int, Any]]:
     """Batches of one epoch after the other, each with its epoch. Ends where an epoch has none."""
-    epoch = 0
-    has_batches = True
-    while has_batches:
-        loader.set_epoch(epoch)
-        has_batches = False
-        for batch in loader:
-            has_batches = True
+    for epoch in itertools.count():
+        batch: Any = None
+        for batch in loader:  # which counts its epochs itself
             yield epoch, batch
-        epoch += 1
+        if batch is None:
+            return
 
 
 def _read_rate(path: str, seconds: float) -> float | None:

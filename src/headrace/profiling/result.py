@@ -134,11 +134,6 @@ class Profile:
     seconds: float = 0.0
 
     @property
-    def is_limited_by_data(self) -> bool:
-        """True if a faster loader would make the loop faster."""
-        return self.limit != "step"
-
-    @property
     def best(self) -> Advice | None:
         """The measured advice, if its gain is confirmed. None: no such advice."""
         for advice in self.advice:

@@ -149,7 +149,7 @@ class TestTransforms:
             for index in range(4):
                 wanted = tuple(one.rot90(times, (-2, -1)) for one in plain[index])
                 assert same(dataset[index], wanted), times
-        with pytest.raises(ConfigError, match="3 is none"):
+        with pytest.raises(ConfigError, match="callables, not 3"):
             opened(pairs, transforms=[turn, 3])
 
     def test_crops_and_flips_move_both(self, tmp_path: Path) -> None:

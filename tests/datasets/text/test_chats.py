@@ -179,7 +179,7 @@ class TestMessages:
             ([USER, answer("x", weight=0)], "with a weight"),
             ([USER, answer("x", weight=2)], "message 2 of 2 has the weight 2"),
             ([], "[]"),
-            ("hello", "no JSON"),
+            ("hello", "not JSON"),
             ([{"from": ["human"], "value": "x"}, ASSISTANT], "message 1 of 2 is from ['human']"),
             ([USER, answer(" ")], "message 2 of 2 (assistant) has empty content"),
             ([{"role": "user"}, ASSISTANT], "message 1 of 2 (user) has content that is not"),
@@ -188,7 +188,7 @@ class TestMessages:
             (["x"], "message 1 of 1 is 'x'"),
             ([{"role": 3, "content": "x"}, ASSISTANT], "message 1 of 2 has the role 3"),
             ('{"prompt": "x"}', "it has 'prompt'"),
-            ('{"messages": [{"role": "user", "con', "no JSON"),
+            ('{"messages": [{"role": "user", "con', "not JSON"),
             ('{"messages": 3}', "must be a list of at least one"),
             ("[3]", "message 1 of 1 is 3"),
         ]

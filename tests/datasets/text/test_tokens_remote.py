@@ -179,7 +179,7 @@ def test_damage_is_an_error_with_the_url(far_of: Any, folder: Path) -> None:
         (relabelled, {"count": 3}, "3 samples"),
         (flip, {"name": "offsets"}, "'offsets' has a wrong checksum"),
         (flip, {"name": "targets"}, "'targets' has a wrong checksum"),
-        (Path.write_bytes, {"data": whole.read_bytes()[:-1]}, "not a whole one"),
+        (Path.write_bytes, {"data": whole.read_bytes()[:-1]}, "or is incomplete"),
         (replace, {"name": "data", "how": (7,)}, "'data'"),
         (replace, {"name": "data", "how": whole}, "'data' leads into .*tokens.h5"),
         (replace, {"name": "offsets", "how": whole}, "'offsets'"),

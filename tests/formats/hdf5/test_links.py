@@ -108,7 +108,7 @@ def test_a_target_that_is_gone_is_named(outer: Path) -> None:
         source.close()
     os.remove(outer.parent / "parts" / "target.h5")
     for source in sources:
-        with pytest.raises(DataNotFoundError, match=r"target\.h5 is gone"):
+        with pytest.raises(DataNotFoundError, match=r"target\.h5, which holds .*is missing"):
             source.read([4])
         source.close()
 

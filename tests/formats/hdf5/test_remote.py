@@ -156,7 +156,7 @@ def test_errors_of_the_server_come_out_of_h5py(
 def test_what_is_no_hdf5_file_and_what_is_not_there(server: RangeServer, opened_of: Any) -> None:
     for name, error, said in (
         ("words.h5", FormatError, r"/words\.h5 "),
-        ("none.h5?key=secret", DataNotFoundError, r"/none\.h5: "),
+        ("none.h5?key=secret", DataNotFoundError, r"/none\.h5 does not exist"),
         ("a.h5?key=secret", MissingNameError, r"/a\.h5 .*'data'.*group/texts, library"),
     ):
         with pytest.raises(error, match=said) as caught:

@@ -31,8 +31,8 @@ def test_a_folder_of_another_kind_says_what_is_there(tmp_path: Path, memory: Any
             (["raw.zarr/zarr.json", "raw.zarr/c/0"], "there is 1 .zarr: use ZarrDataset"),
             (["a.tfrecord.gz"], "there is 1 .tfrecord.gz: use open_dataset"),
             (["x.parquet"], "there is 1 .parquet: use TableDataset"),
-            (["a.mp4", "b"], "there are 1 without an ending and 1 .mp4: is the path right?"),
-            ([".hidden.jpg"], "nothing else is there: is the path right?"),
+            (["a.mp4", "b"], "there are 1 without an ending and 1 .mp4: check the path"),
+            ([".hidden.jpg"], "nothing else is there: check the path"),
         ]
     ):
         url, folder = f"memory://{number}", tmp_path / str(number)

@@ -41,7 +41,7 @@ def test_a_damaged_pack_is_no_folder_of_texts(packed):
                     opens(path)
         damaged.write_bytes(whole)
     manifest.unlink()
-    with pytest.raises(DataNotFoundError, match="not complete"):
+    with pytest.raises(DataNotFoundError, match="incomplete"):
         TextDataset(packed)
     plan.unlink()
     with pytest.raises(FormatError, match="is a pack"):

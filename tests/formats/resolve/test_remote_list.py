@@ -206,5 +206,5 @@ def test_a_servers_root_is_a_folder(tmp_path: Path) -> None:
                 HDF5Dataset(root)
         (tmp_path / "index.html").write_text("nothing")
         for root in (url, f"{url}/"):
-            with pytest.raises(FormatError, match="is a web page in which no files are listed"):
+            with pytest.raises(FormatError, match="is a web page that lists no files"):
                 HDF5Dataset(root)

@@ -95,7 +95,7 @@ def test_missing_numbers_are_errors(tmp_path: Path, hole: str) -> None:
     for path in (write(tmp_path / "a.arrow", table), tmp_path / "b.arrow"):
         with TableDataset(path, "x") as dataset:
             assert dataset[2].tolist() == [[1, 2], [3, 4]]
-            with pytest.raises(HeadraceError, match="'x' has no value"):
+            with pytest.raises(HeadraceError, match="'x' is null"):
                 dataset[1]
 
 

@@ -174,7 +174,7 @@ class TestCopies:
             for ending in ("", ".gz"):
                 path = tmp_path / f"a.txt{ending}"
                 path.write_bytes(packed(data, ending))
-                with pytest.raises(FormatError, match=rf"{path}: .*\b{offset}\b.* no {encoding}"):
+                with pytest.raises(FormatError, match=rf"{path}: .*\b{offset}\b.* not {encoding}"):
                     copy_of(path, encoding)
                 assert not kept(path)
 

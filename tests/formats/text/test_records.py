@@ -146,7 +146,7 @@ class TestJson:
             with pytest.raises(FormatError, match=said):
                 json_places(data)
         for text in ("", "  ", "{", "[" * 100_000, "{} {}", "9" * 5000, "nul"):
-            with pytest.raises(FormatError, match=r"no JSON|blank"):
+            with pytest.raises(FormatError, match=r"not JSON|blank"):
                 json_record(text, False)
         for record, said in (({"a": 1}, "'a'"), ([1], "list")):
             with pytest.raises(FormatError, match=said):

@@ -132,8 +132,8 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
         if numbers is None:
             warn(
                 f"{redact(files.roots[0])}: the {len(files):,} files lie flat in the folder, so "
-                "there are no targets; put them into class folders, or pass targets= (targets=None "
-                "to say that this is meant)"
+                "there are no targets; put them into class folders, or pass targets=, such as a "
+                "CSV of labels (targets=None: no targets)"
             )
         return Labels(numbers, classes)
     if not isinstance(wanted.targets, (str, os.PathLike)):

@@ -278,7 +278,7 @@ class TextDataset(BaseDataset):
             if labels is not None:
                 targets, self.classes = folder_targets(decoder.source.listing)
                 if targets is None:
-                    raise ConfigError('labels="folders": the files lie in no class folders')
+                    raise ConfigError('labels="folders": the files are not in class folders')
                 if isinstance(decoder.source, LinesSource):
                     targets = targets[decoder.source.file_numbers()]
             else:

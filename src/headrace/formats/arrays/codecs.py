@@ -124,9 +124,9 @@ class Inflate(Codec):
         if len(out) > size:
             raise FormatError(f"it decodes to more than {size:,} bytes")
         if len(out) < size or not stream.eof:
-            raise FormatError("a deflate stream that is cut short")
+            raise FormatError("its deflate stream is cut short")
         if self.wbits == GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
-            raise FormatError("something follows the end of a gzip stream")
+            raise FormatError("there are bytes after the end of its gzip stream")
         return out
 
 
@@ -238,7 +238,7 @@ class Blosc(Codec):
         said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
         if len(head) < 16 or said != size or packed != len(data):
             raise FormatError(
-                f"blosc's header says {packed:,} bytes that become {said:,}, and there are "
+                f"blosc's header says {packed:,} bytes that decode to {said:,}, but there are "
                 f"{len(data):,} for {size:,}"
             )
         out = np.empty(size, np.uint8)

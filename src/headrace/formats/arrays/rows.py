@@ -252,8 +252,8 @@ class ArraysSource(ReadersSource):
         count = -(-rows // height)
         if count > _MOST_BLOCKS:
             raise BudgetError(
-                f"{self.path} has {count:,} blocks of {height:,} rows, too many to be listed: "
-                "shuffle=True needs no list"
+                f"{self.path} has {count:,} blocks of {height:,} rows, too many to list: use "
+                "shuffle=True, which needs no list"
             )
         return np.diff(np.append(np.arange(count) * height, rows))
 

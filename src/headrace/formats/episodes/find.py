@@ -116,7 +116,7 @@ def episode_ends(tree: Tree) -> IntArray:
     shape = tree.shape(ENDS)
     if len(shape) != 1 or not shape[0] or tree.dtype(ENDS).kind not in "iu":
         raise FormatError(
-            f"{where} holds {tree.described(ENDS)}, and must hold one integer per episode: write "
+            f"{where} holds {tree.described(ENDS)}, but must hold one integer per episode: write "
             "[episodes] int64"
         )
     stored = tree.column(ENDS)
@@ -156,7 +156,7 @@ def by_key(option: str, given: Mapping[str, T], keys: Sequence[str]) -> dict[str
         matches = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
         if not matches and keys:
             raise ConfigError(
-                f"{option}= has {pattern!r}, which is no key; the keys are: "
+                f"{option}= has {pattern!r}, which is not a key; the keys are: "
                 f"{listed_names(keys, pattern)}"
             )
         found |= dict.fromkeys(matches, value)
@@ -231,7 +231,7 @@ class _Finder:
             return ""
         groups = [name for name in tree.nodes() if tree.is_group(name)]
         raise MissingNameError(
-            f"{tree.shown}: it does not say which groups are episodes; pass groups=, such as "
+            f"{tree.shown}: which groups are episodes is not known; pass groups=, such as "
             f"'data/*' (a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
             f"{listed_names(groups)}"
         )
@@ -258,8 +258,8 @@ class _Finder:
     def _of_buffer(self, tree: Tree) -> list[Episode]:
         if not is_replay(tree):
             raise FormatError(
-                f"{tree.shown} is no replay buffer, as the first file is: it has no array {ENDS!r} "
-                f"beside a group {STEPS!r}"
+                f"{tree.shown} is not a replay buffer, as the first file is: it has no array "
+                f"{ENDS!r} beside a group {STEPS!r}"
             )
         ends = episode_ends(tree)
         arrays = self._arrays(tree, STEPS)
@@ -349,8 +349,7 @@ class _Finder:
             found += matches
         if not found:
             raise FormatError(
-                f"{tree.shown}: {group or '/'} has no array with an axis of time: name some as "
-                "keys="
+                f"{tree.shown}: {group or '/'} has no array with a time axis: pass keys="
             )
         self.keys = list(dict.fromkeys(found))
         return self.keys
@@ -368,8 +367,8 @@ class _Finder:
                 )
             if not array.shape:
                 raise FormatError(
-                    f"{tree.shown}: {join(group, key)!r} is a single value, it has no axis of "
-                    "time: name it as static="
+                    f"{tree.shown}: {join(group, key)!r} is a single value without a time axis: "
+                    "pass it in static="
                 )
             if not isinstance(array.reader, ArrayReader | None):
                 raise FormatError(
@@ -380,8 +379,9 @@ class _Finder:
         if len({array.shape[0] for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{key!r} {array.shape[0]:,}" for key, array in arrays.items())
             raise FormatError(
-                f"{tree.shown}: {group or '/'}: its arrays have different lengths: {lengths}: name "
-                "those that belong together as keys=, and those without an axis of time as static="
+                f"{tree.shown}: {group or '/'}: its arrays have different lengths: {lengths}: "
+                "pass those that belong together as keys=, and those without a time axis as "
+                "static="
             )
         return arrays
 
@@ -437,7 +437,7 @@ def _joined(
     keys = finder.keys or []
     if windows.window is not None and MASK in (*keys, *options.static):
         raise ConfigError(
-            f"an array is called {MASK!r}, which is the mask of windows: leave it out of keys="
+            f"an array is called {MASK!r}, the name of the mask of windows: leave it out of keys="
         )
     empty = [episode.where for episode in everything if not episode.length]
     if empty:
@@ -455,8 +455,8 @@ def _joined(
         missing = [key for key in keys if key not in steps]
         if missing:
             raise ConfigError(
-                f"window= says nothing of {missing[0]!r}: give each key its steps ('*' stands for "
-                "all), or leave it out of keys="
+                f"window= has no entry for {missing[0]!r}: give each key its steps ('*' stands "
+                "for all), or leave it out of keys="
             )
     arrays: list[EpisodeArrays] = []
     if episodes:

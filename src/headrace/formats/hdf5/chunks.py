@@ -123,7 +123,7 @@ def rows_of(
     where = f"{redact(path)}: {name!r}"
     check_has_values(dataset, where)
     if not dataset.shape:
-        raise FormatError(f"{where} is a single value, it has no axis of samples")
+        raise FormatError(f"{where} is a single value without an axis of samples")
     behind = files_behind(dataset, path, opened.files)
     chunks: DirectChunks | str = "direct=False"
     are_objects = holds_objects(dataset.dtype, where)
@@ -151,8 +151,8 @@ def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
     """
     if h5py.check_ref_dtype(dtype) is not None:
         raise FormatError(
-            f"{where} holds references to other objects of its file, and no values: name the "
-            "dataset that they lead to"
+            f"{where} holds references to other objects of its file, not values: name the dataset "
+            "that they point to"
         )
     if dtype.names is not None:
         return any(

@@ -88,9 +88,8 @@ def open_file(path: str) -> h5py.File:
             why = os.strerror(_errno_of(error) or 0)
             raise AccessError(
                 f"{shown} is locked, or can't be locked ({why}): if another process has it open "
-                "for writing, wait until it has closed the file (the environment variable "
-                "HDF5_USE_FILE_LOCKING=FALSE opens it all the same, and what is being written may "
-                "be read wrongly)"
+                "for writing, wait until it closes the file (the environment variable "
+                "HDF5_USE_FILE_LOCKING=FALSE opens it anyway, but may read half-written data)"
             ) from error
         if isinstance(error, PermissionError):
             raise AccessError(f"{shown}: this user may not read the file") from error
@@ -174,12 +173,12 @@ def not_whole(path: str, error: OSError) -> FormatError:
         with open(path, "rb", buffering=0) as file:
             if file.read(4) in _CLASSIC:
                 return FormatError(
-                    f"{shown} is a netCDF-3 file, and no HDF5 file: convert it to netCDF-4, by "
+                    f"{shown} is a netCDF-3 file, not an HDF5 file: convert it to netCDF-4 with "
                     "nccopy -k nc4 or xarray"
                 )
     return FormatError(
-        f"{shown} is no HDF5 file, or not a whole one ({one_line(error)}): it is "
-        "damaged, or a server's page: fetch it again"
+        f"{shown} is not an HDF5 file, or is incomplete ({one_line(error)}): it may be damaged, "
+        "or a server's error page: fetch it again"
     )
 
 
@@ -304,7 +303,9 @@ def ordered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def check_has_values(dataset: h5py.Dataset, where: str) -> None:
     """Raises a FormatError for a dataset of a null dataspace."""
     if dataset.shape is None:
-        raise FormatError(f"{where} has a null dataspace, and so no values: name another dataset")
+        raise FormatError(
+            f"{where} has a null dataspace, so it has no values: name another dataset"
+        )
 
 
 # -- other files that a dataset needs
@@ -397,7 +398,7 @@ def check_files(files: Files, path: str, behind: Iterable[str]) -> None:
         if not os.path.exists(one):
             if one != path:
                 raise DataNotFoundError(
-                    f"{redact(one)} is gone, which holds rows of {redact(path)}"
+                    f"{redact(one)}, which holds rows of {redact(path)}, is missing"
                 )
         elif not files.is_same(one):
             raise changed(one)

@@ -352,7 +352,7 @@ def summary_of(names: Sequence[bytes]) -> str:
     ImageDataset".
     """
     if not names:
-        return "nothing else is there: is the path right?"
+        return "nothing else is there: check the path"
     # of a store all files are one
     stores = {re.sub(rb"(?i)(\.zarr)/.*", rb"\1", name, flags=re.DOTALL) for name in names}
     counts = Counter(sorted(_ending_of(os.fsdecode(name)) for name in stores)).most_common()
@@ -362,7 +362,7 @@ def summary_of(names: Sequence[bytes]) -> str:
     ]
     if are_tables(names):
         readers = ["TableDataset"]
-    advice = "is the path right?"
+    advice = "check the path"
     if readers:
         advice = f"use {readers[0]}"
     verb = "are"

@@ -119,7 +119,7 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
                 found.names.append(other)
     if not found.names and not found.others:
         raise DataNotFoundError(
-            f"nothing matches {redact(pattern)} (working folder: {os.getcwd()}): is the path right?"
+            f"nothing matches {redact(pattern)} (working folder: {os.getcwd()}): check the path"
         )
     found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
     return found
@@ -171,8 +171,8 @@ def _warn_of_dead_links(place: str, dead: list[str]) -> None:
     if len(dead) != 1:
         links = f"{len(dead):,} links lead"
     warn(
-        f"{redact(place)}: {links} to what does not exist, and nothing is read there: fix or "
-        f"remove {redact(min(dead))!r}"
+        f"{redact(place)}: {links} to nothing, and was left out: fix or remove "
+        f"{redact(min(dead))!r}"
     )
 
 
@@ -287,7 +287,7 @@ def _listed(
         ) from error
     except FileNotFoundError as error:
         raise DataNotFoundError(
-            f"{redact(path)} went away while its files were listed: start again"
+            f"{redact(path)} disappeared while its files were listed: start again"
         ) from error
     return listing
 
@@ -383,7 +383,7 @@ def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
         # the cause may show the URL's secrets
         raise DataNotFoundError(f"{redact(url)} does not exist") from None
     if not (found.names or found.searched or found.others):
-        raise DataNotFoundError(f"nothing matches {redact(url)}: is the path right?")
+        raise DataNotFoundError(f"nothing matches {redact(url)}: check the URL")
     return found
 
 
@@ -483,8 +483,7 @@ def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | Non
     is_root = not urlsplit(place).path  # http://host:port
     if info["type"] == "file" and (place.endswith("/") or is_page or is_root):
         return FormatError(
-            f"{redact(url)} is a web page in which no files are listed: name the files, or look at "
-            "the URL"
+            f"{redact(url)} is a web page that lists no files: name the files, or check the URL"
         )
     return str(info["type"])
 

@@ -62,7 +62,7 @@ def parts_of(path: str, options: RemoteOptions, kind: Format | None) -> list[str
     names = [part["name"] for part in manifest["parts"]]
     if kind is not None and not names[0].endswith(kind.all_endings):
         raise FormatError(
-            f"{redact(path)} is a pack, HDF5 files of kind {manifest['kind']!r}: open it with "
+            f"{redact(path)} is a pack of kind {manifest['kind']!r}: open it with "
             "headrace.open_dataset"
         )
     start, end = os.path.join(path, ""), ""
@@ -171,8 +171,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
         return None
     if not has_manifest:
         raise DataNotFoundError(
-            f"{redact(folder)} is a pack that is not complete (there is no {MANIFEST}): pack the "
-            "rest by the same command; headrace.packing.pack_status says what is missing"
+            f"{redact(folder)} is an incomplete pack (without {MANIFEST}): run the same command "
+            "again; headrace.packing.pack_status lists what is missing"
         )
     with open(manifest_path, "rb") as file:
         manifest = parse_manifest(file.read(), manifest_path)

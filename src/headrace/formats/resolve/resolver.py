@@ -278,8 +278,7 @@ def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequen
         )
     if are_bookkeeping(names) and are_tables(others):
         raise FormatError(
-            f"{redact(entries[0])} holds tables, and else no more than what was written beside "
-            "them: use TableDataset"
+            f"{redact(entries[0])} holds tables, not samples of another format: use TableDataset"
         )
 
 
@@ -297,8 +296,8 @@ def _refuse_missing(
         if start == stop:
             raise DataNotFoundError(
                 f"{redact(entry)}, one of {len(entries):,} paths, has no file that ends in any of "
-                f"{endings}: leave it out, or make a dataset of its own for it (ConcatDataset "
-                "joins datasets)"
+                f"{endings}: leave it out, or make a dataset of it alone (ConcatDataset joins "
+                "datasets)"
             )
 
 
@@ -427,7 +426,7 @@ def expand_braces(entry: Any) -> list[Any]:
             assert match is not None  # all have the same braces
             parts = _parts(match[1])
             if len(made) + len(parts) > _MOST:
-                raise ConfigError(f"{redact(entry)} stands for more than {_MOST:,} names")
+                raise ConfigError(f"{redact(entry)} expands to more than {_MOST:,} names")
             made += [name[: match.start()] + part + name[match.end() :] for part in parts]
         expanded = made
     return list(dict.fromkeys(expanded))  # braces in braces give some twice
@@ -518,6 +517,6 @@ def _refuse_sidecars(files: FileSet) -> None:
         beside = {folder + PLAN.encode(), folder + MANIFEST.encode()}
         if names & beside or os.path.exists(path.removesuffix("json") + "h5"):
             raise FormatError(
-                f"{redact(posixpath.dirname(path))} is a pack, and its .json files are no texts: "
-                f"pass its {MANIFEST} as a path of its own, or a glob of the texts"
+                f"{redact(posixpath.dirname(path))} is a pack, whose .json files are not texts: "
+                f"pass its {MANIFEST}, or a glob of the texts"
             )

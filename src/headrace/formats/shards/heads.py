@@ -149,8 +149,8 @@ def _frames_in(data: bytes | memoryview, shard: Shard) -> Head:
     )
     if not is_sound:
         raise FormatError(
-            f"{redact(shard.path)}: its table of frames is damaged, or {INDEX} says something "
-            f"else ({shard.samples:,} samples, {shard.rows:,} in a frame): {COPY}"
+            f"{redact(shard.path)}: its table of frames is damaged, or disagrees with {INDEX} "
+            f"({shard.samples:,} samples, {shard.rows:,} in a frame): {COPY}"
         )
     return Head(edges, starts, stops)
 

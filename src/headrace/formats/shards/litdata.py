@@ -183,7 +183,7 @@ def _table_in(files: Files, path: str) -> tuple[int, int]:
 def _scan(files: Files, path: str) -> Arrays:
     base, nbytes = _table_in(files, path)
     if not nbytes:
-        raise FormatError("no table is at its end, and others have one")
+        raise FormatError("it has no table at its end, but other samples have one")
     return scanned(files, path, base, nbytes)
 
 

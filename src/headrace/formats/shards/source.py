@@ -268,7 +268,7 @@ class ShardSource(RowSource, Locatable):
                 raise FormatError(
                     f"{redact(self._paths[0])}: column {name!r} is of the encoding "
                     f"{columns[name].encoding!r}, which is not read (pickles could run any code): "
-                    "name other columns by columns="
+                    "choose other columns with columns="
                 )
 
     # -- what it is
@@ -482,7 +482,9 @@ class ShardColumns(Columns):
         merged = self._contents(above(index) for index, content in own.items() if content is None)
         for index, content in own.items():
             if merged.get(above(index), content) is None:
-                raise DataNotFoundError(f"{redact(index)}, of the shards, is missing: {COPY}")
+                raise DataNotFoundError(
+                    f"{redact(index)}, the index of the shards, is missing: {COPY}"
+                )
             if above(index) not in merged:
                 self._add(index, content)
         for index, content in merged.items():
@@ -507,7 +509,7 @@ class ShardColumns(Columns):
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(
-                f"{redact(index)} is damaged, or no index of {self.written_by} "
+                f"{redact(index)} is damaged, or not an index of {self.written_by} "
                 f"({type(error).__name__}: {error}): {COPY}"
             ) from error
 
@@ -523,9 +525,9 @@ class ShardColumns(Columns):
             existing = {path for path in set(shards) - self.paths if os.path.exists(path)}
         if existing - self.paths:
             raise FormatError(
-                f"{redact(min(existing - self.paths))} is a shard of the same {INDEX} as those "
-                "named, and they are one dataset: name all, or their folder; dataset.subset() "
-                "chooses samples"
+                f"{redact(min(existing - self.paths))} belongs to the same {INDEX} as those "
+                "named, and its shards are one dataset: pass all, or their folder; "
+                "dataset.subset() chooses samples"
             )
 
     @abstractmethod

@@ -88,13 +88,13 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
         also = f"; sparse matrices of this file: {', '.join(map(repr, others[:10]))}"
         if tree.is_array(group):
             raise ConfigError(
-                f"{where} is a dense array, {tree.described(group)}, and no sparse matrix: use "
+                f"{where} is a dense array, {tree.described(group)}, not a sparse matrix: use "
                 f"{tree.dataset_class}(path, {group!r}){also}"
             )
         encoding = tree.text(group, "encoding-type")
         raise ConfigError(
-            f"{where} is no sparse matrix: its encoding-type is {encoding!r}, not 'csr_matrix'"
-            f"{also}"
+            f"{where} is not a sparse matrix: its encoding-type is {encoding!r}, not "
+            f"'csr_matrix'{also}"
         )
     if kind == "csc":
         raise FormatError(
@@ -115,7 +115,7 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
     if damage:
         raise FormatError(f"{where}: {damage}: the file is damaged, or cut short")
     if data.dtype.kind not in "biufc":
-        raise FormatError(f"{where}: data are {data.dtype}, and no numbers")
+        raise FormatError(f"{where}: data are {data.dtype}, not numbers")
     if long_doubles_in(data.dtype) is not None:
         raise FormatError(
             f"{where}: data are long doubles ({data.dtype}), which torch does not have: convert "
@@ -236,15 +236,13 @@ def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> C
         values = _nullable(tree, place, where)
     if values.ndim != 1 or (rows is not None and len(values) != rows):
         raise FormatError(
-            f"{where} has shape {list(values.shape)}, and not one value for each of {rows:,} rows"
+            f"{where} has shape {list(values.shape)}, not one value for each of {rows:,} rows"
         )
     if not tree.is_array(labels):
         return Column(values)
     categories = [*map(str, tree.column(labels).tolist())]
     if values.dtype.kind not in "iu":
-        raise FormatError(
-            f"{where}: codes are {values.dtype}, and no integers: the file is damaged"
-        )
+        raise FormatError(f"{where}: codes are {values.dtype}, not integers: the file is damaged")
     wrong = np.flatnonzero((values < -1) | (values >= len(categories)))
     if len(wrong):
         row = int(wrong[0])
@@ -307,8 +305,8 @@ def joined_column(columns: list[Column], name: str) -> Column:
     kinds = {(column.categories is not None, column.values.dtype == object) for column in columns}
     if len(kinds) > 1:
         raise FormatError(
-            f"column {name!r} is not of one kind in all files (categories, strings, numbers): "
-            "make it so"
+            f"column {name!r} differs between the files (categories, strings, numbers): convert "
+            "it to one kind"
         )
     if columns[0].categories is None:
         return Column(np.concatenate([column.values for column in columns]))
@@ -439,7 +437,7 @@ def open_rows(
             if stored != kinds[0]:
                 raise FormatError(
                     f"{file.shown} and {files[0].shown} can't be one dataset: values are {stored} "
-                    f"here, and {kinds[0]} there: pass dtype='float32', say"
+                    f"and {kinds[0]}: pass one dtype=, such as 'float32'"
                 )
     of_columns = ""
     if columns is not None or len(files) > 1:
@@ -526,7 +524,7 @@ def _join_columns(
     if (counts > 1).any():
         number = int(unique[np.argmax(counts > 1)])
         shown = f"column {number:,}" if names is None else repr(names[number])
-        raise ConfigError(f"columns takes {shown} more than once")
+        raise ConfigError(f"columns names {shown} more than once")
     becomes = np.full(width + 1, -1, np.int32)  # the last one is that of columns that are left out
     becomes[picked] = np.arange(len(picked), dtype=np.int32)
     tables: list[npt.NDArray[np.int32] | None] = []
@@ -578,8 +576,8 @@ def _joint_names(files: Sequence[_File], join: Join | None, are_named: bool) -> 
         )
     if not common:
         raise FormatError(
-            f"{files[0].shown} and the other files have no column in common: are their names of "
-            "one kind?"
+            f"{files[0].shown} and the other files have no column in common: check that they use "
+            "one kind of names"
         )
     return common
 
@@ -594,7 +592,7 @@ def _named(columns: Any, known: Mapping[str, int], files: Sequence[_File]) -> In
         )
     if files[0].names is None:
         raise ConfigError(
-            f"columns holds names, and {files[0].shown} does not name its columns (there is no "
+            f"columns holds names, but {files[0].shown} does not name its columns (there is no "
             "var): pass numbers"
         )
     for file in files:

@@ -199,8 +199,8 @@ class SparseSource(ReadersSource):
         columns, values = read_joined(self._readers, firsts, ends, self.run)
         if len(columns) and not 0 <= columns.min() <= columns.max() < self._width:
             raise FormatError(
-                f"values lie in columns {columns.min():,} to {columns.max():,}, and the matrix has "
-                f"{self._width:,} columns: the file is damaged"
+                f"values lie in columns {columns.min():,} to {columns.max():,}, but the matrix "
+                f"has {self._width:,} columns: the file is damaged"
             )
         columns = columns.astype(self._index_dtype, copy=False)
         values = values.astype(self.stored_dtype, copy=False)

@@ -124,14 +124,13 @@ def open_arrays(
         if "" in arrays:
             if columns is not None or targets:
                 raise ConfigError(
-                    f"{shown} is one array without names: leave out columns and target_name "
-                    "(targets= goes with .npz and others)"
+                    f"{shown} is one array without a name: leave out columns and target_name"
                 )
             names = ""
         elif not isinstance(columns, str):
             names = tuple(columns or (name for name in arrays if name != target_name))
             if not names:
-                raise FormatError(f"{shown} holds no array beside the targets")
+                raise FormatError(f"{shown} holds no array besides the targets")
         found: dict[str, StoredArray] = {}
         for name in (*([names] if isinstance(names, str) else names), *targets):
             if name not in arrays:
@@ -177,8 +176,8 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
         return {"": _array_in(file, size, shown)}
     if magic not in (b"PK\x03\x04", b"PK\x05\x06"):
         raise FormatError(
-            f"{shown} is no .npy and no .npz file, whatever its name says: it is damaged, or a "
-            "server's page: fetch it again"
+            f"{shown} is neither a .npy nor an .npz file: it may be damaged, or a server's error "
+            "page: fetch it again"
         )
     with asking("zipfile", shown), zipfile.ZipFile(opened(max(0, size - _TAIL), _TAIL)) as archive:
         infos = archive.infolist()
@@ -187,7 +186,9 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
         name = info.filename.removesuffix(".npy")
         where = f"{shown}, {info.filename!r}"
         if info.is_dir() or not info.filename.endswith(".npy"):
-            raise FormatError(f"{where} is no array: the zip file was not written by numpy.savez")
+            raise FormatError(
+                f"{where} is not an array: the zip file was not written by numpy.savez"
+            )
         if info.compress_type != zipfile.ZIP_STORED:
             arrays[name] = FormatError(
                 f"{where} is compressed, so its rows can't be read in place: write the file with "
@@ -242,12 +243,12 @@ def _array_in(file: HeldBytes, end: int, where: str) -> StoredArray:
             "(dtype 'U20')"
         )
     if not shape:
-        raise FormatError(f"{where} is a single value, and no array of samples")
+        raise FormatError(f"{where} is a single value, not an array of samples")
     # The order is of no matter where at most one axis has several elements.
     if is_fortran and 0 not in shape and sum(extent > 1 for extent in shape) > 1:
         raise FormatError(
-            f"{where} lies column by column (Fortran order), and no row in one piece: write "
-            "numpy.ascontiguousarray of it"
+            f"{where} lies column by column (Fortran order), with no row in one piece: save "
+            "numpy.ascontiguousarray(array)"
         )
     array = StoredArray(file.tell(), shape, dtype)
     if array.begin + array.nbytes > end:

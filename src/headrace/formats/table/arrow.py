@@ -72,7 +72,7 @@ def scanned(files: Files, path: str, base: int = 0, size: int | None = None) -> 
                     raise FormatError(f"a record batch at byte {start:,} would have {rows:,} rows")
                 batches.append((base + start, base + begin, base + stop, rows))
             else:
-                raise FormatError(f"there is no message that belongs there at byte {start:,}")
+                raise FormatError(f"the message at byte {start:,} does not belong there")
     except (struct.error, pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise FormatError(f"its messages can't be read ({error})") from error
     if not heads:
@@ -219,7 +219,7 @@ class ArrowTable(TableFile):
             else:
                 table, head = index.make(files, path)
         except FormatError as error:
-            raise FormatError(f"{shown} is no Arrow file, or a damaged one: {error}") from error
+            raise FormatError(f"{shown} is not an Arrow file, or is damaged: {error}") from error
         self._head: bytes = head.tobytes()
         places = table.reshape(-1, 4)
         self._known: tuple[list[Any], IntArray] | None = None

@@ -205,8 +205,8 @@ class Numbers(Column):
         """
         if self.valid is not None and not self.valid[rows].all():
             raise FormatError(
-                f"column {self._name!r} has no value (null) there, and {self._data.dtype} has none "
-                "for that: fill it, or leave it out"
+                f"column {self._name!r} is null, and {self._data.dtype} has no null: fill it, or "
+                "leave the column out"
             )
         return self._data[rows]
 
@@ -244,7 +244,7 @@ class Texts(Column):
             return self._items[item].as_py()
         except UnicodeDecodeError as error:
             raise FormatError(
-                f"column {self._name!r} holds a text that is no UTF-8: {error}"
+                f"column {self._name!r} holds a text that is not UTF-8: {error}"
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:
@@ -352,8 +352,8 @@ def _numbers_of(name: str, array: Any, shape: tuple[int, ...]) -> Numbers:
         masks.append(valid)
     if math.prod(shape) * count != len(data):
         raise FormatError(
-            f"column {name!r} holds {len(data):,} numbers in {count:,} rows, and rows of "
-            f"shape {list(shape)} by its schema"
+            f"column {name!r} holds {len(data):,} numbers in {count:,} rows, but its schema says "
+            f"rows of shape {list(shape)}"
         )
     data = data.reshape(count, *sides)
     if axes is not None:

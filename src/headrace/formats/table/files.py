@@ -201,7 +201,7 @@ class TableFile(ABC):
         self._features = _features_in(schema)
 
     def choose(self, names: Sequence[str]) -> None:
-        """Says which columns are read.
+        """Chooses the columns that are read.
 
         Raises:
             MissingNameError: one is not there; the message lists those that are.
@@ -214,8 +214,8 @@ class TableFile(ABC):
             count = self._names.count(name)
             if count > 1:
                 raise FormatError(
-                    f"{self.shown} has {count} columns {name!r}: write it again with names that "
-                    "differ, or choose others by columns="
+                    f"{self.shown} has {count} columns {name!r}: rename them, or choose others "
+                    "with columns="
                 )
             if not count:
                 raise MissingNameError(
@@ -349,8 +349,7 @@ class ParquetTable(TableFile):
             raise FormatError(f"{shown} {_IS_ENCRYPTED}")
         if len(tail) < 12 or not tail.endswith(PARQUET_MAGIC) or length + 12 > self._size:
             raise FormatError(
-                f"{shown} is no Parquet file, or a damaged one: it does not end as one does, or "
-                "is cut short"
+                f"{shown} is not a Parquet file, or is cut short: it does not end as one does"
             )
         self._end = self._size - length - 8  # of the row groups
         if length + 8 > len(tail):

@@ -434,6 +434,6 @@ class Scan:
             return records.csv_row(line.decode(*self.codec), delimiter)
         except UnicodeDecodeError as error:
             raise FormatError(
-                "a byte of the first line, which names the fields, is no "
-                f"{error.encoding} ({error.reason}); pass encoding= or errors="
+                f"a byte of the first line, which names the fields, is not {error.encoding} "
+                f"({error.reason}); pass encoding= or errors="
             ) from None

@@ -165,10 +165,10 @@ def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:
             f"{redact(path)} is cut short: the end of its gzip stream is missing"
         ) from None
     except _BROKEN as error:
-        raise FormatError(f"{redact(path)} is no sound gzip file: {error}") from None
+        raise FormatError(f"{redact(path)} is not a valid gzip file: {error}") from None
     if not is_there:
         raise FormatError(
-            f"{redact(path)} is cut short: it has no bytes, and a gzip file of nothing has some"
+            f"{redact(path)} is cut short: it has no bytes, but even an empty gzip file has some"
         )
 
 
@@ -186,7 +186,7 @@ def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
                     frame = None
                     frames += 1
     except zstandard.ZstdError as error:
-        raise FormatError(f"{redact(path)} is no sound zstd file: {error}") from None
+        raise FormatError(f"{redact(path)} is not a valid zstd file: {error}") from None
     if frame is not None or not frames:
         raise FormatError(f"{redact(path)} is cut short: the end of its zstd frame is missing")
 
@@ -237,7 +237,7 @@ def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterat
             where = f"the bytes at offset {at:,} of the text are"
             reason = error.reason
         raise FormatError(
-            f"{redact(path)}: {where} no {encoding}: {reason}; pass encoding= or errors="
+            f"{redact(path)}: {where} not {encoding}: {reason}; pass encoding= or errors="
         ) from None
     except HeadraceError:
         raise

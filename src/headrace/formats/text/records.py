@@ -152,7 +152,7 @@ def csv_row(text: str, delimiter: str) -> list[str]:
             with _any_field():
                 rows = _csv_rows(text, delimiter)
     except csv.Error as error:
-        raise FormatError(f"no record of a CSV file: {error}") from None
+        raise FormatError(f"not a CSV record: {error}") from None
     if len(rows) != 1:
         raise FormatError(f"{len(rows)} records where there should be one")
     return rows[0]
@@ -174,8 +174,8 @@ def json_places(data: bytes | bytearray) -> IntArray:
     at = _space(text, 0)
     if text[at : at + 1] != "[":
         raise FormatError(
-            "it holds no list of records: a .json file must be one list, [{...}, {...}]; for a "
-            "record a line name it .jsonl"
+            "it holds no list of records: a .json file must be one list, [{...}, {...}]; "
+            "name a file with one record per line .jsonl"
         )
     end = 0
     at = _space(text, at + 1)
@@ -184,7 +184,7 @@ def json_places(data: bytes | bytearray) -> IntArray:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"record {len(places) + 1:,} at byte {at:,} is no JSON: {_without_place(error)}"
+                f"record {len(places) + 1:,} at byte {at:,} is not JSON: {_without_place(error)}"
             ) from None
         places.append(at)
         at = _space(text, end)
@@ -195,7 +195,7 @@ def json_places(data: bytes | bytearray) -> IntArray:
         at = _space(text, at + 1)
     rest = _space(text, at + 1)
     if rest < len(text):
-        raise FormatError(f"something follows the end of the list, at byte {rest:,}")
+        raise FormatError(f"there is more after the end of the list, at byte {rest:,}")
     places.append(end)
     return np.array(places, np.int64)
 
@@ -244,8 +244,8 @@ def json_record(text: str, has_more: bool) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         if not text.strip():
-            raise FormatError("it is blank, and no record: remove the line") from None
-        raise FormatError(f"no JSON: {error}") from None
+            raise FormatError("it is blank: remove the line") from None
+        raise FormatError(f"not JSON: {error}") from None
 
 
 def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
@@ -257,14 +257,14 @@ def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
     """
     if isinstance(record, str) and field == TEXT_FIELD:
         return record
-    what = "text_field made"
+    what = "text_field returned"
     if callable(field):
         found = made_by(field, record)
     else:
         found = field_of(record, field)
         what = f"its field {field!r} is"
     if not isinstance(found, str):
-        raise FormatError(f"{what} a {type(found).__name__} and no text")
+        raise FormatError(f"{what} a {type(found).__name__}, not a text")
     return found
 
 
@@ -290,7 +290,7 @@ def field_of(record: Any, name: str) -> Any:
     """
     if not isinstance(record, dict):
         raise FormatError(
-            f'it is a {type(record).__name__} and no object with fields, such as {{"text": ...}}'
+            f'it is a {type(record).__name__}, not an object with fields, such as {{"text": ...}}'
         )
     if name not in record:
         raise FormatError(

@@ -185,7 +185,7 @@ class Store(ABC):
         try:
             metadata = json.loads(data)
             if not isinstance(metadata, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             return metadata
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{redact(self.path)}: {key} is damaged: {error}") from error
@@ -567,7 +567,7 @@ def root_among(keys: Collection[str]) -> str:
     nodes = [*nodes_among(key for key in keys if not key.startswith("__MACOSX/"))]
     root = min(nodes, key=lambda node: node.count("/"), default=None)
     if root is None:
-        raise FormatError(f"it is no Zarr store: it has neither of {', '.join(NODE_FILES)}")
+        raise FormatError(f"it is not a Zarr store: it has none of {', '.join(NODE_FILES)}")
     for node in nodes:
         if node != root and not node.startswith(f"{root}/"):
             raise FormatError(

@@ -224,8 +224,7 @@ class OpenZarr(OpenTrees[Any]):
         metadata = ", ".join(NODE_FILES)
         if isinstance(store, ZarrUrl) and all(store.read(name) is None for name in NODE_FILES):
             raise DataNotFoundError(
-                f"{redact(place)}: there is no Zarr store: none of {metadata} is found below it: "
-                "is the address right?"
+                f"{redact(place)} is not a Zarr store: it has none of {metadata}: check the URL"
             )
         self._stores[place] = store
         yield ZarrTree(store, self)

@@ -123,7 +123,7 @@ class Remote:
             requests.close_filesystem,
         )
         self.knows_ranges = False
-        """Has the server said that it knows byte ranges?"""
+        """True once the server has said that it supports byte ranges."""
         # of files behind a redirection: a range, and the hash of its bytes
         self._samples: dict[str, tuple[int, int, bytes]] = {}
         self._has_answered = False  # travels to workers: what has answered once may be restarting

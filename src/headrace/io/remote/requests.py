@@ -510,11 +510,11 @@ def judged(error: BaseException, where: str) -> Passing:
         raise was_replaced(where) from None
     is_bare = status is None and not is_of_way
     if status == 404 or (is_bare and isinstance(error, FileNotFoundError | NotADirectoryError)):
-        raise DataNotFoundError(f"{where}: there is no such file") from None
+        raise DataNotFoundError(f"{where} does not exist") from None
     is_denied = isinstance(error, PermissionError) or kind in _NO_CREDENTIALS
     if status in (401, 403) or (status is None and is_denied):
         raise AccessError(
-            f"{where}: access is denied ({said or kind}): look at the credentials "
+            f"{where}: access is denied ({said or kind}): check the credentials "
             "(storage_options), which may have expired"
         ) from None
     if isinstance(error, UnsuitableError):
