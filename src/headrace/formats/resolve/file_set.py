@@ -129,7 +129,7 @@ class Format:
         object.__setattr__(self, "all_endings", (*self.endings, *self.stores))
 
     def fits(self, path: str) -> bool:
-        """True if the name of a path or URL ends as those of this kind do; a glob's may, too."""
+        """True if a path, URL or glob has one of the endings."""
         return plain_name(named_part(path).rstrip("/")).endswith(self.all_endings)
 
 
@@ -149,7 +149,7 @@ class PackedNames(Sequence[bytes]):
     def from_arrays(
         cls, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
     ) -> PackedNames:
-        """From [bytes] uint8 and [n + 1] int64 offsets into them."""
+        """Names from their bytes ([bytes] uint8) and offsets ([n + 1] int64)."""
         packed = cls.__new__(cls)
         packed._bytes = SharedArray(data)
         packed._offsets = SharedArray(offsets)
@@ -157,7 +157,7 @@ class PackedNames(Sequence[bytes]):
 
     @classmethod
     def joined(cls, each: Iterable[PackedNames | None]) -> PackedNames | None:
-        """The names of all, one after the other; None where some are None."""
+        """Concatenates several; None if one is None."""
         data = [np.empty(0, np.uint8)]
         offsets = [np.zeros(1, np.int64)]
         nbytes = 0
@@ -198,7 +198,7 @@ class PackedNames(Sequence[bytes]):
                 yield joined[begin - first : end - first]
 
     def end_in(self, *endings: str) -> npt.NDArray[np.bool_]:
-        """Which names end in one of these, in ASCII letters and dots, in any case ([n] bool)."""
+        """[n] bool: which names have one of these endings (ASCII letters and dots, any case)."""
         data = self._bytes.array
         offsets = self._offsets.array
         found = np.zeros(len(self), bool)
@@ -212,7 +212,7 @@ class PackedNames(Sequence[bytes]):
         return found
 
     def take(self, order: npt.NDArray[np.int64]) -> PackedNames:
-        """The names at some positions ([m] int64), in that order."""
+        """The names at `order` ([m] int64)."""
         return PackedNames(map(self.__getitem__, order.tolist()))
 
 
@@ -222,19 +222,20 @@ TEXTS = Format("texts", TEXT_EXTENSIONS, dataset="TextDataset")
 
 @dataclass(frozen=True, slots=True)
 class FileSet(Sequence[str]):
-    """The files of an expression: a sequence of their paths; of remote ones those on their server.
+    """The files that a `data_path` stands for, as a sequence of their paths (without the protocol
+    if they are remote).
 
     Attributes:
-        roots: folders (or paths on a server) that the names are relative to.
-        tails: what follows the names of each root's files: the query of an URL of the web, else "".
-        root_of: [files] int32, number of each file's root, or None where there is one root.
-        names: relative names with '/' between their parts, as bytes, in the order of their parts
-            (but see `Format.keeps_order`).
-        folders: names of the first-level folders of the roots, sorted, also those without files.
-        searched: the roots that were searched through.
-        server: where the files are; None: on this machine.
-        given: the expression, as the user passed it.
-        kind: what they are.
+        roots: folders, local or on a server, that the names are relative to.
+        tails: per root, what follows the names: the query of an HTTP URL, else "".
+        root_of: [files] int32, the number of each file's root. None: there is one root.
+        names: relative names as bytes, with '/' between their parts, sorted by their parts (but see
+            `Format.keeps_order`).
+        folders: sorted names of the first-level folders of the roots, empty ones too.
+        searched: the roots that were searched recursively.
+        server: reads the files. None: they are local.
+        given: the `data_path`, as the user passed it.
+        kind: their format.
     """
 
     roots: tuple[str, ...]
@@ -255,11 +256,11 @@ class FileSet(Sequence[str]):
 
     @property
     def is_remote(self) -> bool:
-        """True if the roots are paths of an fsspec file system."""
+        """True if the files are read through fsspec."""
         return self.server is not None
 
     def path(self, index: int) -> bytes:
-        """The full path of one file; of a remote one, that on its server."""
+        """The path of a file, without the protocol if it is remote."""
         number = 0
         if self.root_of is not None:
             number = int(self.root_of.array[index])
@@ -268,20 +269,20 @@ class FileSet(Sequence[str]):
         return path
 
     def url(self, index: int) -> str:
-        """The path of one file; of a remote one its URL."""
+        """The path or URL of a file."""
         path: str = self[index]
         if self.server is None:
             return path
         return self.server.url_of(path)
 
     def urls(self) -> list[str]:
-        """Of all files."""
+        """The paths or URLs of all files."""
         return [self.url(index) for index in range(len(self))]
 
 
 @functools.lru_cache(maxsize=1024)
 def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
-    """What stands before and behind the names below a root."""
+    """What precedes and follows the names below a root."""
     prefix = root
     if root not in ("", "/"):
         prefix = f"{root}/"
@@ -290,15 +291,15 @@ def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
 
 @dataclass(slots=True)
 class Found:
-    """Files of one entry.
+    """The files of one entry of a `data_path`.
 
     Attributes:
-        root: a folder, or a path on a server.
-        names: below it.
-        folders: those of its first level.
-        searched: True if all below the root was looked through.
-        tail: what follows the names.
-        others: what else is there, some thousands at most.
+        root: the folder that the names are relative to.
+        names: names of the files.
+        folders: names of the first-level folders.
+        searched: True if the root was searched recursively.
+        tail: see `FileSet.tails`.
+        others: names of other files, at most `MOST`.
     """
 
     root: str
@@ -310,24 +311,24 @@ class Found:
 
 
 def encoded(endings: Iterable[str]) -> tuple[bytes, ...]:
-    """Endings as those of names have them."""
+    """Endings as bytes, to compare with names."""
     return tuple(map(os.fsencode, endings))
 
 
 def is_hidden_part(part: bytes) -> bool:
-    """True if a file or folder of that name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
+    """True if a file or folder with this name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
     which macOS adds to archives.
     """
     return part.startswith(b".") or part == b"__MACOSX"
 
 
 def is_hidden(name: bytes) -> bool:
-    """True if a file, or a folder on the way to it, is hidden."""
+    """True if a file, or a folder that contains it, is hidden."""
     return name.startswith((b".", b"__MACOSX/")) or b"/." in name or b"/__MACOSX/" in name
 
 
 def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKKEEPING) -> bool:
-    """True if files are no more than what is written beside the tables of a data set."""
+    """True if all files are metadata that are written next to data."""
     for number in range(len(names)):
         if number >= MOST or names[number].rpartition(b"/")[2].lower() not in bookkeeping:
             return False
@@ -335,7 +336,7 @@ def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKK
 
 
 def are_tables(names: Sequence[bytes]) -> bool:
-    """True if some files are Arrow or Parquet tables, and all others are written beside these."""
+    """True if the files are Arrow or Parquet tables, and at most metadata besides."""
     endings = encoded(_TABLES)
     others = [name for name in names if not name.lower().endswith(endings)]
     return len(others) < len(names) and (not others or are_bookkeeping(others))
@@ -348,8 +349,8 @@ def are_shards(names: Sequence[bytes]) -> bool:
 
 
 def summary_of(names: Sequence[bytes]) -> str:
-    """Which files there are, and the class that reads them: "there are 24 .jpg and 1 .json: use
-    ImageDataset".
+    """Counts files by ending, and names the class that reads them: "there are 24 .jpg and 1 .json:
+    use ImageDataset".
     """
     if not names:
         return "nothing else is there: check the path"
@@ -372,7 +373,7 @@ def summary_of(names: Sequence[bytes]) -> str:
 
 
 def _ending_of(name: str) -> str:
-    """ ".jpg"; of what is packed both: ".jsonl.gz"."""
+    """The ending of a name, including that of a compressed file: ".jpg", ".jsonl.gz"."""
     root, ending = os.path.splitext(plain_name(name.rpartition("/")[2]))
     if ending in (".gz", ".zst", ".zip"):
         return os.path.splitext(root)[1] + ending

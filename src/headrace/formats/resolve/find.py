@@ -41,19 +41,19 @@ from headrace.io.remote.requests import path_in, server_of
 from headrace.io.remote_files import RemoteFiles
 
 _THREADS = 8
-"""How many folders are listed at once."""
+"""Folders listed at once."""
 _GROUP = 32
-"""Folders that a thread lists one after the other, at most."""
+"""Folders that a thread lists in one task, at most."""
 _FOLDERS = 32
-"""Folders that are listed to find out what kind of files there is."""
+"""Folders that are listed to detect the format."""
 
 
 def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
-    """The files of some kinds that a path or glob of this machine means.
+    """The files of some formats that a local path or glob stands for.
 
     Raises:
         DataNotFoundError: nothing is there.
-        ConfigError, AccessError: it is no file with a size; a folder may not be listed.
+        ConfigError, AccessError: it is a pipe or the like; a folder may not be listed.
     """
     path = os.fsdecode(os.path.expanduser(os.fspath(entry)))
     if os.path.isdir(path):
@@ -80,7 +80,7 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
 
 
 def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
-    """The first of some kinds that a local file or folder is of by its content."""
+    """The first of some formats that a local file or folder has by its content."""
     for kind in kinds:
         if kind.recognizes is not None and kind.recognizes(path):
             return kind
@@ -88,8 +88,8 @@ def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
 
 
 def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
-    """What a glob matches: names that end as they should; or, where none does, what is recognized
-    by its content.
+    """What a glob matches: files with the right endings; if there are none, those that are
+    recognized by their content.
     """
     root = before_magic(pattern, os.sep).rstrip("/")
     if not root and pattern.startswith("/"):
@@ -126,8 +126,8 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
 
 
 def _globbed(pattern: str) -> list[str]:
-    """What `glob.glob` gives of a pattern, but "**" enters no folder that it is in already: where
-    several links lead back, it would never end.
+    """`glob.glob`, but "**" enters no folder that it is in already: several links that lead back
+    would never end.
     """
     parts = pattern.replace(os.sep, "/").split("/")
     if "**" not in parts:
@@ -149,8 +149,8 @@ def _globbed(pattern: str) -> list[str]:
 
 
 def _folders_from(top: str) -> Iterator[str]:
-    """A folder and those below it, hidden ones left out; through links too, if they don't lead to
-    a folder that they are in.
+    """A folder and all folders below it that are not hidden. Links are followed unless they lead
+    back to a folder that contains them.
     """
     around = dict[str, frozenset[tuple[int, int]]]()
     for folder, below, _ in os.walk(top or ".", followlinks=True):
@@ -177,7 +177,7 @@ def _warn_of_dead_links(place: str, dead: list[str]) -> None:
 
 
 def before_magic(path: str, separator: str) -> str:
-    """The folders of a glob before the first one with a wildcard."""
+    """The part of a glob up to the first folder with a wildcard."""
     return re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition(separator)[0]
 
 
@@ -185,8 +185,8 @@ def before_magic(path: str, separator: str) -> str:
 
 
 class _Folder(NamedTuple):
-    """A folder that is listed: its name with b"/" behind each part, and (device, inode) of the
-    folders that it lies in, to which no link may lead back.
+    """A folder to list: its name, with b"/" after each part, and (device, inode) of the folders
+    that contain it, to which no link may lead back.
     """
 
     name: bytes
@@ -194,13 +194,13 @@ class _Folder(NamedTuple):
 
 
 def list_folder(root: str, kinds: Sequence[Format]) -> Found:
-    """All files of some kinds below a folder, in any order, and the stores that lie in it. Links
-    are followed, loops of them entered once. Files and folders that are hidden (`is_hidden_part`)
-    are left out; stores are not entered.
+    """All files of some formats below a folder, in any order, and the stores in its first level.
+    Links are followed, loops entered once. Hidden files and folders (`is_hidden_part`) are left
+    out; stores are not entered.
 
     Raises:
         AccessError: a folder may not be listed.
-        DataNotFoundError: one went away meanwhile.
+        DataNotFoundError: a folder was removed meanwhile.
     """
     endings = list[str]()
     stores = list[str]()
@@ -235,10 +235,10 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
 
 
 class _Listing(NamedTuple):
-    """What is in a folder."""
+    """The contents of a folder."""
 
     names: list[bytes]
-    """Files that are wanted."""
+    """Files with the right endings, and stores."""
     others: list[bytes]
     below: list[_Folder]
     dead_links: list[str]
@@ -247,7 +247,7 @@ class _Listing(NamedTuple):
 def _listed(
     root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...], folder: _Folder
 ) -> _Listing:
-    """Lists a folder below a root, for endings of files and stores in lower case."""
+    """Lists a folder below a root, for lower-case endings of files and stores."""
     listing = _Listing([], [], [], [])
     names, others, below, dead_links = listing
     path = os.path.join(root, folder.name).rstrip(b"/") or b"/"
@@ -296,13 +296,13 @@ def _listed(
 
 
 def has_magic(url: str) -> bool:
-    """True if it is a glob: the query of a URL is none."""
+    """True if a URL is a glob. Its query does not count."""
     return glob.has_magic(url.partition("?")[0])
 
 
 def names_file(url: str, kind: Format) -> bool:
-    """True if it is the URL of one file or store, by its ending, so that nothing need be listed.
-    A folder's ends in a slash.
+    """True if a URL has the ending of a file or store, so that nothing needs to be listed. The URL
+    of a folder ends in a slash.
     """
     plain = named_part(url)
     return (
@@ -313,7 +313,7 @@ def names_file(url: str, kind: Format) -> bool:
 
 
 def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
-    """All URLs of a list must lie on one file system: one host, one archive.
+    """Checks that all URLs are on one file system: one host, one archive.
 
     Raises:
         ConfigError: they don't.
@@ -332,11 +332,10 @@ def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
 
 
 def learn(urls: Sequence[str], server: RemoteFiles) -> None:
-    """Asks for the versions of files, all at once.
+    """Requests the versions of files, all at once.
 
     Raises:
-        DataNotFoundError: a URL that looks like that of a file is one of a folder; there is no such
-            file.
+        DataNotFoundError: there is no such file, or it is a folder.
         AccessError, RemoteError: see `Remote.versions`.
     """
     for url, version in zip(urls, server.learn(urls), strict=True):
@@ -347,8 +346,8 @@ def learn(urls: Sequence[str], server: RemoteFiles) -> None:
 
 
 def learn_named(files: FileSet, urls: Sequence[Any]) -> None:
-    """Asks for those URLs that end as the files do: one may be missing, or a folder. The files are
-    read as they are later. Closes their server where there is an error.
+    """Checks that the URLs that name files exist and are no folders. The files are read later in
+    whatever version they have then. Closes the server if there is an error.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `learn`.
@@ -367,11 +366,13 @@ def learn_named(files: FileSet, urls: Sequence[Any]) -> None:
 
 
 def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
-    """The files of a kind that a URL or glob means. What ends as a file does is not looked at.
+    """The files of a format that a URL or glob stands for. A URL with the ending of a file is taken
+    as it is.
 
     Raises:
         DataNotFoundError: nothing is there.
-        FormatError, AccessError, RemoteError: it is a web page; the server does not say.
+        FormatError: it is a web page.
+        AccessError, RemoteError: the server does not answer.
     """
     url = os.fspath(entry)
     path = path_in(url, server.filesystem)
@@ -401,7 +402,7 @@ def _named(path: str) -> Found:
 
 
 def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
-    """What a glob matches, or lies below a folder; of stores only the first level is listed."""
+    """The files that a glob matches, or below a folder; for stores its first level only."""
     if not kind.endings:
         if has_magic(url):
             return _matched_at(path, server.ask("glob", url), kind)
@@ -438,7 +439,7 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
 
 
 def _first_level(url: str, server: RemoteFiles) -> list[str]:
-    """What lies in a folder; nothing where the server does not list."""
+    """The contents of a folder; [] if the server does not list folders."""
     try:
         return list(server.ask("ls", url, detail=False))
     except (OSError, HeadraceError, NotImplementedError):
@@ -463,9 +464,9 @@ def _matched_at(pattern: str, paths: list[str], kind: Format) -> Found:
 
 
 def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | None:
-    """ "file", or "directory", as is what all lies in; None: there is no such thing. Or an
-    error, if nothing is found below: the server does not tell, as where a user may see some
-    folders of a bucket alone; or what it has is a page.
+    """ "file" or "directory" (also the root of a server); None: there is nothing. Or the error to
+    raise if nothing is found below: the server does not tell, since the user may see only some
+    folders of a bucket; or it is a web page.
     """
     if not path:
         return "directory"
@@ -496,14 +497,14 @@ def _root(path: str, paths: Sequence[str]) -> str:
 
 
 def _name_below(root: str, path: str) -> bytes:
-    """The name of a path relative to the root. A key is opaque: of slashes that follow each
-    other only the first parts them.
+    """The name of a path relative to the root. A key is opaque: only the first of several slashes
+    is a separator.
     """
     return os.fsencode(path[len(root) :].removeprefix("/"))
 
 
 def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
-    """The files of some paths that end as they should."""
+    """Divides paths into files with the right endings, and others."""
     found = Found(root, [])
     ends = encoded(endings)
     for path in paths:
@@ -519,9 +520,9 @@ def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bo
 
 
 def names_below(url: str, server: RemoteFiles) -> Iterator[str]:
-    """What a glob matches. Or names of the files below a remote folder that are not hidden, of its
-    first folders; of Zarr stores their own. Nothing where the URL is no folder, or the server does
-    not list.
+    """Paths that a glob matches; or names of files in the first folders below a remote folder, and
+    of Zarr stores. Hidden files are left out. Nothing if the URL is no folder, or the server does
+    not list folders.
     """
     with contextlib.suppress(FileNotFoundError, AccessError, NotImplementedError):
         waiting = []

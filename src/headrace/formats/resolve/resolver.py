@@ -1,4 +1,4 @@
-"""Resolves what a user passes as `data_path` to files.
+"""Resolves a `data_path` to files.
 
 * A file: that file, whatever its ending.
 * A folder, or its URL (a prefix): all files below it that end as files of the kind do, without
@@ -82,16 +82,17 @@ def resolve(
     name: str = "data_path",
     server: RemoteFiles | None = None,
 ) -> FileSet:
-    """The files of one kind that a path means. URLs that end as files do are not asked for.
+    """The files of one format that a path stands for. URLs with the ending of a file are not
+    checked.
 
     Args:
         data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
             already stays as it is.
-        kind: which files count.
+        kind: the format.
         options: how URLs are read.
-        name: the argument's, for messages.
-        server: of the URLs, if it is open already; else a `RemoteFiles` is opened, and belongs to
-            who gets the files.
+        name: name of the argument, for messages.
+        server: reads the URLs, if it is open already; else a `RemoteFiles` is opened, which belongs
+            to the caller.
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
@@ -117,7 +118,7 @@ def resolve(
 def _server_of(
     urls: Sequence[str], options: RemoteOptions, server: RemoteFiles | None = None
 ) -> Iterator[RemoteFiles]:
-    """The one server of some URLs; opened here it is closed where there is an error."""
+    """The one server of some URLs. If it is opened here, an error closes it."""
     opened = server or RemoteFiles(urls[0], options)
     try:
         check_one_filesystem(urls, opened.filesystem)
@@ -131,7 +132,7 @@ def _server_of(
 def _files_at(
     data_path: DataPath, urls: Sequence[str], kind: Format, server: RemoteFiles
 ) -> FileSet:
-    """The files of one kind at some URLs."""
+    """The files of one format at some URLs."""
     find = partial(find_remote, kind=kind, server=server)
     files = _gathered(data_path, urls, find, [kind], server)
     # else it holds what the listing said of each file, and each worker with it
@@ -147,15 +148,15 @@ def look_for(
     *,
     lists: bool = True,
 ) -> tuple[Format | None, DataPath | FileSet]:
-    """The first of some kinds of which there is something, None if there is nothing of them; and
-    its files where these were listed, else the path.
+    """The first of some formats that a path has files of (None: of none), and these files, or the
+    path if they were not listed.
 
     Args:
         data_path: see `resolve`.
-        kinds: in the order in which they count.
+        kinds: the formats, the most important first.
         options: how URLs are read.
-        lists: list folders, to find out the kind only the first ones of a server. False: names of
-            files, globs and URLs decide, and of local files whose names say nothing the content.
+        lists: list folders; on a server only the first ones decide. False: names of files, globs
+            and URLs decide, and the content of local files whose names tell nothing.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
@@ -193,7 +194,7 @@ def look_for(
 
 
 def _last_parts(paths: Iterable[str]) -> list[bytes]:
-    """The names of files, by their paths."""
+    """The names of files or stores, without their folders."""
     return [os.fsencode(posixpath.basename(path.rstrip("/"))) for path in paths]
 
 
@@ -205,8 +206,9 @@ def _gathered(
     server: RemoteFiles | None = None,
     chooses: bool = False,
 ) -> FileSet | None:
-    """The files of all entries that are of the first of some kinds, in their order. Of equal names
-    that of an earlier entry comes first. None: `chooses`, and nothing is of any kind.
+    """The files of all entries in the first format of `kinds`, sorted. Of equal names that of an
+    earlier entry comes first. With `chooses` the first format that there are files of; None: there
+    are none.
     """
     names = list[bytes]()
     roots = dict[tuple[str, str], int]()
@@ -270,7 +272,7 @@ def _gathered(
 
 
 def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequence[Any]) -> None:
-    """Raises a FormatError where all texts are written beside data of another format."""
+    """Raises a FormatError if all texts are metadata of data in another format."""
     if are_bookkeeping(names, (INDEX.encode(),)) and are_shards(others):
         raise FormatError(
             f"{redact(entries[0])} holds shards of another library: use headrace.open_dataset, or "
@@ -285,7 +287,7 @@ def _refuse_bookkeeping(names: list[bytes], others: list[bytes], entries: Sequen
 def _refuse_missing(
     kind: Format, entries: Sequence[Any], edges: list[int], others: list[bytes]
 ) -> None:
-    """Raises a DataNotFoundError: an entry has no files of a kind."""
+    """Raises a DataNotFoundError: an entry has no files of the format."""
     endings = ", ".join(kind.all_endings)
     if not edges[-1]:
         raise DataNotFoundError(
@@ -307,12 +309,12 @@ def _chosen(
     path_of: Callable[[int], str] | None,
     entries: Sequence[Any],
 ) -> tuple[Format | None, npt.NDArray[np.bool_]]:
-    """The first of some kinds that some files are of, and which these are; None: they are of none.
+    """The first of some formats that there are files of (None: of none), and which files these are.
 
     Args:
-        path_of: the paths of local files: where names say nothing, their content does, up to the
-            first one that is of no kind.
-        entries: the paths that were given, for messages.
+        path_of: gives paths of local files: if a name tells nothing, the content decides, up to the
+            first file in no format.
+        entries: the paths as the user passed them, for messages.
 
     Raises:
         ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
@@ -363,7 +365,7 @@ def _chosen(
 
 
 def entries_of(data_path: DataPath | FileSet, name: str = "data_path") -> list[Any]:
-    """The paths that `data_path` names, patterns in braces expanded; globs stay as they are.
+    """The entries of a `data_path`, with patterns in braces expanded. Globs stay as they are.
 
     Args:
         data_path: as the user gave it.
@@ -407,11 +409,11 @@ def entries_of(data_path: DataPath | FileSet, name: str = "data_path") -> list[A
 
 
 def expand_braces(entry: Any) -> list[Any]:
-    """``a-{000..003}.tar`` and ``{train,val}.tar`` as shells, and WebDataset, write them: all
-    names. What is there as it stands, and what has no such braces, stays as it is.
+    """Expands ``a-{000..003}.tar`` and ``{train,val}.tar`` as shells and WebDataset do. The path of
+    an existing file, and one without such braces, stays as it is.
 
     Raises:
-        ConfigError: they stand for too many names.
+        ConfigError: there are too many names.
     """
     text = os.fspath(entry)
     if not isinstance(text, str) or "{" not in text:
@@ -455,18 +457,18 @@ def _paths_of(
     kind: Format | None = None,
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
-    """The paths, globs or URLs that `data_path` names; in place of a pack its parts, of the index
-    of another library's shards these, and of a data set the files of its one split. And whether
-    these are URLs.
+    """The paths, globs or URLs of a `data_path`, and whether they are URLs. A pack is replaced by
+    its parts, the index of another library by its shards, a data set by the files of its one split.
 
     Args:
         data_path: as the user gave it.
         options: how URLs are read.
-        kind: what files are looked for: what ends as these do is not looked at. None: any.
-        name: the argument's, for messages.
+        kind: the format that is looked for: paths with its endings are taken as they are. None:
+            any.
+        name: name of the argument, for messages.
 
     Raises:
-        ConfigError: it is no path; some are URLs, and some are not.
+        ConfigError: it is no path; or it mixes URLs and local paths.
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `parts_of`,
             `shards_of` and `split_of`.
     """
