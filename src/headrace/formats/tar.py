@@ -1,8 +1,8 @@
-"""The samples of tar shards, with random access.
+"""Reads samples of tar shards, with random access.
 
-A tar has no table: each member has a header, which says how far it is to the next one. `scanned`
-goes from header to header once, and makes an index of samples and where their bytes lie. The
-members of a sample are adjacent, so a sample takes one read.
+A tar has no table: the header of each member gives the position of the next. `scanned` goes from
+header to header once, and makes an index of the samples and their byte ranges. The members of a
+sample are adjacent, so one read gets a sample.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WARNINGS = {
     "others": "there is no sample: members need a key and an extension, as in 'key.jpg'; {shard} "
     "has {first!r}",
 }
-"""By what the notes of an index count."""
+"""By the keys of the notes of an index."""
 
 
 # -- the index
@@ -96,11 +96,11 @@ INDEX = IndexKind("tar", _VERSION, _TYPES, lambda files, path: list(scanned(file
 
 
 def scanned(files: Files, path: str) -> TarIndex:
-    """The index of a tar, made from its headers.
+    """Makes the index of a tar from its headers.
 
     Raises:
-        FormatError: it is no tar, or a damaged one, cut short, compressed, or holds what can't be a
-            sample; the message names the offset.
+        FormatError: it is no tar, damaged, cut short, compressed, or has members that can't be
+            samples; the message names the offset.
         Exception: what `Files.read_into` raises.
     """
     shown = redact(path)
@@ -155,7 +155,7 @@ def scanned(files: Files, path: str) -> TarIndex:
 
 
 def _member(archive: Any, shown: str, at: int) -> tarfile.TarInfo:
-    """The member whose headers begin at a byte."""
+    """The member whose headers begin at byte `at`."""
     try:
         member = tarfile.TarInfo.fromtarfile(archive)
     except (tarfile.TarError, ValueError, IndexError) as error:
@@ -204,7 +204,7 @@ class _IndexBuilder:
         self._notes.setdefault(what, [0, _text(name)])[0] += 1
 
     def add(self, name: bytes, offset: int, nbytes: int) -> None:
-        """A member that is a file."""
+        """Adds a member that is a file."""
         folder, slash, base = name.rpartition(b"/")
         stem, dot, extension = base.partition(b".")
         if base.startswith(b".") or _META.match(name):
@@ -236,10 +236,10 @@ class _IndexBuilder:
         self._kinds.append(number)
 
     def _end_sample(self) -> None:
-        """Raises a FormatError where members of one key lie in several places, each with other
-        extensions: these are parts of one sample.
+        """Raises a FormatError if members with one key lie apart and have different extensions:
+        they are one sample.
 
-        Where an extension comes again, it is another sample of the same key.
+        If an extension comes again, it is another sample with the same key.
         """
         if not self._keys:
             return
@@ -262,7 +262,7 @@ class _IndexBuilder:
             )
 
     def index(self, behind: int) -> TarIndex:
-        """The index of all that was added, of a tar with so many bytes behind its end mark."""
+        """The index, of a tar with `behind` bytes after its end mark."""
         self._end_sample()
         self._first.append(len(self._offsets))
         if behind > _BEHIND:
@@ -279,8 +279,8 @@ class _IndexBuilder:
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
-    """Name and size of a file, of the usual kind of header; None: tarfile is to look at it. As
-    that, at a fraction of the time.
+    """Name and size of a file from an ordinary header, as `tarfile` reads them in many times the
+    time. None: another header, which `tarfile` must read.
     """
     if block[156] != 0x30 or block[124] & 0x80:
         return None
@@ -296,7 +296,7 @@ def _plain_member(block: bytes) -> tuple[bytes, int] | None:
 
 
 def _text(name: bytes | str) -> str:
-    """A name as it may be printed."""
+    """A printable name."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

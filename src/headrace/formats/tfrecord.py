@@ -1,8 +1,8 @@
 """Reads TFRecord files of `tf.train.Example` and `SequenceExample`, with random access.
 
-A record is its length, a CRC of that, its bytes, and a CRC of them. Where each begins is found by
-going from one length to the next, once, and is kept. Of a file that is compressed as a whole the
-records are read from a copy in the cache folder. Sources: TensorFlow's `record_writer.cc` and
+A record is its length, a CRC of that, its bytes, and a CRC of them. The index of a file is made by
+going from one length to the next, once, and is cached. The records of a compressed file are read
+from a decompressed copy in the cache folder. Sources: TensorFlow's `record_writer.cc` and
 `example.proto`; the encoding of Protocol Buffers.
 """
 
@@ -38,19 +38,19 @@ from headrace.io.remote_files import opened_in_order
 from headrace.memory.anonymous import SharedArray
 
 _HEAD, _TAIL = 12, 4
-"""Bytes before and behind the contents of a record."""
+"""Bytes before and after the contents of a record."""
 _BITS = (1 << 64) - 1
 _PIECE = 1 << 20  # bytes of numbers that are decoded at once, and of files that are decompressed
 _LOOKED_AT = 16
-"""Records by which the columns of the first file are found."""
+"""Records of each file whose features are its columns."""
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
 _NUMBERS = ("int64", "float32")
 _KINDS = {"", "bytes", *_NUMBERS, *_MAGIC.values()}
-"""What features may be, see `scanned`."""
+"""Kinds of features, see `scanned`."""
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
 _ANY = zlib.MAX_WBITS + 32  # zlib tells both by their headers
 _COPIED = b"null"
-"""Stands in the index of a compressed file for its features."""
+"""The features in the index of a compressed file."""
 
 
 # -- records
@@ -63,10 +63,10 @@ def _is_sound(data: Any, crc: int) -> bool:
 
 
 def _length_in(head: bytes, path: str, at: int) -> int:
-    """The bytes of a record, by its header.
+    """The number of bytes of a record, from its header.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is no header.
     """
     length, crc = struct.unpack("<QI", head)
     if not _is_sound(head[:8], crc):
@@ -77,7 +77,7 @@ def _length_in(head: bytes, path: str, at: int) -> int:
 
 
 def _check_end(path: str, size: int, at: int) -> None:
-    """Raises a FormatError where a file does not end as its last record does."""
+    """Raises a FormatError if a file does not end with its last record."""
     if at != size:
         raise FormatError(
             f"{redact(path)} ends at byte {size:,}, and its last record at {at:,}: it is cut "
@@ -86,9 +86,10 @@ def _check_end(path: str, size: int, at: int) -> None:
 
 
 def scanned(files: Files, path: str) -> Arrays:
-    """The byte at which each record begins, and the last one ends ([records + 1]); and as JSON the
-    features that the first records have: by name "int64", "float32", "bytes", the extension of
-    images, or "" of one without values. Of a file that is compressed nothing, and null.
+    """The index of a file: the first byte of each record, and the end of the last ([records + 1]);
+    and as JSON the kinds of the features in the first records, by name: "int64", "float32",
+    "bytes", the extension of images, or "" if there are no values. For a compressed file: no bytes,
+    and null.
 
     Raises:
         FormatError: it is no TFRecord file, damaged, or cut short.
@@ -109,7 +110,7 @@ def scanned(files: Files, path: str) -> Arrays:
 
 
 def _index_of(files: Files, path: str, edges: IntArray) -> Arrays:
-    """The edges of the records of a file, and the features of the first ones, see `scanned`."""
+    """The index of a file with records between these edges, see `scanned`."""
     first = edges[: _LOOKED_AT + 1]
     kinds = dict[str, str]()
     for data in files.read_each(ByteRanges.in_file(path, first[:-1], first[1:])):
@@ -120,7 +121,7 @@ def _index_of(files: Files, path: str, edges: IntArray) -> Arrays:
 
 
 def _note(kinds: dict[str, str], name: str, kind: str) -> None:
-    """Notes what a feature is; bytes may turn out to be images in a later record."""
+    """Notes the kind of a feature. Bytes may turn out to be images in a later record."""
     known = kinds.get(name, "")
     if known in ("", "bytes"):
         kinds[name] = kind or known
@@ -137,19 +138,19 @@ def _kind_of(value: Any) -> str:
 
 
 INDEX = IndexKind("tfrecord", 2, ("<i8", "|u1"), scanned)
-"""The index of a file."""
+"""The index of a TFRecord file."""
 
 
 # -- compressed files
 
 
 def _is_compressed(head: bytes) -> bool:
-    """True if a file begins as gzip's or zlib's do, and not with a record."""
+    """True if a file begins like gzip or zlib, and not with a record."""
     return head[:2] in _COMPRESSED and not _is_sound(head[:8], int.from_bytes(head[8:], "little"))
 
 
 def _pieces(opened: BinaryIO, path: str) -> Iterator[bytes]:
-    """The bytes of a compressed file, at most `_PIECE` at once.
+    """Decompresses a file, at most `_PIECE` bytes at once.
 
     Raises:
         FormatError: it is damaged, or cut short.
@@ -170,10 +171,11 @@ def _pieces(opened: BinaryIO, path: str) -> Iterator[bytes]:
 
 
 def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
-    """The bytes of a file, which may be compressed, and as a short array its edges (see `scanned`).
+    """A decompressed copy of a file, with the edges of its records (see `scanned`) as a short
+    array.
 
     Raises:
-        FormatError: it is damaged, or holds no records: it is not read on.
+        FormatError: it is damaged, or has no record where one should be: it is not read further.
         Exception: see `copy_of`.
     """
 
@@ -206,7 +208,7 @@ def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """Decodes a varint: its value, and its end."""
     value = 0
     for shift in range(0, 64, 7):
         byte = data[at]
@@ -218,7 +220,7 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: number, and bytes, an integer, or 4 or 8 bytes."""
+    """The fields of a message: their numbers and values (bytes or an integer)."""
     at = 0
     while at < len(data):
         key, at = _number(data, at)
@@ -240,7 +242,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _integers(data: memoryview) -> npt.NDArray[np.int64]:
-    """Numbers of variable length, one behind the other."""
+    """Decodes varints, one after the other."""
     parts = [np.zeros(0, np.int64)]
     start = 0
     while start < len(data):
@@ -254,7 +256,7 @@ def _integers(data: memoryview) -> npt.NDArray[np.int64]:
 
 
 def _piece(data: memoryview) -> npt.NDArray[np.int64]:
-    """Numbers of variable length, all at once: it takes 40 times their bytes."""
+    """Decodes varints, all at once, which takes 40 times their bytes of memory."""
     flat = np.frombuffer(data, np.uint8)
     is_last = flat < 0x80
     if not is_last[-1]:
@@ -268,7 +270,7 @@ def _piece(data: memoryview) -> npt.NDArray[np.int64]:
 
 
 def _feature(data: memoryview) -> Any:
-    """The values of a feature: float32 [n], int64 [n], a list of bytes, or None if it has none."""
+    """The values of a feature: float32 [n], int64 [n] or a list of bytes; None: it has none."""
     for kind, values in _fields(data):
         fields = [value for number, value in _fields(values) if number == 1]
         if kind == 1:
@@ -287,7 +289,7 @@ def _feature(data: memoryview) -> Any:
 
 
 def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
-    """Names and values of a map."""
+    """The keys and values of a map."""
     for number, entry in _fields(data):
         if number == 1:
             parts = dict(_fields(entry))
@@ -295,8 +297,8 @@ def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
 
 
 def _example(data: memoryview) -> dict[str, tuple[bool, memoryview]]:
-    """The features of an Example, or the context and the lists of features of a SequenceExample: by
-    name whether it is a list, and its bytes.
+    """The features of an Example, or the context and the feature lists of a SequenceExample: by
+    name, whether it is a list, and its bytes.
     """
     found = dict[str, tuple[bool, memoryview]]()
     for number, part in _fields(data):
@@ -319,8 +321,12 @@ def _value(is_list: bool, data: memoryview) -> Any:
 
 
 def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
-    """The values of some features of a record, by name what they are; None: of all it has. Where
-    numbers are missing there are none of them ([0]), and for bytes None.
+    """The values of features of a record. A feature that is missing is an empty array for numbers,
+    else None.
+
+    Args:
+        data: the record.
+        kinds: kinds of the features by name. None: all features of the record.
 
     Raises:
         FormatError: it is damaged, or no Example.
@@ -347,8 +353,8 @@ def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, An
 class TFRecordColumns(Columns):
     """The features of the records of some files.
 
-    The features that the first records have are the columns. Numbers are float32 [n] and int64
-    [n]; a list of one bytes value is that.
+    The columns are the features of the first records. Numbers are float32 [n] and int64 [n]; a list
+    of one bytes value is that value.
 
     Raises:
         FormatError: see `scanned`.
@@ -373,10 +379,10 @@ class TFRecordColumns(Columns):
 
 
 def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> dict[str, str]:
-    """The features that the index of a file names.
+    """The features in the index of a file.
 
     Raises:
-        FormatError: it is none: it may lie beside the file, where anybody wrote it.
+        FormatError: it is no index: anybody may have written the one next to the file.
     """
     try:
         features: dict[str, str] = json.loads(bytes(names))
@@ -396,10 +402,11 @@ class TFRecordSource(RecordsSource):
     If one of several remote files is compressed, all are read from copies.
 
     Args:
-        paths, files: local ones absolute, or URLs; and by which they are read.
+        paths: absolute paths, or URLs.
+        files: reads them.
 
     Attributes:
-        features: of the first records of each file, see `scanned`.
+        features: kinds of the features in the first records of each file, by name.
 
     Raises:
         FormatError: see `scanned`.
@@ -433,7 +440,7 @@ class TFRecordSource(RecordsSource):
         self._is_one = False
 
     def of(self, names: Sequence[str], is_one: bool) -> TFRecordSource:
-        """The same records with some of their features; `is_one`: the values of one."""
+        """The same records with some of their features; with `is_one` the values of one."""
         source = copy.copy(self)
         source._names = list(names)
         source._is_one = is_one

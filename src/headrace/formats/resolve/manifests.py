@@ -1,4 +1,4 @@
-"""Files that say which files a data set is: the manifest of a pack, the `index.json` of another
+"""Files that list the files of a data set: the manifest of a pack, the `index.json` of another
 library's shards, and the README.md of a data set of Hugging Face's Hub.
 """
 
@@ -23,7 +23,7 @@ from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import below, in_folder_of, read_whole
 
 INDEX = "index.json"
-"""Names the shards of MosaicML Streaming, and the chunks of LitData, beside it."""
+"""Lists the shards of MosaicML Streaming, and the chunks of LitData."""
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
 README = "README.md"
@@ -31,30 +31,30 @@ ON_HUB = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
 _FRONT = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 """The YAML that a README.md begins with."""
 _CONFIGS = re.compile(r"^configs:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
-"""What it says of configurations: other parts may be long."""
+"""The configurations in it. Other parts may be long."""
 _SHOWN = 8  # splits in a message
 _KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
-"""Of which a damaged manifest lacks one or two."""
+"""Keys of a manifest. A damaged one lacks one or two."""
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
-"""What lies beside the plan and the manifest of a pack."""
+"""Files next to the plan and the manifest of a pack."""
 
 
 # -- packs
 
 
 def parts_of(path: str, options: RemoteOptions, kind: Format | None) -> list[str]:
-    """The files of the parts of a pack; nothing: it is none.
+    """The files of the parts of a pack; []: it is no pack.
 
     Args:
-        path: of its manifest, or the folder.
+        path: path or URL of its manifest, or its local folder.
         options: how URLs are read.
-        kind: what files are looked for; None: any.
+        kind: the format that is looked for. None: any.
 
     Raises:
         DataNotFoundError: the pack is not complete; the manifest is missing.
         FormatError: the manifest is damaged; the pack has files of another kind.
-        AccessError, RemoteError: a server does not give it.
+        AccessError, RemoteError: the manifest can't be fetched.
     """
     manifest = _manifest_of(path, options)
     if manifest is None:
@@ -78,7 +78,7 @@ def checked_text(said: dict[str, Any]) -> bytes:
 
 
 def checked_json(data: bytes) -> dict[str, Any]:
-    """What `checked_text` was made of; raises a ValueError for anything else."""
+    """The dict that `checked_text` was made of. Raises a ValueError for any other text."""
     try:
         said = json.loads(data)
     except RecursionError as error:
@@ -93,11 +93,11 @@ def _crc_of(said: dict[str, Any]) -> int:
 
 
 def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
-    """What the manifest of a pack says.
+    """The contents of the manifest of a pack.
 
     Raises:
-        FormatError: it is damaged, or none; or says what no pack does, such as the name of a part
-            that leads out of the folder.
+        FormatError: it is damaged, or no manifest; or has values that no pack has, such as the name
+            of a part outside the folder.
     """
     try:
         said = checked_json(data)
@@ -112,7 +112,7 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
 
 
 def _wrong_in(said: dict[str, Any]) -> list[str]:
-    """The names of values in a manifest that no pack writes."""
+    """The keys of a manifest whose values no pack has."""
     texts = ("plan", "kind", "store", "fingerprint")
     wrong = [name for name in texts if not isinstance(said.get(name), str)]
     wrong += [name for name in ("samples", "left_out") if not _is_count(said.get(name))]
@@ -145,8 +145,8 @@ def _is_part(part: Any) -> bool:
 
 
 def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
-    """The manifest of a pack, if a path or URL is that of a manifest, or of a folder on this
-    machine with files named as those that `headrace.pack` writes; None: it is something else.
+    """The manifest of a pack, if the path or URL is that of a manifest, or that of a local folder
+    with files that `headrace.pack` writes. None: it is something else.
     """
     if is_url(path):
         if posixpath.basename(named_part(path)) != MANIFEST:
@@ -189,8 +189,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
 
 
 def shards_of(path: str, options: RemoteOptions) -> list[str]:
-    """What the index of another library's shards stands for: their folder, or at a URL, since a
-    server may list none, the shards that it names. Nothing: it is the index of none.
+    """The shards that an `index.json` stands for: their folder, or, since a server may not list
+    folders, the URLs of the shards. []: it is the index of something else.
     """
     said = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -221,15 +221,15 @@ def _holds_parts(folder: str) -> bool:
 
 
 def split_of(path: str, options: RemoteOptions) -> list[str]:
-    """The files of the one split of the default configuration that the README.md of a data set
-    names, as globs. Nothing: it names no files.
+    """The files of the one split of the default configuration in the README.md of a data set, as
+    globs. []: it lists no files.
 
     Source: https://huggingface.co/docs/hub/datasets-manual-configuration
 
     Raises:
         ConfigError: there are several splits; the message names the files of each.
         FormatError: the configurations can't be read.
-        RemoteError: the Hub does not give it.
+        RemoteError: the README.md can't be fetched.
     """
     data: bytes | None = None
     root = path
@@ -268,8 +268,8 @@ def split_of(path: str, options: RemoteOptions) -> list[str]:
 
 
 def _splits_in(configs: Sequence[Mapping[str, Any]], root: str) -> dict[str, list[str]]:
-    """The files of each split, as globs: of the default configuration; where there is none, of all,
-    and the names of splits are ``configuration/split``.
+    """The files of each split of the default configuration, as globs. If there is no default, of
+    all configurations; splits are then called ``configuration/split``.
     """
     chosen = [config for config in configs if config.get("default")]
     chosen += [config for config in configs if config.get("config_name") == "default"]
