@@ -198,7 +198,7 @@ def _length_of(dataset: Any) -> int:
         hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     ):
         raise ConfigError(
-            "data_path must be a path, or a map-style dataset (__getitem__ and __len__), not "
+            "data_path must be a path, or a dataset with __getitem__ and __len__, not "
             f"{described(dataset)}"
         )
     try:
