@@ -86,6 +86,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_shard(folder / "shards" / f"part-{number:03}.tar", 5)
     pixels = np.random.default_rng(0).integers(0, 256, (256, 3073), dtype=np.uint8)
     pixels.tofile(folder / "data_batch_1.bin")
+    (folder / "scans/head").mkdir(parents=True)
+    np.save(folder / "scans/head/1.npy", pixels[:3])
     texts = [json.dumps({"text": "a" * number}) for number in range(1, 200)]
     (folder / "texts.jsonl").write_text("\n".join(texts) + "\n")
     said = {"user": "What turns?", "assistant": "The wheel."}
