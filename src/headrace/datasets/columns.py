@@ -56,9 +56,7 @@ DECODERS: dict[str, Decode] = {
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("npy", "npz"), _array),
 }
-"""By the last part of an extension. Pickles are not among them: whoever writes one says what the
-reader runs.
-"""
+"""Decoders by the last part of an extension. There is none for pickles, which can run any code."""
 
 
 def checked_decoders(decode: Any) -> dict[str, Decode | None]:

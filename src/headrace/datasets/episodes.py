@@ -319,12 +319,12 @@ class EpisodeDataset(BaseDataset):
 
 
 class HeldSteps(ValueSource):
-    """Windows cut out of bands of steps that are held; see `EpisodeSource.bands`.
+    """Cuts windows out of cached bands of steps; see `EpisodeSource.bands`.
 
     Args:
-        parent: holds the bands, by their numbers; over the records of the windows.
-        source: of the windows.
-        bands: of its episodes.
+        parent: caches the bands by number, over the records of the windows.
+        source: the source of the windows.
+        bands: the bands of its episodes.
     """
 
     def __init__(self, parent: Held, source: EpisodeSource, bands: Windows) -> None:
@@ -362,9 +362,7 @@ class HeldSteps(ValueSource):
 
 
 def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -> list[Any]:
-    """Windows; a SampleError for each that can't be read: its windows say what is wrong when they
-    are read.
-    """
+    """The bands of these numbers, or a SampleError each, which their windows raise when read."""
     try:
         return source.read_bands(numbers, bands)
     except (HeadraceError, OSError, ValueError) as error:
@@ -376,9 +374,7 @@ def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -
 def _window_options(
     window: int | None, stride: int | None, before: int, after: int | None, pad: str
 ) -> WindowOptions:
-    """The options, checked. Without `after` each step begins a window, as far as the stride
-    allows.
-    """
+    """Checks the options. Without `after`, windows start up to the last step."""
     if pad not in ("edge", "constant"):
         raise ConfigError(f"pad must be 'edge' or 'constant', not {pad!r}")
     given = {"stride": stride, "pad_before": before, "pad_after": after}
@@ -399,8 +395,8 @@ def _window_options(
 def _specs_of(
     source: EpisodeSource, window: int | None, dtypes: Mapping[str, np.dtype[Any]]
 ) -> dict[str, ArraySpec] | None:
-    """Shape and dtype of all keys of a window, and of its mask; None: of whole episodes, or where
-    there are static values besides.
+    """Shape and dtype of all keys of a window, and of its mask. None for whole episodes, and with
+    static values.
     """
     if window is None or source.static:
         return None
@@ -413,7 +409,7 @@ def _specs_of(
 
 
 def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
-    """By key, the dtype that it is cast to."""
+    """The dtype that each key is cast to."""
     if not isinstance(dtype, Mapping):
         dtype = {"*": dtype}
     named = {pattern: dtype_named(kind) for pattern, kind in dtype.items()}

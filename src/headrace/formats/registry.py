@@ -32,7 +32,7 @@ from headrace.io.remote.requests import path_in
 from headrace.io.remote_files import RemoteFiles, with_index
 
 FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TFRECORD, TEXTS, HDF5, ZARR, TABLES, LITDATA)
-"""What comes first here is read where files of several formats lie side by side."""
+"""All formats. Of several formats in one folder, the first in this list is read."""
 _INDEXES: dict[str, IndexKind] = {
     ".tar": TAR_INDEX,
     **dict.fromkeys((".tfrecord", ".tfrecords"), TFRECORD_INDEX),
@@ -46,10 +46,10 @@ GROUP = "headrace.formats"
 
 @functools.cache
 def installed_formats() -> tuple[Format, ...]:
-    """The formats of other packages that are installed here, in the order of their names.
+    """The registered formats of installed packages, sorted by name.
 
     Raises:
-        ConfigError: one can't be imported, or is no format.
+        ConfigError: a format can't be imported, or is not a `Format`.
     """
     found = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):

@@ -201,7 +201,7 @@ class Box(NamedTuple):
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
     """Turns every error of a decoder, and every warning raised as an error, into a `FormatError` of
-    the image. Running out of memory or file descriptors stays what it is.
+    the image, except running out of memory or file descriptors.
     """
     try:
         yield
