@@ -636,10 +636,10 @@ class Columns(ABC):
 
     def rows(self, names: Sequence[str]) -> Source:
         """Several columns, read together: a record is a dict of the values of a row."""
-        return _Rows({name: self.column(name) for name in names})
+        return ColumnRows({name: self.column(name) for name in names})
 
 
-class _Rows(Source):
+class ColumnRows(Source):
     """Columns that are read one after the other."""
 
     def __init__(self, columns: Mapping[str, Source]) -> None:
