@@ -1,5 +1,5 @@
-"""Shards, and where their samples lie: what the first bytes of a shard say, compared with its
-index.
+"""Reads the heads of shards, which give the byte ranges of their samples, and compares them with
+the index.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ INDEX = "index.json"
 COPY = "copy or write it again"
 Edges = npt.NDArray[np.uint32]
 OFFSET = 4
-"""Bytes of the number of samples, and of where one begins."""
+"""Bytes of an integer in a head."""
 _LARGE = 1 << 16
-"""Bytes of a head that is not read as a whole to find one sample."""
+"""Bytes of a head from which on it is not read as a whole to find a sample."""
 _KEPT = 64 << 20
-"""Bytes of heads that a process keeps."""
+"""Bytes of heads that a process caches."""
 _FRAMED = struct.Struct("<8sHHIII")
-"""What a shard of frames begins with: magic, version, flags, samples, samples of a frame, frames.
+"""The beginning of a shard of frames: magic, version, flags, samples, samples per frame, frames.
 The edges of its samples follow, and then its frames.
 """
 _MAGIC = b"LDFZ01\0\0"
 _FRAME = np.dtype(
     [("first", "<u4"), ("count", "<u4"), ("start", "<u8"), ("stored", "<u4"), ("nbytes", "<u4")]
 )
-"""A frame: its first sample, samples, first byte in the file, bytes there, and decoded bytes."""
+"""A frame: its first sample, samples, first byte in the file, stored and decoded bytes."""
 
 
 class Shard(NamedTuple):
-    """A shard: its file, samples, bytes, bytes of the file (0: the index does not say), and
-    compression ("" for none).
+    """A shard: its path, samples, decoded bytes, bytes of the file (0: not in the index), and codec
+    ("": not compressed).
 
     Attributes:
-        rows: samples that are compressed together, in frames; 0: the file is, as a whole.
-        each: the compression of each sample by itself.
+        rows: samples per frame, if frames are compressed. 0: the file is, as a whole.
+        each: codec of each sample, if samples are compressed one by one.
     """
 
     path: str
@@ -58,31 +58,31 @@ class Shard(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Samples that are decompressed together."""
+        """Number of samples that are decompressed together."""
         return self.rows or max(1, self.samples)
 
     @property
     def chunks(self) -> int:
-        """How often it is decompressed to read it all."""
+        """Number of parts that are decompressed as a whole."""
         if not self.codec:
             return 0
         return -(-self.samples // self.height)
 
     @property
     def head_nbytes(self) -> int:
-        """The bytes that say where samples lie."""
+        """Bytes of its head."""
         if self.rows:
             return _FRAMED.size + OFFSET * (self.samples + 1) + _FRAME.itemsize * self.chunks
         return OFFSET * (self.samples + 2)
 
 
 class Head(NamedTuple):
-    """Where samples lie.
+    """The byte ranges of samples.
 
     Attributes:
-        edges: [samples + 1] where they begin, and the last one ends: in the shard, or in what its
-            frames become, one after the other.
-        starts, stops: [frames] where frames lie in the file; none: it has none.
+        edges: [samples + 1] the first byte of each sample, and the end of the last: in the shard,
+            or in its decompressed frames, one after the other.
+        starts, stops: [frames] byte ranges of the frames in the file; empty without frames.
     """
 
     edges: Edges
@@ -94,10 +94,10 @@ _NONE = np.zeros(0, np.int64)
 
 
 def size_of(files: Files, shard: Shard) -> int:
-    """The bytes of the file of a shard.
+    """The size of the file of a shard.
 
     Raises:
-        FormatError: its index says something else.
+        FormatError: the index has another size.
     """
     size = files.version(shard.path).size
     if size != (shard.stored or size):
@@ -108,10 +108,10 @@ def size_of(files: Files, shard: Shard) -> int:
 
 
 def head_in(data: bytes | memoryview, shard: Shard) -> Head:
-    """What a shard says, by its first bytes.
+    """Parses the head of a shard.
 
     Raises:
-        FormatError: its index says something else, or it is damaged.
+        FormatError: it differs from the index, or is damaged.
     """
     if shard.rows:
         return _frames_in(data, shard)
@@ -156,11 +156,11 @@ def _frames_in(data: bytes | memoryview, shard: Shard) -> Head:
 
 
 class Heads:
-    """Where samples lie: the heads of shards, of which those that were used last are kept.
+    """The heads of shards, with an LRU cache.
 
     Args:
-        files: by which they are read.
-        shards: all.
+        files: reads them.
+        shards: all shards.
     """
 
     def __init__(self, files: Files, shards: Sequence[Shard]) -> None:
@@ -169,10 +169,10 @@ class Heads:
         self._kept = LRUCache[int, Head](_KEPT)
 
     def of(self, numbers: Sequence[int]) -> list[Head]:
-        """The heads of some shards, by their numbers.
+        """The heads of some shards, by number.
 
         Raises:
-            FormatError: one is damaged, or its index says something else.
+            FormatError: one is damaged, or differs from the index.
             Exception: as `Files.read`.
         """
         distinct = list(dict.fromkeys(numbers))
@@ -191,14 +191,14 @@ class Heads:
         return [cast(Head, known[number]) for number in numbers]
 
     def bounds(self, numbers: Sequence[int], inner: Sequence[int]) -> IntArray:
-        """Where samples of shards that are not compressed begin and end ([samples, 2]).
+        """First byte and end of samples in shards that are not compressed ([samples, 2]).
 
         Args:
-            numbers: of the shards.
-            inner: numbers of the samples there.
+            numbers: numbers of the shards.
+            inner: numbers of the samples in their shards.
 
         Raises:
-            FormatError: a shard is damaged, or its index says something else.
+            FormatError: a shard is damaged, or differs from the index.
             Exception: as `Files.read`.
         """
         found = np.zeros((len(numbers), 2), np.int64)
@@ -218,7 +218,7 @@ class Heads:
         return found
 
     def _pairs(self, samples: Sequence[tuple[int, int]]) -> IntArray:
-        """`bounds` of samples of large shards, read without the rest of their heads."""
+        """`bounds` for shards with large heads, of which only the two integers are read."""
         for number in {number for number, _ in samples}:
             size_of(self._files, self._shards[number])
         ranges = []
@@ -237,7 +237,7 @@ class Heads:
         return found
 
     def frame_sizes(self) -> list[int]:
-        """The decoded bytes of all frames, without those of bad shards."""
+        """Decoded bytes of each frame, except in damaged shards."""
         framed = [number for number, shard in enumerate(self._shards) if shard.rows]
         heads = dict[int, Head]()
         try:

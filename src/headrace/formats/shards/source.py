@@ -1,10 +1,10 @@
-"""Shards that begin with a table of where their samples lie: random access to what others packed.
+"""Reads shards of other libraries, which begin with the offsets of their samples, with random
+access.
 
-A shard begins with the number of its samples and the byte at which each begins, and where the last
-one ends (uint32). A sample is the sizes of its values whose size varies (uint32), and then all
-values, in the order of the columns. A compressed shard is such a file, compressed as a whole: it is
-decoded as a chunk; or its samples are compressed in frames, each of which is a chunk, or one by
-one. An `index.json` beside the shards says what they hold.
+A shard begins with its number of samples, the first byte of each, and the end of the last (uint32).
+A sample is the sizes of its values of varying size (uint32), and then all values, in the order of
+the columns. A shard may be compressed as a whole, in frames of several samples, each of which is
+decoded as a chunk, or sample by sample. An `index.json` next to the shards gives the columns.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from headrace.io.remote_files import RemoteFiles, above, in_folder_of
 from headrace.sorting import distinct
 
 Decoder = Callable[[memoryview], Any]
-"""Makes a value of its bytes. It travels to workers by pickle."""
+"""Makes a value from its bytes. Must be picklable."""
 ALL = -1
-"""The bytes of a value that is all of its sample."""
+"""Size of a value that is the whole sample."""
 _LONGEST = 512 << 20
-"""Bytes of a sample that was compressed by itself: whoever wrote it says how many it takes."""
+"""Decoded bytes of a compressed sample, at most: the file itself says how many it takes."""
 
 
 # -- values
@@ -65,13 +65,13 @@ def text(make: Callable[[str], Any], data: memoryview) -> Any:
 
 
 def array(dtype: str, shape: tuple[int, ...], data: memoryview, start: int = 0) -> Any:
-    """An array of little-endian numbers; -1 in its shape stands for what there is."""
+    """An array of little-endian numbers. -1 in its shape follows from its bytes."""
     values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=start)
     return values.reshape(shape).copy()
 
 
 def pixels(data: memoryview) -> bytes:
-    """An image that lies there as its pixels, encoded without loss."""
+    """An image that is stored as pixels, encoded without loss."""
     width, height, length = struct.unpack_from("<3I", data)
     mode = str(data[12 : 12 + length], "ascii")
     pixels = bytes(data[12 + length :])
@@ -84,7 +84,7 @@ def pixels(data: memoryview) -> bytes:
 
 
 def many(start: int, make: Callable[[memoryview], Any], data: memoryview) -> list[Any]:
-    """Values one behind the other, after their number and their sizes, which begin at `start`."""
+    """A list of values: their number and sizes, from `start` on, and then the values."""
     (count,) = struct.unpack_from("<I", data, start)
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
     edges = list(itertools.accumulate(sizes, initial=start + 4 + 4 * count))
@@ -97,7 +97,7 @@ def many(start: int, make: Callable[[memoryview], Any], data: memoryview) -> lis
 
 
 class _Arrow(Codec):
-    """A compression that pyarrow knows."""
+    """A codec of pyarrow."""
 
     adds: int | None = None
 
