@@ -531,9 +531,14 @@ class _Alike:
         if not is_like or value.shape[self.fixed :] != self.shape[self.fixed :]:
             found = values or f"{value.dtype} of shape {list(value.shape)}"
             expected = self.values or f"{self.dtype} of shape {list(self.shape)}"
+            remedy = self.remedy
+            if value.dtype.names is not None:
+                remedy = (
+                    "values of a dict the same dtype and shape, since a dict is packed as one row"
+                )
             raise ConfigError(
                 f"{what} can't be packed with the others: it is {found}, and {self.first} is "
-                f"{expected}: give all {self.remedy}"
+                f"{expected}: give all {remedy}"
             )
         if not self.lengths:
             self.largest = 1
