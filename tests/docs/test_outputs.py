@@ -34,7 +34,7 @@ compared by tests of their own.
 """
 MACHINE = (
     r"^num_workers|^(memory|  reserved|  it is|  the limit)|^(lazy|eager|cached|streaming) "
-    r"|^(parts|room|time|layout|/data/packed):"
+    r"|^(parts|room|time|layout):|^[\d,]+ samples"
 )
 """Lines whose numbers are those of the machine, of other samples or of the moment."""
 

@@ -427,7 +427,7 @@ def test_streams_and_options_of_others(tmp_path: Path) -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(())
 
-    with pytest.raises(ConfigError, match="a dataset with __getitem__"):
+    with pytest.raises(ConfigError, match="a map-style dataset"):
         pack(Stream(), tmp_path / "out.h5")
     for options in ({"store": "encoded"}, {"store": "jpeg"}, {"check": "header"}, {"end_token": 1}):
         with pytest.raises(ConfigError, match=next(iter(options))):

@@ -245,10 +245,13 @@ def keys_for(
     others = [key for key in keys if key not in owners]
     surplus = f"{named_few(others)} of {len(keys):,} targets belong to no file"
     if missing:
-        message = f"{where}: {named_few(missing)} of {len(files):,} files have no target"
+        besides = ""
         if others:
-            message += f", and {surplus}"
-        message += ": add the targets, or pass a list of the files that have one"
+            besides = f", and {surplus}"
+        message = (
+            f"{where}: {named_few(missing)} of {len(files):,} files have no target{besides}: add "
+            "the targets, or pass a list of the files that have one"
+        )
         if are_files:
             raise DataNotFoundError(f"{message}; masks must not be inside the images' folder")
         raise ConfigError(message)
