@@ -1,9 +1,9 @@
-"""pyarrow, imported when it is first needed and given bytes that were read already; the types of
-columns; and the columns of a row group or record batch, whose rows become values when they are
-asked for: numbers as NumPy arrays, texts by pyarrow.
+"""Columns of tables: pyarrow, which is imported on first use; the types of columns; and the columns
+of a row group or record batch, whose values are made on access: numbers as NumPy arrays, texts by
+pyarrow.
 
-Threads of pyarrow are not used, and it opens no file: what is read, where and when is
-`headrace.io`'s business, and workers may be forked.
+pyarrow gets bytes that `headrace.io` has read; it opens no files and uses no threads, since workers
+may be forked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FEW = 32  # texts that are made one by one
 
 @functools.cache
 def pyarrow() -> Any:
-    """The package pyarrow, with its modules for Parquet and for Arrow files.
+    """The package pyarrow, with its modules for Parquet and Arrow files.
 
     Raises:
         ConfigError: it is not installed.
@@ -49,12 +49,12 @@ def pyarrow() -> Any:
 
 
 def nothing_else(start: int, stop: int) -> memoryview:
-    """A `Fetch` for a file that is held as a whole."""
+    """A `Fetch` for a file of which all bytes are in memory."""
     raise FormatError(f"it ends at byte {start:,}, within a message of {stop - start:,} bytes")
 
 
 def zeros(start: int, stop: int) -> memoryview:
-    """A `Fetch` whose bytes are all zero: memory that takes no room, as nobody writes to it."""
+    """A `Fetch` of zeros, which take no memory, since nobody writes to them."""
     if hasattr(mmap, "PROT_READ"):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         return memoryview(mmap.mmap(-1, stop - start, flags=flags, prot=mmap.PROT_READ))
@@ -62,9 +62,7 @@ def zeros(start: int, stop: int) -> memoryview:
 
 
 def opened(parts: Sequence[memoryview], more: int = 0, fetch: Fetch = nothing_else) -> Any:
-    """What pyarrow takes for a file: some bytes, one after the other, and `more` that are
-    fetched.
-    """
+    """A file for pyarrow: some bytes, one after the other, and `more` bytes that are fetched."""
     held = []
     size = 0
     for part in parts:
@@ -85,7 +83,7 @@ _IDS = {
     "struct": "STRUCT",
     "null": "NA",
 }
-"""What types hold, by the names that pyarrow's constants have."""
+"""Kinds of types, by the names of pyarrow's constants."""
 
 
 @functools.cache
@@ -98,21 +96,21 @@ def _by_id() -> dict[int, str]:
 
 
 def what_is(kind: Any) -> str:
-    """What values of a type are stored as: "number", "text", "bytes", "list", "fixed" (lists of a
-    fixed size), "struct" or "null"; "": what no sample can hold.
+    """The kind of a type: "number", "text", "bytes", "list", "fixed" (lists of a fixed size),
+    "struct" or "null"; "": values that can't be in a sample.
     """
     return _by_id().get(plain_type(kind).id, "")
 
 
 def storage_of(kind: Any) -> Any:
-    """The type that values of an extension type are stored in."""
+    """The storage type of an extension type."""
     while isinstance(kind, pyarrow().BaseExtensionType):
         kind = kind.storage_type
     return kind
 
 
 def plain_type(kind: Any) -> Any:
-    """The type of what values are stored as."""
+    """The type without extension types and dictionaries."""
     kind = storage_of(kind)
     if pyarrow().types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -120,7 +118,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def inner_types(kind: Any) -> list[Any]:
-    """The types of the fields of a struct, and of the items of a list."""
+    """The types of the fields of a struct, or of the items of a list."""
     kind = plain_type(kind)
     if what_is(kind) == "struct":
         return [kind.field(number).type for number in range(kind.num_fields)]
@@ -130,16 +128,14 @@ def inner_types(kind: Any) -> list[Any]:
 
 
 def refused(kind: Any) -> str | None:
-    """What a type, or one inside of it, is called that no sample can hold; None: samples can
-    hold it.
-    """
+    """The type, or the type inside it, whose values can't be in a sample; None: they can."""
     if not what_is(kind):
         return str(plain_type(kind))
     return next(filter(None, map(refused, inner_types(kind))), None)
 
 
 def holds_images(kind: Any) -> bool:
-    """True for bytes, and structs with a field "bytes", as HuggingFace stores images."""
+    """True for bytes, and for structs with a field "bytes", as HuggingFace stores images."""
     kind = plain_type(kind)
     if what_is(kind) == "struct" and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
@@ -147,8 +143,8 @@ def holds_images(kind: Any) -> bool:
 
 
 def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
-    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape;
-    `shape` is that of rows that are lists.
+    """Shape and dtype of the values of a column, if they are numbers or arrays of one shape.
+    `shape`: that of rows that are stored as lists.
     """
     if shape is None and isinstance(kind, pyarrow().FixedShapeTensorType):
         axes = kind.permutation or range(len(kind.shape))
@@ -167,12 +163,12 @@ def spec_of(kind: Any, shape: tuple[int, ...] | None) -> ArraySpec | None:
 
 
 class Column(ABC):
-    """Values of one column of a block, or of one inside of it."""
+    """The values of a column of a block, or of a column inside it."""
 
     @abstractmethod
     def value(self, row: int) -> Any:
-        """The value of a row: a NumPy array, str, bytes, list or dict of these; None where there is
-        none.
+        """The value of a row: a NumPy array, str, bytes, or a list or dict of these; None: it is
+        missing.
 
         Raises:
             FormatError: a number is missing, or a text is no UTF-8.

@@ -1,6 +1,6 @@
-"""Which files are tables, and what each has in common, whatever its format: a schema, and blocks
-of rows that are decoded together. And Parquet files: the column chunks of row groups are read by
-ranges, and decoded by pyarrow.
+"""Table files: what all formats have in common, a schema, and blocks of rows that are decoded
+together. And Parquet files: the column chunks of row groups are read by ranges, and decoded by
+pyarrow.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from headrace.io.ranges import ByteRanges
 PARQUET_MAGIC = b"PAR1"
 NPY_MAGIC = b"\x93NUMPY"
 MAGIC = b"ARROW1"
-"""What an Arrow file begins and ends with."""
+"""The beginning and end of an Arrow file."""
 CONTINUED = b"\xff\xff\xff\xff"
-"""What each message of a stream begins with, and so the stream."""
+"""The beginning of each message of a stream, and so of the stream."""
 _SPLIT = re.compile(
     r"(?:([\w.]*?[A-Za-z_]\w*)-)?\d{4,5}(?:-of-\d{4,5})?(?:-[0-9a-f]+)?\.(?:parquet|arrow)"
 )
-"""Names of the files of one split of a data set, as HuggingFace has them."""
+"""Names that HuggingFace gives the files of a split."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
 _CACHED = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
-"""Names of the files that HuggingFace's `datasets` caches beside a data set."""
+"""Names of files that HuggingFace's `datasets` caches next to a data set."""
 TAIL = 64 << 10
 """Bytes at the end of a file that are read first."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -53,7 +53,7 @@ _SIGNATURE = 28  # bytes after the footer, in files with encrypted columns
 
 
 def _by_content(path: str) -> str | None:
-    """What a local file begins as: "parquet", "arrow" or "numpy"; None: as something else."""
+    """The format of a local file by its content: "parquet", "arrow", "numpy", or None."""
     with open(path, "rb", buffering=0) as file:
         head = file.read(8)
     if head.startswith(PARQUET_MAGIC):
@@ -65,7 +65,7 @@ def _by_content(path: str) -> str | None:
 
 
 def is_table(path: str) -> bool:
-    """True if a local file begins as Parquet, Arrow and .npy files do."""
+    """True if a local file is Parquet, Arrow or .npy by its first bytes."""
     try:
         return _by_content(path) is not None
     except OSError:
@@ -83,12 +83,12 @@ TABLES = Format(
 
 
 def table_paths(files: FileSet, shown: str) -> list[str]:
-    """The paths or URLs of the files that are the table, without those that HuggingFace's
-    `datasets` caches beside it.
+    """The paths or URLs of the files of a table, without those that HuggingFace's `datasets` caches
+    next to it.
 
     Args:
-        files: that were found.
-        shown: the path that was given, for messages.
+        files: the files below the path.
+        shown: the path, for messages.
 
     Raises:
         FormatError: a folder holds the splits of a data set.
@@ -118,8 +118,8 @@ def table_paths(files: FileSet, shown: str) -> list[str]:
 
 
 def kind_of_table(path: str) -> str:
-    """What a file is: "parquet", "arrow" or "numpy", by its name, or, of a file of this machine
-    whose name says nothing, by its first bytes.
+    """The format of a file: "parquet", "arrow" or "numpy", by its name, or, if that tells nothing,
+    by the first bytes of the local file.
 
     Raises:
         AccessError: this user may not read it.
@@ -136,10 +136,10 @@ def kind_of_table(path: str) -> str:
 
 
 def hold_arrays(files: FileSet, shown: str) -> bool:
-    """True if files are NumPy's, and False if they are tables.
+    """True if all files are NumPy files, False if all are tables.
 
     Raises:
-        FormatError: some are, and some are not.
+        FormatError: there are both.
         AccessError: this user may not read one.
     """
     found = {kind_of_table(path) == "numpy": redact(path) for path in files.urls()}
@@ -156,8 +156,8 @@ class Block(NamedTuple):
 
     Attributes:
         columns: by name.
-        rows: how many there are.
-        nbytes: that the columns take.
+        rows: number of rows.
+        nbytes: bytes of the columns.
     """
 
     columns: dict[str, Column]
@@ -169,26 +169,26 @@ class Block(NamedTuple):
 
 
 class TableFile(ABC):
-    """A file of a table. Travels to workers.
+    """A file of a table. Picklable.
 
     Args:
-        path: or URL.
-        shown: as messages name it.
-        schema: of pyarrow.
-        rows: [blocks] int64, of each block.
+        path: path or URL.
+        shown: the path in messages.
+        schema: schema of pyarrow.
+        rows: [blocks] int64, the rows of each block.
 
     Attributes:
-        names, kinds: of the columns that are read, and their types in words: see `choose`.
+        names, kinds: names and types (as text) of the columns that are read, see `choose`.
     """
 
     kind: str
     """Such as "Parquet"."""
     block_is: str
-    """What a block is called."""
+    """Name of a block, such as "row group"."""
     blocks_are: str
-    """What several are called."""
+    """Its plural."""
     is_in_place = False
-    """True if of a block only the bytes of rows are read: see `take`."""
+    """True if only the bytes of rows are read, and not whole blocks: see `take`."""
     names: tuple[str, ...] = ()
 
     def __init__(self, path: str, shown: str, schema: Any, rows: IntArray) -> None:
@@ -238,7 +238,7 @@ class TableFile(ABC):
                 self._shapes[name] = tuple(shape)
 
     def classes(self, name: str) -> list[str]:
-        """The names of the classes that HuggingFace's `datasets` notes of a column of class numbers
+        """The class names that HuggingFace's `datasets` stored for a column of class numbers
         (`ClassLabel`); else [].
         """
         feature = self._features.get(name, {})
@@ -248,33 +248,33 @@ class TableFile(ABC):
         return []
 
     def spec(self, name: str) -> ArraySpec | None:
-        """Shape and dtype of the values of a column that is read, if they are alike; else None."""
+        """Shape and dtype of the values of a column, if all have the same; else None."""
         return spec_of(self.schema.field(name).type, self._shapes.get(name))
 
     @property
     def fixed_nbytes(self) -> int:
-        """Bytes that a row takes of the columns that are read whose values are alike."""
+        """Bytes per row of the columns whose values have all one size."""
         specs = [self.spec(name) for name in self.names]
         return sum(spec.nbytes for spec in specs if spec is not None)
 
     @abstractmethod
     def ranges(self, block: int) -> ByteRanges:
-        """Where the bytes of a block lie that are read of it."""
+        """The byte ranges that are read of a block."""
 
     @abstractmethod
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
-        """The columns of a block that are read, as a table or record batch of pyarrow's.
+        """Decodes a block, as a table or record batch of pyarrow's.
 
         Args:
-            block: its number.
+            block: number of the block.
             held: first byte and bytes of its ranges.
 
         Raises:
-            Exception: whatever pyarrow makes of it.
+            Exception: any that pyarrow raises.
         """
 
     def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
-        """A block: see `read`.
+        """Decodes a block, see `read`.
 
         Raises:
             FormatError: it is damaged.
@@ -290,29 +290,29 @@ class TableFile(ABC):
             return self.block(arrays, table.num_rows, table.nbytes)
 
     def block(self, arrays: Sequence[Any], rows: int, nbytes: int) -> Block:
-        """A block of arrays of pyarrow's, one for each column that is read."""
+        """Makes a block from arrays of pyarrow's, one per column."""
         columns = {}
         for name, array in zip(self.names, arrays, strict=True):
             columns[name] = column_of(name, array, self._shapes.get(name))
         return Block(columns, rows, nbytes)
 
     def take(self, blocks: IntArray, rows: IntArray) -> Block:
-        """Rows of blocks, [n] each; only where `is_in_place`."""
+        """Reads rows ([n]) of blocks ([n]). Only if `is_in_place`."""
         raise NotImplementedError
 
     @property
     @abstractmethod
     def nbytes(self) -> npt.NDArray[np.int64]:
-        """[blocks] bytes of each, decoded, about."""
+        """[blocks] decoded bytes of each block, approximately."""
 
     def where(self, block: int) -> str:
-        """A block as messages name it."""
+        """A block, for messages."""
         return f"{self.shown}, {self.block_is} {block}"
 
 
 def _features_in(schema: Any) -> dict[str, dict[str, Any]]:
-    """What HuggingFace's `datasets` notes of columns, such as the shapes of those that are lists of
-    lists in the file (`Array2D` and so on).
+    """The features that HuggingFace's `datasets` stored for columns, such as the shapes of lists of
+    lists (`Array2D` and so on).
     """
     try:
         noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
