@@ -49,11 +49,6 @@ def test_images_and_masks(tmp_path: Path) -> None:
         middle = group["mask_starts"][number]
         assert group["data"][offsets[number] : middle].tobytes() == Path(image).read_bytes()
         assert group["data"][middle : offsets[number + 1]].tobytes() == Path(mask).read_bytes()
-    assert layout_of(group) == 4, "earlier versions of headrace refuse it"
-
-
-def layout_of(group: Any) -> int:
-    return int(json.loads(group.attrs["headrace"])["version"])
 
 
 def test_boxes(tmp_path: Path) -> None:

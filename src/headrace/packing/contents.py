@@ -14,7 +14,6 @@ import functools
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -395,7 +394,6 @@ class Contents:
             checksums={name: packed.crc_of(column) for name, column in sorted(columns.items())},
             **about,
         )
-        info = replace(info, version=_version_of(info))
         chunks = chunks_for(self.options, rows, count)
         compression = None if chunks is None else self.options.compression
         return Plan(info, rows, shape, sizes, sizes, columns, compression, chunks)
@@ -544,19 +542,6 @@ class _Alike:
             self.largest = 1
         self.largest = max(self.largest, value.nbytes)
         self.lengths.append(value.shape[0] if value.shape else 1)
-
-
-def _version_of(info: packed.PackedInfo) -> int:
-    """The first layout that supports all that a file says about itself."""
-    if info.target_columns is not None:
-        return 7
-    if info.text.get("unit") == "chat":
-        return 5
-    if "targets" in info.image:
-        return 4
-    if info.values is not None:
-        return 3
-    return 2 if info.store == "ragged" or info.part is not None else 1
 
 
 # -- columns

@@ -17,7 +17,7 @@ from headrace.errors import FormatError
 from headrace.io.paths import redact
 
 # the latest layout; files that an older headrace reads keep the number that it knows
-PACKED_VERSION = 7
+PACKED_VERSION = 1
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 PACKED_CHECKSUM = "headrace_crc32"
@@ -90,25 +90,24 @@ class PackedInfo:
     Attributes:
         kind: "image", "text", or "array" where the samples are arrays of any kind.
         store: "encoded" (flat bytes and offsets), "decoded" (one row a sample), "tokens" (flat
-            tokens and offsets) or "ragged" (flat rows of arrays of any length, and offsets; layout
-            2).
+            tokens and offsets) or "ragged" (flat rows of arrays of any length, and offsets).
         count: number of samples.
         fingerprint: of the dataset that was packed.
         classes: class names, or None.
-        image: for images: their `image_size` and `color` when decoded; with masks or boxes (layout
-            4) `targets` ("masks" or "boxes"), and of boxes `class_ids`, the number of each of the
+        image: for images: their `image_size` and `color` when decoded; with masks or boxes
+            `targets` ("masks" or "boxes"), and of boxes `class_ids`, the number of each of the
             `classes`.
         text: for texts: "tokenizer", by which it is known again (None: by nothing), its "class",
             "end_token" and "unit"; where this is "chat", ids that are not supervised are stored as
-            -1 - id (layout 5).
+            -1 - id.
         checksums: CRCs of the datasets beside the samples (offsets, names, targets), by name.
         part: of one of several files: its number, how many there are, and fingerprint and number of
-            samples of all together (layout 2).
+            samples of all together.
         values: "bytes" or "str" where the samples are these ("ragged" rows of uint8, those of str
-            in UTF-8); None: arrays (layout 3).
+            in UTF-8); None: arrays.
         target_columns: of targets that are dicts, in order, the name of each column and the names
             of its classes, or None; column i is the array ``targets_{i}``. None: targets are one
-            array, or there are none (layout 7).
+            array, or there are none.
         version: of this layout.
     """
 
@@ -132,15 +131,8 @@ class PackedInfo:
 
 
 def info_text(info: PackedInfo) -> bytes:
-    """The JSON text of a pack's attribute. Fields that older readers don't know are left out where
-    they are None.
-    """
-    fields = {
-        name: value
-        for name, value in asdict(info).items()
-        if name not in ("part", "values", "target_columns") or value is not None
-    }
-    return json.dumps(fields, sort_keys=True).encode("ascii")
+    """The JSON text of a pack's attribute."""
+    return json.dumps(asdict(info), sort_keys=True).encode("ascii")
 
 
 def info_in(attributes: Mapping[str, Any], path: Any) -> PackedInfo | None:
@@ -165,8 +157,7 @@ def info_in(attributes: Mapping[str, Any], path: Any) -> PackedInfo | None:
         if fields["version"] > PACKED_VERSION:
             raise FormatError(
                 f"{redact(path)} was packed by a later headrace (layout {fields['version']}, this "
-                "one reads up to "
-                f"{PACKED_VERSION}): upgrade headrace, or pack again"
+                f"one reads {PACKED_VERSION}): upgrade headrace, or pack again"
             )
         info = PackedInfo(**fields)
         # the only one is the whole
