@@ -1,4 +1,4 @@
-"""Folders that are called as parts of a data set are not read as one without a word."""
+"""Folders that are called as parts of a dataset are not read as one without a word."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def some_rows(hf: Any) -> Any:
-    """A data set with features of many kinds."""
+    """A dataset with features of many kinds."""
     rows = range(N)
     numbers, words = hf.List(hf.Value("int64")), hf.List(hf.Value("string"))
     columns: dict[str, tuple[Any, list[Any]]] = {

@@ -1,4 +1,4 @@
-"""hf://: data sets of Hugging Face's Hub."""
+"""hf://: datasets of Hugging Face's Hub."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
 
 def hub(folder: Path, cdn: str, token: str) -> contextlib.AbstractContextManager[str]:
-    """Serves the tree of a folder as the data set "owner/name", at "main" and "v1"; the URL.
+    """Serves the tree of a folder as the dataset "owner/name", at "main" and "v1"; the URL.
 
     Args:
         folder: what is served.

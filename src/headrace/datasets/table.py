@@ -146,7 +146,7 @@ class TableDataset(BaseDataset):
         data_path: a file; or several with equal columns, as a folder (searched for .parquet, .pq,
             .arrow, .feather, .npy, .npz), a glob, a pattern with braces or a list. Their rows are
             concatenated: a list's in its order, others sorted. Or fsspec URLs of such files, all on
-            one server. The splits of a HuggingFace data set are separate tables.
+            one server. The splits of a HuggingFace dataset are separate tables.
         columns: list of column names: samples are dicts of these. One name as a str: samples are
             the values of that column. None: all columns except the targets.
         target_name: column of the targets, which is read when the table is opened.

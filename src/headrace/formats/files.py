@@ -266,7 +266,7 @@ def folder_targets(
 
 
 def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
-    """Refuses first-level folders that are hardly classes: the splits of a data set, and images
+    """Refuses first-level folders that are hardly classes: the splits of a dataset, and images
     beside their targets.
 
     Args:
@@ -281,7 +281,7 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
     if all(map(_SPLIT.fullmatch, filled)):
         paths = " or ".join(repr(redact(os.path.join(root, name))) for name in filled)
         raise ConfigError(
-            f"{redact(root)} holds {', '.join(filled)}: parts of a data set, not classes. Pass "
+            f"{redact(root)} holds {', '.join(filled)}: parts of a dataset, not classes. Pass "
             f"the path of one, {paths}{outright}"
         )
     images = list(filter(_OF_IMAGES.fullmatch, filled))
@@ -301,7 +301,7 @@ def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
 
 
 def check_splits(files: FileSet) -> None:
-    """Warns where all files of a folder belong to parts of a data set, by their first-level folder
+    """Warns where all files of a folder belong to parts of a dataset, by their first-level folder
     or the first word of their name, and to several of them.
 
     Raises:
@@ -316,7 +316,7 @@ def check_splits(files: FileSet) -> None:
         root = redact(files.roots[0])
         globs = [f"{root}/**/{redact(stem)}.tfrecord*" for stem in shards.values()]
         raise ConfigError(
-            f"{root} holds several splits of a data set ({', '.join(map(redact, shards))}): pass "
+            f"{root} holds several splits of a dataset ({', '.join(map(redact, shards))}): pass "
             f"one by a glob, such as {globs[0]!r}, or several by a list of globs"
         )
     found = dict[str, str]()
@@ -332,7 +332,7 @@ def check_splits(files: FileSet) -> None:
         first, second = list(found.values())[:2]
         warn(
             f"{redact(files.roots[0])}: {redact(first)} and {redact(second)} are named like parts "
-            "of a data set, but read as one: pass the path of one part, or a list of paths if "
+            "of a dataset, but read as one: pass the path of one part, or a list of paths if "
             "this is meant"
         )
 

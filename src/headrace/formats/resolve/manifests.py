@@ -1,5 +1,5 @@
-"""Files that list the files of a data set: the manifest of a pack, the `index.json` of another
-library's shards, and the README.md of a data set of Hugging Face's Hub.
+"""Files that list the files of a dataset: the manifest of a pack, the `index.json` of another
+library's shards, and the README.md of a dataset of Hugging Face's Hub.
 """
 
 from __future__ import annotations
@@ -217,11 +217,11 @@ def _holds_parts(folder: str) -> bool:
     return False
 
 
-# -- data sets of Hugging Face's Hub
+# -- datasets of Hugging Face's Hub
 
 
 def split_of(path: str, options: RemoteOptions) -> list[str]:
-    """The files of the one split of the default configuration in the README.md of a data set, as
+    """The files of the one split of the default configuration in the README.md of a dataset, as
     globs. []: it lists no files.
 
     Source: https://huggingface.co/docs/hub/datasets-manual-configuration
@@ -262,7 +262,7 @@ def split_of(path: str, options: RemoteOptions) -> list[str]:
     if len(splits) > len(shown):
         shown.append(f"and {len(splits) - len(shown):,} more")
     raise ConfigError(
-        f"{redact(path)} holds several splits of a data set, as its {README} says: pass the files "
+        f"{redact(path)} holds several splits of a dataset, as its {README} says: pass the files "
         f"of one: {', '.join(shown)}"
     )
 

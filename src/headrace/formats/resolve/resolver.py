@@ -99,7 +99,7 @@ def resolve(
         DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the
             paths is of the kind; the message says what is there.
         FormatError: a pack is damaged, or lies among texts; all that is there is what HuggingFace
-            writes beside the tables of a data set.
+            writes beside the tables of a dataset.
         AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
     """
     if isinstance(data_path, FileSet):
@@ -458,7 +458,7 @@ def _paths_of(
     name: str = "data_path",
 ) -> tuple[list[Any], bool]:
     """The paths, globs or URLs of a `data_path`, and whether they are URLs. A pack is replaced by
-    its parts, the index of another library by its shards, a data set by the files of its one split.
+    its parts, the index of another library by its shards, a dataset by the files of its one split.
 
     Args:
         data_path: as the user gave it.

@@ -42,7 +42,7 @@ _SPLIT = re.compile(
 """Names that HuggingFace gives the files of a split."""
 _SPLITS = re.compile(r"(?:train|test|val|valid|validation|dev|eval|unsupervised|extra)(?:[\W_].*)?")
 _CACHED = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
-"""Names of files that HuggingFace's `datasets` caches next to a data set."""
+"""Names of files that HuggingFace's `datasets` caches next to a dataset."""
 TAIL = 64 << 10
 """Bytes at the end of a file that are read first."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -91,7 +91,7 @@ def table_paths(files: FileSet, shown: str) -> list[str]:
         shown: the path, for messages.
 
     Raises:
-        FormatError: a folder holds the splits of a data set.
+        FormatError: a folder holds the splits of a dataset.
     """
     paths = files.urls()
     parts = [os.fsdecode(files.names[number]).rpartition("/") for number in range(len(files))]
@@ -111,7 +111,7 @@ def table_paths(files: FileSet, shown: str) -> list[str]:
     if files.searched and len(splits) > 1:
         named = ", ".join(f"{word} {redact(splits[word])!r}" for word in sorted(splits))
         raise FormatError(
-            f"{shown} holds the splits of a data set, which are not one table: pass the files of "
+            f"{shown} holds the splits of a dataset, which are not one table: pass the files of "
             f"one: {named}"
         )
     return chosen or paths
