@@ -320,7 +320,7 @@ def test_windows_are_packed_and_episodes_refused(demos: Path, tmp_path: Path) ->
             assert len(packed) == len(dataset) and packed[5].keys() == dataset[5].keys()
             assert all(same(packed[5][key], dataset[5][key]) for key in packed[5])
     with EpisodeDataset(demos) as dataset:
-        with pytest.raises(ConfigError, match="one dtype and one shape"):
+        with pytest.raises(ConfigError, match="same dtype and shape"):
             pack(dataset, tmp_path / "episodes.h5", workers=1, progress=False)
         one = pack(dataset.subset([4]), tmp_path / "one.h5", workers=1, progress=False)
         assert len(HDF5Dataset(one)) == 1
