@@ -22,7 +22,7 @@ import torch
 import zarr
 from PIL import Image
 
-from headrace import ImageDataset, TextDataset, create_dataloader, pack
+from headrace import ImageDataset, TextDataset, collators, create_dataloader, pack
 from tests.data.labelled import make_street, make_street_labels
 from tests.data.make import image_bytes, make_mds, make_photos, make_tar, make_tfrecord
 from tests.data.sparse import random_matrix, write_anndata
@@ -214,6 +214,7 @@ def run(
     """Runs blocks of a page one after the other in a folder, and gives their names; closes what
     they made.
     """
+    monkeypatch.setattr(collators, "_entries", dict(collators._entries))
     opened: list[Any] = []
     made: list[dict[str, Any]] = []
 
