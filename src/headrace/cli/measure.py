@@ -63,7 +63,7 @@ def preview_verb(given: argparse.Namespace, output: Output) -> int:
             raise WriteError(f"{given.output} can't be written: {error}") from error
         lines = [f"{given.output}: {len(shown.items):,} samples, {shown.title}", *shown.notes]
     elif not (shown.is_text or output.as_json or output.quiet):
-        raise ConfigError("the samples are no texts: pass -o sheet.png to draw them")
+        raise ConfigError("these samples are not texts: pass -o sheet.png to draw them")
     samples = [fields_of(item) for item in shown.items]
     for sample in samples:
         for name in ("value", "target", "boxes"):

@@ -246,7 +246,7 @@ class OpenZarr(OpenTrees[Any]):
         if not os.access(place, os.R_OK):
             raise AccessError(f"{redact(place)}: this user may not read it")
         raise FormatError(
-            f"{redact(place)} is no Zarr store: it has neither of {', '.join(NODE_FILES)}"
+            f"{redact(place)} is not a Zarr store: it has none of {', '.join(NODE_FILES)}"
         )
 
 
