@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import math
 import os
@@ -289,6 +290,18 @@ class SampleStore:
             self._rows.flags.writeable = False
             self._layout = layout
         return self._layout
+
+    @functools.cached_property
+    def _wide_rows(self) -> torch.Tensor:
+        """The rows as a table of as few elements as their bytes can be."""
+        layout = self.layout
+        assert layout is not None
+        spec, at, entry = layout
+        dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)
+        width = dtype.itemsize
+        shape = (len(self._rows), spec.nbytes // width)
+        whole = torch.frombuffer(self._log, dtype=dtype, count=shape[0] * entry // width)
+        return whole.as_strided(shape, (entry // width, 1), at // width)
 
     def _size(self, layout: Layout | None) -> int:
         """Bytes of the log that are used: rows never pass its end."""
@@ -605,7 +618,7 @@ class Rows:
         store._fence()
         if store.is_mixed or store._tail > self.oldest:
             return False
-        return np.array_equal(store._table[self._indices] - 1, self._positions)
+        return bool((store._table[self._indices] - 1 == self._positions).all())
 
     def __getitem__(self, number: int) -> AnyArray:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
@@ -616,16 +629,10 @@ class Rows:
         """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call,
         in torch's own threads.
         """
-        spec, at, entry = self._layout
-        # the fewest elements: torch deals rows out whole
-        dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)
-        width = dtype.itemsize
-        shape = (len(self._rows), spec.nbytes // width)
-        whole = torch.frombuffer(self._store._log, dtype=dtype, count=shape[0] * entry // width)
-        table = whole.as_strided(shape, (entry // width, 1), at // width)
+        table = self._store._wide_rows
         flat = out.view(len(self), -1)
-        if out.dtype != dtype:
-            flat = flat.view(dtype)
+        if out.dtype != table.dtype:
+            flat = flat.view(table.dtype)
         torch.index_select(table, 0, torch.from_numpy(self._numbers), out=flat)
 
 
