@@ -31,7 +31,7 @@ from headrace.collate.stack import (
     stack_tree,
 )
 from headrace.display import short_call
-from headrace.dtypes import AnyArray
+from headrace.dtypes import BFLOAT16, AnyArray
 from headrace.errors import CollateError, ConfigError
 from headrace.memory.ring import empty
 from headrace.memory.tree import keys_of
@@ -76,7 +76,15 @@ class Normalization:
         np.copyto(values, pixels, casting="unsafe")
         np.multiply(values, scale, out=values)
         np.add(values, shift, out=values)
-        if values is not out:
+        if values is out:
+            return
+        is_plain = out.dtype == BFLOAT16 and pixels.dtype == np.uint8
+        if is_plain and _has_no_ties(self, len(out)):  # torch's threads would wait for each other
+            bits = values.view(np.uint32)
+            np.add(bits, np.uint32(1 << 15), out=bits)
+            np.right_shift(bits, np.uint32(16), out=bits)
+            np.copyto(out.view(np.uint16), bits, casting="unsafe")
+        else:
             cast_into(values, out)
 
     def normalized(
@@ -148,6 +156,15 @@ def _host_factors(
     """The same as arrays."""
     scale, shift = _factors(normalization, channels, white)
     return scale.numpy(), shift.numpy()
+
+
+@functools.lru_cache(64)
+def _has_no_ties(normalization: Normalization, channels: int) -> bool:
+    """True if no normalised uint8 lies halfway between two numbers of bfloat16."""
+    scale, shift = _host_factors(normalization, channels, WHITE)
+    numbers = np.arange(WHITE + 1, dtype=np.float32) * scale + shift
+    dropped = numbers.view(np.uint32) & 0xFFFF
+    return not (dropped == 0x8000).any()
 
 
 _IMAGES = ("image", "images", "pixel_values", "img")
