@@ -81,6 +81,7 @@ def test_a_reader_of_rows_that_had_to_go() -> None:
     rows = store.rows(np.arange(4))
     assert rows is not None and rows.are_held()
     assert not store.put(0, "text") or 0 in store
+    rows.copy_to(torch.empty(4, 100, 7))
     assert not rows.are_held()
 
 

@@ -114,6 +114,8 @@ def test_many_class_names(photos: Path, tmp_path: Path) -> None:
     source.classes = [f"a class of a long name, number {number:05}" for number in range(20_000)]
     out = pack(source, tmp_path / "out.h5")
     assert images(out).classes == source.classes and verify(out).ok
+    source.classes = tuple(source.classes)  # as others may have them
+    assert images(pack(source, tmp_path / "parts", shard_size="1GB")).classes == [*source.classes]
 
 
 # --- images that are encoded again ----------------------------------------------------------------

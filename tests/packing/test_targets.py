@@ -28,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.formats.hdf5.files import packed_info
 from headrace.packing import verify
+from headrace.packing.stored import StoredContents
 from headrace.testing.contract import same
 from tests.data.labelled import make_coco, make_pair, save_mask
 from tests.data.make import make_photos
@@ -68,6 +69,21 @@ def with_masks(folder: Path, **options: Any) -> ImageDataset:
 
 def with_boxes(folder: Path, **options: Any) -> ImageDataset:
     return ImageDataset(folder / "images", targets=folder / "instances.json", masks=True, **options)
+
+
+def test_mask_that_begins_elsewhere(
+    masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Image and mask changed meanwhile, and have as many bytes together as before."""
+    read = StoredContents._encoded
+
+    def moved(self: Any, *given: Any) -> Any:
+        image, mask = read(self, *given)
+        return bytes(image) + b"!", bytes(mask)[:-1]
+
+    monkeypatch.setattr(StoredContents, "_encoded", moved)
+    with pytest.raises(SampleError, match="changed while it was packed"):
+        pack(with_masks(masks), tmp_path / "out.h5")
 
 
 @pytest.mark.quick_every(3)

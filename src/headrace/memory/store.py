@@ -294,7 +294,7 @@ class SampleStore:
     @functools.cached_property
     def _wide_rows(self) -> torch.Tensor:
         """The rows as a table of as few elements as their bytes can be."""
-        layout = self.layout
+        layout = self._layout  # that of rows which were looked up, also when none are left now
         assert layout is not None
         spec, at, entry = layout
         dtype = next(d for d in _WIDE if math.gcd(spec.nbytes, at) % d.itemsize == 0)

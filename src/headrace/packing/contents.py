@@ -405,7 +405,7 @@ class Contents:
         is_list = isinstance(classes, (list, tuple))
         if not is_list or not all(isinstance(name, str) for name in classes):
             classes = None if pack is None else pack.classes
-        about = {"kind": "array", "classes": classes}
+        about = {"kind": "array", "classes": None if classes is None else list(classes)}
         columns = columns_in(targets)
         if columns is not None:
             names: Any = getattr(self.dataset, "column_classes", None)

@@ -53,7 +53,10 @@ def read_plan(folder: Destination) -> PackPlan | None:
     if data is None:
         return None
     try:
-        return PackPlan(**manifests.checked_json(data))
+        plan = PackPlan(**manifests.checked_json(data))
+        if plan.version != PackPlan.version:
+            raise ValueError(f"its layout is {plan.version!r}")
+        return plan
     except (ValueError, TypeError) as error:
         raise FormatError(
             f"{name} is damaged, or not a plan of headrace ({error}): use another folder or, if "
@@ -86,12 +89,10 @@ def check_same(folder: Destination, there: PackPlan | None, plan: PackPlan) -> N
     """Raises a TargetExistsError if the existing plan is another one; the message shows the
     differences.
     """
-    before = dict[str, Any]()
-    if there is not None:
-        before = _flat(there)
-    after = _flat(plan)
-    if before == after:
+    if there is not None and there.digest == plan.digest:
         return
+    before = {} if there is None else _flat(there)
+    after = _flat(plan)
     different = list[str]()
     for name in dict.fromkeys([*before, *after]):
         one = before.get(name)

@@ -51,6 +51,7 @@ from headrace.packing.plan import (
     Plan,
     Rows,
     Spool,
+    chunks_for,
     files_of,
     groups_of,
     some_of,
@@ -112,6 +113,8 @@ class StoredContents(Contents):
 
     def check_options(self) -> None:
         super().check_options()
+        if self.options.store in ("encoded", "jpeg"):
+            chunks_for(self.options, Rows("encoded", np.dtype(np.uint8), ()), 0)
         if self._packed is not None and "targets" in self._packed.image and not self._is_image:
             raise ConfigError(
                 f"{self._files[0].path} holds images with {self._packed.image['targets']}: open it "
@@ -288,19 +291,25 @@ class StoredContents(Contents):
 
     def _stored(self, plan: Plan, group: range) -> list[Column | SampleError]:
         """The samples of a group as they will be stored."""
+        image_sizes = None
+        if packed.MASK_STARTS in plan.columns:
+            image_sizes = plan.columns[packed.MASK_STARTS] - plan.columns[packed.OFFSETS][:-1]
 
         def one(position: int, index: int, record: Any) -> Column | SampleError:
+            is_same = True
             if plan.info.store == "encoded":
                 parts = self._encoded(position, index, record)
                 if isinstance(parts, SampleError):
                     return parts
                 sample = np.concatenate([np.frombuffer(data, np.uint8) for data in parts])
+                is_same = image_sizes is None or len(parts[0]) == image_sizes[position]
             else:
                 row = self._row(plan, position, index, record)
                 if isinstance(row, SampleError):
                     return row
                 sample = row
-            if sample.nbytes != plan.sizes[position] or sample.dtype != plan.rows.dtype:
+            is_same = is_same and sample.nbytes == plan.sizes[position]
+            if not is_same or sample.dtype != plan.rows.dtype:
                 raise SampleError(
                     f"{self.dataset.source_of(position)} changed while it was packed: "
                     f"{plan.sizes[position]:,} bytes ({plan.rows.dtype}) at the start, "

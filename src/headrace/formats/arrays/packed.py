@@ -16,8 +16,7 @@ from headrace.dtypes import AnyArray
 from headrace.errors import FormatError
 from headrace.io.paths import redact
 
-# the latest layout; files that an older headrace reads keep the number that it knows
-PACKED_VERSION = 1
+PACKED_VERSION = 1  # the layout that this headrace writes
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 PACKED_CHECKSUM = "headrace_crc32"
