@@ -438,14 +438,14 @@ def test_raw_targets_in_chunks_that_are_wider_than_the_array(tmp_path: Path) -> 
 def test_chunk_files_in_any_order(tmp_path: Path) -> None:
     rows = np.random.default_rng(5).integers(0, 9, (40, 6)).astype("i4")
     order = np.random.default_rng(6).permutation(40).tolist()
-    for chunks, compressors in (((1, 6), None), ((4, 6), "auto"), ((4, 3), None), ((1, 3), "auto")):
+    layouts = itertools.product(((1, 6), (4, 6), (4, 3), (1, 3)), (None, "auto"))
+    for chunks, compressors in layouts:
         options: dict[str, Any] = {"chunks": chunks, "compressors": compressors, "fill_value": 7}
         path = tmp_path / "a.zarr"
         array = zarr.create_array(path, shape=(40, 6), dtype="i4", overwrite=True, **options)
         array[:30] = rows[:30]  # the rest is never written
         expected = np.concatenate([rows[:30], np.full((10, 6), 7)])[order]
-        with ZarrDataset(path) as dataset:
-            found = torch.stack(list(dataset.__getitems__(order)))
+        found = torch.stack(list(ZarrDataset(path).__getitems__(order)))
         assert np.array_equal(found, expected), options
 
 

@@ -148,7 +148,6 @@ def test_what_has_no_such_layout(
         (Rows(), {"compression": "lzma"}, "compression"),
         (Rows(), {"chunks": 0}, "chunks"),
         (Rows(), {"chunks": True}, "chunks"),
-        (Rows(), {"chunks": 2.5}, "chunks"),
         (Rows(), {"chunks": 30}, r"chunks=30: .* 3\.6 kB"),
     ]
     for source, options, word in rows:

@@ -71,9 +71,7 @@ def with_boxes(folder: Path, **options: Any) -> ImageDataset:
     return ImageDataset(folder / "images", targets=folder / "instances.json", masks=True, **options)
 
 
-def test_mask_that_begins_elsewhere(
-    masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mask_that_begins_elsewhere(masks: Path, tmp_path: Path) -> None:
     """Image and mask changed meanwhile, and have as many bytes together as before."""
     read = StoredContents._encoded
 
@@ -81,8 +79,8 @@ def test_mask_that_begins_elsewhere(
         image, mask = read(self, *given)
         return bytes(image) + b"!", bytes(mask)[:-1]
 
-    monkeypatch.setattr(StoredContents, "_encoded", moved)
-    with pytest.raises(SampleError, match="changed while it was packed"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SampleError, match="changed while"):
+        patch.setattr(StoredContents, "_encoded", moved)
         pack(with_masks(masks), tmp_path / "out.h5")
 
 

@@ -90,7 +90,11 @@ class FilesDataset(BaseDataset):
         )
         reach, common = RemoteOptions.split(options)
         source = FilesSource(data_path, endings, reach)
-        labels = labels_of(wanted, source.listing, reach)
+        try:
+            labels = labels_of(wanted, source.listing, reach)
+        except BaseException:
+            source.close()
+            raise
         self.classes: list[str] = labels.classes
         self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
         self.label_columns = dict(labels.columns)

@@ -97,10 +97,15 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
             cls = _class_of_arrays(where, kind, remote, options)
     elif options.keys() & _OF_IMAGES:
         cls = ImageDataset
-    if not _KEYWORDS[cls].issuperset(options):
-        _refuse_options(data_path, cls, options)
     opens: Any = cls
-    dataset: BaseDataset = opens(where, **options)
+    try:
+        if not _KEYWORDS[cls].issuperset(options):
+            _refuse_options(data_path, cls, options)
+        dataset: BaseDataset = opens(where, **options)
+    except BaseException:
+        if isinstance(where, FileSet) and where.server is not None:
+            where.server.close()
+        raise
     return dataset
 
 

@@ -219,6 +219,7 @@ class TableDataset(BaseDataset):
                 targets, _ = joined_targets(of_arrays, arrays, target_name)
         else:
             tables, reader = open_tables(files, shown)
+            check_splits(files)
             if names is None:
                 names = tuple(name for name in tables[0].schema.names if name != target_name)
             if not names:

@@ -289,7 +289,7 @@ class TreeSource(ArraysSource):
                 if not field.shape:
                     raise FormatError(
                         f"{shown_array(tree.path, one)} is a single value without an axis of "
-                        "samples"
+                        "samples: name another array"
                     )
             cuts = [tree.extents(one, field) for one, field in fields.items()]
             names = found[0] if is_one else tuple(fields)

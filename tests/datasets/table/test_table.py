@@ -597,6 +597,9 @@ def test_the_splits_of_a_data_set_are_no_table(tmp_path: Path) -> None:
         write(saved / split / "data-00000-of-00001.arrow", some_table(30), "stream")
         write(hub / "data" / f"{split}-00000-of-00001.parquet", some_table(30))
         (saved / split / "state.json").write_text("{}")
+        write(tmp_path / "flat" / f"{split}.parquet", some_table(3))
+    with pytest.warns(HeadraceWarning, match=r"test\.parquet and train\.parquet"):
+        TableDataset(tmp_path / "flat")
     for name in ("cache-0123456789abcdef.arrow", "cache-mine.arrow"):  # no part of it
         write(saved / "train" / name, some_table(3), "stream")
     (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -610,12 +613,10 @@ def test_the_splits_of_a_data_set_are_no_table(tmp_path: Path) -> None:
 
 
 def test_columns_of_one_name(tmp_path: Path) -> None:
-    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])]
-    table = pa.Table.from_arrays(columns, names=["x", "x", "y"])
+    table = pa.Table.from_arrays([pa.array([n, n + 1]) for n in (1, 3, 5)], names=["x", "x", "y"])
     for kind in ("parquet", "arrow"):
         path = write(tmp_path / f"a.{kind}", table, kind)
-        with TableDataset(path, "y") as dataset:
-            assert int(dataset[1]) == 6
+        assert int(TableDataset(path, "y")[1]) == 6
         with pytest.raises(FormatError, match=r"has 2 columns 'x': .*columns="):
             TableDataset(path)
 
@@ -624,8 +625,7 @@ def test_open_dataset_finds_tables_by_content(tmp_path: Path) -> None:
     for kind in WRITERS:
         path = written(tmp_path, some_table(), kind)
         with open_dataset(path.rename(tmp_path / f"{kind}-file"), columns="number") as dataset:
-            assert type(dataset) is TableDataset
-            assert int(dataset[5]) == 5
+            assert type(dataset) is TableDataset and int(dataset[5]) == 5
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ConfigError, match="columns"):
         open_dataset(tmp_path / "a.txt", columns="number")

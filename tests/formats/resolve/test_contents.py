@@ -9,7 +9,7 @@ import pytest
 
 import headrace
 from headrace import ImageDataset, TextDataset
-from headrace.errors import DataNotFoundError, FormatError
+from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import READERS
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -17,6 +17,11 @@ from tests.formats.resolve.scanning import names_of, scan, touch
 
 HIDDEN = ["__MACOSX/1.jpg", ".git/a.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg"]
 HIDDEN += ["cats/.nfs0001.jpg"]
+
+
+def test_urls_beside_local_paths() -> None:
+    with pytest.raises(ConfigError, match=r"^data_path mixes URLs and local paths"):
+        ImageDataset(["a.jpg", "ftp://alice:secret@host"])
 
 
 def test_a_folder_of_another_kind_says_what_is_there(tmp_path: Path, memory: Any) -> None:

@@ -88,24 +88,31 @@ def open_images(
     if wanted.masks:
         import_pycocotools()
     files = FilesSource(data_path, EXTENSIONS, reach)
-    for plugin in PLUGINS:
-        are_of_it = files.listing.names.end_in(*plugin.endings)
-        if are_of_it.any() and not is_readable(plugin):
-            first = redact(files.listing.names[int(are_of_it.argmax())])
-            raise ConfigError(
-                f"{are_of_it.sum():,} of {len(files):,} images are {plugin.name}, such as "
-                f"{first}: pip install {plugin.package}, or pass a glob of the others"
-            )
-    if wanted.targets in BY_FOLDERS or not names_masks(wanted.targets):
-        return files, labels_of(wanted, files.listing, reach)
-    wanted.refuse_options("unused_targets")
-    check_splits(files.listing)
+    masks = None
     try:
-        masks = FilesSource(wanted.targets, EXTENSIONS, reach)
-    except DataNotFoundError as error:
-        raise DataNotFoundError(f"targets: {error}") from error
-    mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
-    return PairedSource(files, masks, mask_of), Labels(None, [])
+        for plugin in PLUGINS:
+            are_of_it = files.listing.names.end_in(*plugin.endings)
+            if are_of_it.any() and not is_readable(plugin):
+                first = redact(files.listing.names[int(are_of_it.argmax())])
+                raise ConfigError(
+                    f"{are_of_it.sum():,} of {len(files):,} images are {plugin.name}, such as "
+                    f"{first}: pip install {plugin.package}, or pass a glob of the others"
+                )
+        if wanted.targets in BY_FOLDERS or not names_masks(wanted.targets):
+            return files, labels_of(wanted, files.listing, reach)
+        wanted.refuse_options("unused_targets")
+        check_splits(files.listing)
+        try:
+            masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+        except DataNotFoundError as error:
+            raise DataNotFoundError(f"targets: {error}") from error
+        mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
+        return PairedSource(files, masks, mask_of), Labels(None, [])
+    except BaseException:
+        files.close()
+        if masks is not None:
+            masks.close()
+        raise
 
 
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:

@@ -445,8 +445,12 @@ def _open_texts(
         progress=options.progress,
         delimiter=options.delimiter,
     )
-    _check_delimiter(options, source.has_tables)
-    _check_headers(source, options)
+    try:
+        _check_delimiter(options, source.has_tables)
+        _check_headers(source, options)
+    except BaseException:
+        source.close()
+        raise
     if unit == "line":
         return Texts(source, options, "line")
     found = Texts(source, options, "record")

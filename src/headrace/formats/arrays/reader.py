@@ -207,7 +207,7 @@ class ArrayReader:
         if isinstance(chunks, DirectChunks) and chunks.is_raw:
             if chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
                 self.raw = chunks
-            else:
+            elif chunks.grid.chunks[0] > 1:  # else a chunk, perhaps a whole file, is a row's part
                 self._rows = chunks.by_row()
         self.shape: tuple[int, ...] = chunks.grid.shape
         self.dtype: np.dtype[Any] = chunks.dtype

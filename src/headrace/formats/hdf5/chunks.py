@@ -201,9 +201,11 @@ def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) ->
     written, places = counted
     outside = (places[0] < 0) | (places[1] < 0) | (places[0] > size - places[1])
     if outside.any():
-        place = grid.place(int(written[np.flatnonzero(outside)[0]]))
+        what = repr(name)
+        if dataset.chunks is not None:
+            what = f"chunk {grid.place(int(written[np.flatnonzero(outside)[0]]))} of {what}"
         raise FormatError(
-            f"{shown} is cut short: chunk {place} of {name!r} lies beyond its {size:,} bytes"
+            f"{shown} is cut short: {what} lies beyond its {size:,} bytes: copy it again"
         )
     is_whole = len(written) == math.prod(grid.counts)
     fill = _fill_value(dataset, dtype)

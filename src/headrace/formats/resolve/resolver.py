@@ -479,17 +479,17 @@ def _paths_of(
             found.append(entry)
             continue
         is_local = not is_url(path)
-        name = os.path.basename(path)
+        base = os.path.basename(path)
         if not is_local:
-            name = posixpath.basename(named_part(path))
+            base = posixpath.basename(named_part(path))
         has_plan = is_local and (
             os.path.exists(os.path.join(path, MANIFEST)) or os.path.exists(os.path.join(path, PLAN))
         )
         has_readme = is_local and os.path.isfile(os.path.join(path, README))
         named = list[str]()
-        if name == INDEX:
+        if base == INDEX:
             named = shards_of(path, options)
-        elif name == MANIFEST or has_plan:
+        elif base == MANIFEST or has_plan:
             named = parts_of(path, options, kind)
         if not named and (has_readme or ON_HUB.fullmatch(path)):
             named = split_of(path, options)
