@@ -605,7 +605,6 @@ def read_labels(
         ConfigError: pyarrow is missing; or rows differ in their number of cells.
         FormatError: it is damaged, or not a table.
     """
-    delimiters = delimiters_of(delimiter)
     where = redact(path)
     local = os.path.expanduser(path)
     data = None
@@ -619,6 +618,15 @@ def read_labels(
             raise AccessError(f"targets: {where} can't be read: {error.strerror}") from error
     if data is None:
         raise DataNotFoundError(f"targets: {where} does not exist (working folder: {os.getcwd()})")
+    return _labels_in(data, path, files, delimiter)
+
+
+def _labels_in(
+    data: bytes, path: str, files: FileSet, delimiter: str | None
+) -> Table | dict[str, Any]:
+    """What a file of labels holds; see `read_labels`."""
+    where = redact(path)
+    delimiters = delimiters_of(delimiter)
     ending = os.path.splitext(named_part(path))[1].lower()
     is_parquet = data[:4] == b"PAR1"
     is_json = ending not in delimiters and data.lstrip()[:1] in (b"{", b"[")
@@ -643,19 +651,18 @@ def metadata_beside(files: FileSet, reach: RemoteOptions, delimiter: str | None)
     """
     if len(files.roots) != 1 or files.roots[0] not in files.searched:
         return None
-    there: list[str] = []
-    for name in _METADATA:
-        path = os.path.join(files.roots[0], name)
-        if files.server is not None:
-            there.append(files.server.url_of(path))
-        elif os.path.isfile(path):
-            there.append(path)
+    paths = [os.path.join(files.roots[0], name) for name in _METADATA]
+    found: Table | dict[str, Any] | None = None
     if files.server is not None:
-        each = zip(there, files.server.find_metadata(there), strict=True)
-        there = [url for url, data in each if data is not None]
-    if not there:
-        return None
-    found = read_labels(there[0], files, reach, delimiter)
+        urls = list(map(files.server.url_of, paths))
+        for url, data in zip(urls, files.server.find_metadata(urls), strict=True):
+            if data is not None:
+                found = _labels_in(data, url, files, delimiter)
+                break
+    else:
+        path = next(filter(os.path.isfile, paths), None)
+        if path is not None:
+            found = read_labels(path, files, reach, delimiter)
     if isinstance(found, Table) and _FILE_NAME in found.columns and len(found.columns) > 1:
         return found._replace(key=_FILE_NAME)
     return None

@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import Format
@@ -37,7 +37,6 @@ from headrace.io.files import Files
 from headrace.io.index import IndexKind, learn_indexed
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
@@ -202,8 +201,7 @@ class _TableColumns(Columns):
     def __init__(self, shards: Sequence[Shard], files: Files) -> None:
         pyarrow()
         paths = [shard.path for shard in shards]
-        if files.is_remote:
-            learn_indexed(cast(RemoteFiles, files), paths, _IN_CHUNK)
+        learn_indexed(files, paths, _IN_CHUNK)
         self._files = files
         self._tables = [ArrowTable(path, redact(path), files, _IN_CHUNK) for path in paths]
         for shard, table in zip(shards, self._tables, strict=True):

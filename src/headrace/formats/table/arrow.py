@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
 from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
@@ -215,7 +214,7 @@ class ArrowTable(TableFile):
         self._files = files
         try:
             if files.is_remote:
-                table, head = index_of(cast(RemoteFiles, files), path, index)
+                table, head = index_of(files, path, index)
             else:
                 table, head = index.make(files, path)
         except FormatError as error:
