@@ -87,18 +87,18 @@ class TestPrefetched:
     def test_ranges_are_fetched_once(self, server: RangeServer, files_of: Any) -> None:
         files, url = files_of(), server.url + "/a.bin"
         rows = [(url, start, start + 10_000) for start in range(0, 50_000, 10_000)]
-        first, second = ByteRanges.of(rows), ByteRanges.of([(url, 300_000, 350_000)])
-        files.hold_prefetched(100_000)
-        files.learn([url])
+        apart = [(url, 300_000, 350_000), (server.url + "/b.bin", 0, 1000)]
+        first, second = ByteRanges.of(rows), ByteRanges.of(apart)
+        files.hold_prefetched(50_000)  # room for no part of both files
+        files.learn([span[0] for span in apart])
         server.counts()
         files.prefetch([first, second])
         files.prefetch([first])
-        assert files.bytes_prefetched == 100_000
-        for span in rows:
+        assert files.bytes_prefetched == 101_000
+        for span in rows + apart:
             check(files, span)
-        check(files, (url, 300_000, 350_000))
         asked = sorted(map(tuple, server.counts()["ranges"]))
-        assert asked == [("a.bin", 0, 50_000), ("a.bin", 300_000, 350_000)]
+        assert asked == [("a.bin", 0, 50_000), ("a.bin", 300_000, 350_000), ("b.bin", 0, 1000)]
         # read once, forgotten
         assert files._prefetcher._pieces == files._prefetcher._touched == {}
 

@@ -547,10 +547,13 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     Raises:
         ConfigError: `dst` is one of them, by whatever name, or lies in one of the folders.
     """
-    target = local_path(dst)
+    target = local_path(dst) or os.fspath(dst)
+    is_new = isinstance(target, Path) and not target.exists()
     for source, is_data in _sources_of(dataset):
+        if is_new and not is_data:  # only a folder of data can be touched
+            continue
         # of an archive's member the archive, too
-        if any(_is_own(link, is_data, target or os.fspath(dst)) for link in chain_of(source)):
+        if any(_is_own(link, is_data, target) for link in chain_of(source)):
             raise ConfigError(
                 f"{redact(dst)} is a part of the data to pack ({redact(source)}): write it "
                 "elsewhere"
@@ -606,7 +609,8 @@ def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:
         if isinstance(value, FileSet):
             for root in value.searched:
                 yield (root if value.server is None else value.server.url_of(root)), True
-            yield from ((value.url(index), True) for index in range(len(value)))
+            are_stores = len(value) > 0 and os.path.isdir(value.url(0))
+            yield from ((value.url(index), are_stores) for index in range(len(value)))
         elif isinstance(value, h5py.HLObject):
             if value:  # it is open
                 yield value.file.filename, True

@@ -6,6 +6,7 @@ NOTE [ life of prefetched bytes ]
   independently, each as a coroutine of the server's loop.
 * A read takes ranges that were announced, and waits for them. It fetches everything else itself, in
   one go. What was read is dropped: chunks and rows are read once per epoch.
+* Of a piece of several files, each file is read by itself, and counts as a piece.
 * A piece of which only a part was read takes memory. Where these take too much, since another
   process reads the rest or the iteration was abandoned, the oldest are dropped.
 * An error stays with its piece. The next read of it raises the error and drops the piece, so that
@@ -18,6 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import numpy as np
+
 from headrace.io.ranges import GAP, WHOLE, ByteRanges, coalesce
 from headrace.memory.processes import renew_after_fork
 
@@ -28,10 +31,10 @@ _Key = tuple[str, int, int]  # path, first byte and end
 
 
 class _Piece:
-    """Ranges that are on their way together, or have come."""
+    """Ranges of one file that are on their way together, or have come."""
 
     def __init__(self, data: Fetched, numbers: dict[_Key, int], nbytes: int) -> None:
-        self.data = data
+        self.data = data  # also of other files
         self.numbers = numbers  # of those that nobody has read yet
         self.nbytes = nbytes
 
@@ -73,13 +76,17 @@ class Prefetcher:
                 if not keys:
                     continue
                 wanted = ByteRanges.of(keys)
-                nbytes = int(coalesce(wanted, GAP).ranges.nbytes.sum())
-                nbytes += int(self._whole_nbytes * wanted.is_whole.sum())
+                requests = coalesce(wanted, GAP).ranges
+                wholes = wanted.file[wanted.is_whole]
+                files = len(wanted.paths)
+                nbytes = np.bincount(requests.file, requests.nbytes, files)
+                nbytes = nbytes + self._whole_nbytes * np.bincount(wholes, minlength=files)
                 data = self._fetch(wanted, urgent)
-                numbers = {key: number for number, key in enumerate(keys)}
-                made = _Piece(data, numbers, nbytes)
-                self._pieces.update(dict.fromkeys(keys, made))
-                self.untouched += made.nbytes
+                made = [_Piece(data, {}, int(of_file)) for of_file in nbytes]
+                for number, (key, file) in enumerate(zip(keys, wanted.file.tolist(), strict=True)):
+                    made[file].numbers[key] = number
+                    self._pieces[key] = made[file]
+                self.untouched += sum(piece.nbytes for piece in made)
 
     def take(self, ranges: ByteRanges) -> list[tuple[memoryview | None] | None]:
         """The bytes of ranges (None: a whole file that is missing), of those that are on their way;
