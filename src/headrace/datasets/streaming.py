@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
@@ -13,17 +12,17 @@ from headrace.core.options import LoadingMode, PathOptions, check_arguments
 from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
 from headrace.datasets.columns import Decoders, LineDecoder, MemberDecoder
 from headrace.datasets.dialects import PACK, class_by_dialect
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError
 from headrace.formats.files import check_splits
 from headrace.formats.hdf5 import HDF5
-from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.resolver import DataPath, resolve
+from headrace.formats.registry import detect
+from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tar import TARS, TarSource
 from headrace.formats.text.plain import COMPRESSED, Room
 from headrace.formats.text.records import JSON_LINES
 from headrace.formats.text.source import LinesSource
-from headrace.formats.zarr.stores import ZARR, is_zarr
-from headrace.io.paths import redact
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
 from headrace.order.lanes import FEWEST, interleave_for, lanes_for
@@ -32,18 +31,18 @@ from headrace.order.world import local_ranks
 _OF_HOLDING = ("loading_mode", "cache_size", "cache_policy", "hold", "shared")
 _OF_READING = ("cache_dir", "progress", "max_memory_usage")
 _TRANSFORMS = ("transform", "target_transform", "transforms")
-_KINDS: dict[str, Format] = {
-    "tar": TARS,
-    "jsonl": Format("JSON Lines", tuple(f"{a}{b}" for a in JSON_LINES for b in ("", *COMPRESSED))),
-    "txt": Format("lines", tuple(f".txt{packed}" for packed in ("", *COMPRESSED))),
-    "h5": HDF5,
-    "zarr": ZARR,
-}
-_SHARDS = Format(
-    "shards",
-    tuple(ending for kind in _KINDS.values() for ending in kind.endings),
-    stores=ZARR.stores,
-    recognizes=ZARR.recognizes,
+_RECORDS = Format(
+    "JSON Lines",
+    tuple(ending + packed for ending in JSON_LINES for packed in ("", *COMPRESSED)),
+    is_exclusive=True,
+)
+_LINES = Format("lines", tuple(f".txt{packed}" for packed in ("", *COMPRESSED)), is_exclusive=True)
+_SHARDS = (
+    replace(TARS, is_exclusive=True),
+    _RECORDS,
+    _LINES,
+    replace(HDF5, keeps_order=False),
+    ZARR,
 )
 
 
@@ -156,63 +155,33 @@ def _open(
         ConfigError: shards have several formats, or an option belongs to another format.
         DataNotFoundError, FormatError, AccessError: there are no shards; one can't be read.
     """
-    files = resolve(urls, _SHARDS, reach, name="urls")
+    kind, files = detect(urls, reach, _SHARDS)
     check_splits(files)
-    kind = _kind_of(files)
+    if decode is not True and kind.name != TARS.name:
+        raise ConfigError(f"decode is for .tar shards, but these are {kind.name}: leave it out")
     is_named = dataset_name is not None or target_name is not None
-    if decode is not True and kind != "tar":
-        raise ConfigError(f"decode is for .tar shards, but these are .{kind}: leave it out")
-    if is_named and kind not in ("h5", "zarr"):
+    if is_named and kind.name not in (HDF5.name, ZARR.name):
         raise ConfigError(
-            f"dataset_name and target_name are for .h5 and .zarr shards, but these are .{kind}: "
-            "leave them out"
+            "dataset_name and target_name are for .h5 and .zarr shards, but these are "
+            f"{kind.name}: leave them out"
         )
     progress = passed.get("progress")
-    usage = passed.get("max_memory_usage", 0.8)
-    budget = MemoryBudget(usage, local_world_size=local_ranks)
-    if kind == "tar":
+    budget = MemoryBudget(passed.get("max_memory_usage", 0.8), local_world_size=local_ranks)
+    if kind.name == TARS.name:
         members = TarSource(files, progress=progress, reach=reach)
         return BaseDataset(members, sample_decoder=MemberDecoder(decode, budget), **passed)
-    if kind in ("jsonl", "txt"):
-        unit = "record" if kind == "jsonl" else "line"
+    if kind in (_RECORDS, _LINES):
+        unit = "record" if kind is _RECORDS else "line"
         lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
         return BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     if is_named:
         options |= {"dataset_name": dataset_name, "target_name": target_name}
-    if kind == "zarr":
-        stores: Any = resolve(urls, ZARR, reach, name="urls", server=files.server)
-        return ZarrDataset(stores, **options)
-    shards = replace(files, kind=HDF5)
     opens: Any = HDF5Dataset
-    if not is_named:  # what was packed of images or texts comes as it was packed
-        opens, _ = class_by_dialect(shards, HDF5, reach, [PACK])
-    return cast(BaseDataset, opens(shards, **options))
-
-
-def _kind_of(files: FileSet) -> str:
-    """The format of all shards.
-
-    Raises:
-        ConfigError: there are several formats.
-        FormatError: a name does not tell the format.
-    """
-    first: dict[str, str] = {}
-    for path, name in zip(files.urls(), map(os.fsdecode, files.names), strict=True):
-        kinds = [kind for kind, format_ in _KINDS.items() if format_.fits(name)]
-        if not kinds and not files.is_remote and is_zarr(path):
-            kinds = ["zarr"]
-        if not kinds:
-            raise FormatError(
-                f"{redact(path)}: the kind of shard is unknown; headrace reads "
-                f"{', '.join(f'.{kind}' for kind in _KINDS)}"
-            )
-        first.setdefault(kinds[0], path)
-    if len(first) > 1:
-        listed = ", ".join(map(redact, first.values()))
-        raise ConfigError(
-            f"urls name shards of several kinds ({listed}): make one dataset per kind, and mix "
-            "them with MultiDataLoader; if the folder holds other files too, pass a glob, such "
-            "as 'folder/*.tar'"
-        )
-    return next(iter(first))
+    if kind is ZARR:
+        opens = ZarrDataset
+    else:
+        files = replace(files, kind=HDF5)
+        if not is_named:  # what was packed of images or texts comes as it was packed
+            opens, _ = class_by_dialect(files, HDF5, reach, [PACK])
+    return cast(BaseDataset, opens(files, **options))

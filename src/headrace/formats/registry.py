@@ -71,26 +71,32 @@ def installed_formats() -> tuple[Format, ...]:
 
 
 def detect(
-    data_path: DataPath | FileSet, options: RemoteOptions
-) -> tuple[Format, DataPath | FileSet]:
-    """The format of the files that a path means, headrace's own first; and these files, of a server
-    the path, since they are not listed yet.
+    data_path: DataPath | FileSet,
+    options: RemoteOptions,
+    kinds: Sequence[Format] = FORMATS,
+) -> tuple[Format, FileSet]:
+    """The format of the files that a path means, and these files.
 
     Args:
         data_path: a path, glob, URL or list; see `headrace.formats.resolve.resolver.resolve`.
         options: how URLs are read.
+        kinds: the formats to look for. Those of other packages follow `FORMATS`.
 
     Raises:
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    kind, where = look_for(data_path, FORMATS, options)
-    if kind is None and installed_formats():
+    known = tuple(kinds)
+    kind, where = look_for(data_path, known, options)
+    if kind is None and kinds is FORMATS and installed_formats():
+        known += installed_formats()
         kind, where = look_for(data_path, installed_formats(), options)
     if kind is not None:
+        assert isinstance(where, FileSet)
         return kind, where
-    resolve(data_path, IMAGES, options)  # says what is there, of folders
-    names = ", ".join(format_.name for format_ in (*FORMATS, *installed_formats()))
+    endings = tuple(ending for format_ in known for ending in format_.all_endings)
+    resolve(data_path, Format("data", endings), options)  # says what is there, of folders
+    names = ", ".join(format_.name for format_ in known)
     raise FormatError(f"{redact(entries_of(data_path)[0])}: unknown format; headrace reads {names}")
 
 

@@ -57,7 +57,7 @@ def test_kinds_and_servers_are_not_mixed(folder: Path, server: RangeServer) -> N
     first = f"{server.url}/part-000.tar"
     for other, said in (
         (str(folder / "part-001.tar"), "local paths"),
-        (f"{server.url}/a.jsonl", "several kinds"),
+        (f"{server.url}/a.jsonl", "reads one kind"),
         ("memory://part-001.tar", "file system"),
     ):
         with pytest.raises(ConfigError, match=said):

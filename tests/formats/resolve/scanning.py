@@ -13,10 +13,10 @@ from headrace.formats.resolve.resolver import entries_of, resolve
 from headrace.io.remote.options import RemoteOptions
 
 
-def scan(path: Any, endings: Sequence[str], server: Any = None) -> FileSet:
+def scan(path: Any, endings: Sequence[str], reach: RemoteOptions | None = None) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
     kind = Format("files", tuple(ending.lower() for ending in endings))
-    found = resolve(path, kind, RemoteOptions(), server=server)
+    found = resolve(path, kind, reach)
     if found.is_remote:
         learn_named(found, entries_of(path))
     return found

@@ -11,8 +11,6 @@ import headrace
 from headrace import ImageDataset, TextDataset
 from headrace.errors import ConfigError, DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import READERS
-from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from tests.formats.resolve.scanning import names_of, scan, touch
 
 HIDDEN = ["__MACOSX/1.jpg", ".git/a.jpg", "cats/.cache/c.jpg", "._x.jpg", "cats/._y.jpg"]
@@ -20,7 +18,7 @@ HIDDEN += ["cats/.nfs0001.jpg"]
 
 
 def test_urls_beside_local_paths() -> None:
-    with pytest.raises(ConfigError, match=r"^data_path mixes URLs and local paths"):
+    with pytest.raises(ConfigError, match=r"^the paths mix URLs and local paths"):
         ImageDataset(["a.jpg", "ftp://alice:secret@host"])
 
 
@@ -44,12 +42,12 @@ def test_a_folder_of_another_kind_says_what_is_there(tmp_path: Path, memory: Any
         touch(folder, *files)
         for name in files:
             memory.pipe_file(f"/{number}/{name}", b"x")
-        places: list[tuple[str, Any]] = [(str(folder), None)]
+        places = [str(folder)]
         if ".zarr" not in said:  # there a store is its files
-            places.append((url, RemoteFiles(url, RemoteOptions())))
-        for place, server in places:
+            places.append(url)
+        for place in places:
             with pytest.raises(DataNotFoundError) as error:
-                scan(place, (".xyz",), server)
+                scan(place, (".xyz",))
             assert str(error.value).startswith(f"no file under {place} ends in any of .xyz; ")
             assert str(error.value).endswith(said)
 
@@ -80,7 +78,6 @@ class TestHidden:
         (tmp_path / ".link.jpg").symlink_to("cats/1.jpg")
         for name in ("cats/1.jpg", *HIDDEN):
             memory.pipe_file(f"/hidden/{name}", b"x")
-        server = RemoteFiles("memory://hidden", RemoteOptions())
         for path, wanted in {
             "": ["cats/1.jpg"],
             "/**/*.jpg": ["cats/1.jpg"],
@@ -88,8 +85,8 @@ class TestHidden:
             "/._x.jpg": ["._x.jpg"],
             "/cats/.*/*.jpg": [".cache/c.jpg"],
         }.items():
-            for place, asked in ((tmp_path, None), ("memory://hidden", server)):
-                found = scan(f"{place}{path}", (".jpg",), asked)
+            for place in (tmp_path, "memory://hidden"):
+                found = scan(f"{place}{path}", (".jpg",))
                 assert names_of(found) == wanted, path
                 assert all(not name.startswith(".") or "/.*/" in path for name in found.folders)
         assert ImageDataset(tmp_path).classes == ["cats"]

@@ -23,7 +23,6 @@ from headrace.errors import (
 from headrace.io.paths import chain_of, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.requests import open_filesystem
-from headrace.io.remote_files import RemoteFiles
 from tests.formats.resolve.scanning import names_of, scan, touch
 
 ENDINGS = (".jpg", ".png")
@@ -272,10 +271,9 @@ def test_no_secret_shows_in_a_traceback() -> None:
     url = "failing://alice:hunter2@host.org/data?sig=s3cr3t"
     for error in (FileNotFoundError, PermissionError, RuntimeError, OSError):
         given = {"error": error, "secret": "TOKEN"}
-        files = RemoteFiles(url, RemoteOptions(storage_options=given, retries=0))
+        reach = RemoteOptions(storage_options=given, retries=0)
         with pytest.raises(HeadraceError) as caught:
-            scan(url, ENDINGS, files)
-        files.close()
+            scan(url, ENDINGS, reach)
         shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
         assert "host.org/data" in shown
         assert not any(secret in shown for secret in SECRETS), shown

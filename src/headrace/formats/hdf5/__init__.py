@@ -44,6 +44,6 @@ HDF5 = Format(
     ENDINGS,
     keeps_order=True,
     recognizes=is_hdf5,
-    holds_arrays=True,
+    is_exclusive=True,
     dataset="HDF5Dataset",
 )

@@ -103,7 +103,7 @@ class Format:
             format, whatever its name. None: the ending decides.
         is_store: ``is_store(url, server)`` is True if there is a store at a URL, whatever its name.
         bookkeeping: lower-case names of files that are written next to the data and are not data.
-        holds_arrays: True if files may contain any array. Two such formats in one folder are an
+        is_exclusive: True if files of this and of another exclusive format in one folder are an
             error.
         dataset: name of the class that reads it. "": `ColumnsDataset`.
         open: ``open(paths, files)`` returns a `headrace.formats.source.Columns`. `paths` are
@@ -120,7 +120,7 @@ class Format:
     recognizes: Callable[[str], bool] | None = None
     is_store: Callable[[str, Any], bool] | None = None
     bookkeeping: tuple[bytes, ...] = ()
-    holds_arrays: bool = False
+    is_exclusive: bool = False
     dataset: str = ""
     open: Callable[[Sequence[str], Files], Any] | None = None
     all_endings: tuple[str, ...] = field(init=False, repr=False)

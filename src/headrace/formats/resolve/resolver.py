@@ -78,9 +78,6 @@ def resolve(
     data_path: DataPath | FileSet,
     kind: Format,
     options: RemoteOptions | None = None,
-    *,
-    name: str = "data_path",
-    server: RemoteFiles | None = None,
 ) -> FileSet:
     """The files of one format that a path stands for. URLs with the ending of a file are not
     checked.
@@ -89,10 +86,7 @@ def resolve(
         data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
             already stays as it is.
         kind: the format.
-        options: how URLs are read.
-        name: name of the argument, for messages.
-        server: reads the URLs, if it is open already; else a `RemoteFiles` is opened, which belongs
-            to the caller.
+        options: how URLs are read; the server that is opened for them belongs to the caller.
 
     Raises:
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
@@ -105,27 +99,24 @@ def resolve(
     if isinstance(data_path, FileSet):
         return data_path
     options = options or RemoteOptions()
-    entries, are_urls = _paths_of(data_path, options, kind, name)
+    entries, are_urls = _paths_of(data_path, options, kind)
     if not are_urls:
         files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
         assert files is not None
         return files
-    with _server_of(entries, options, server) as opened:
-        return _files_at(data_path, entries, kind, opened)
+    with _server_of(entries, options) as server:
+        return _files_at(data_path, entries, kind, server)
 
 
 @contextlib.contextmanager
-def _server_of(
-    urls: Sequence[str], options: RemoteOptions, server: RemoteFiles | None = None
-) -> Iterator[RemoteFiles]:
-    """The one server of some URLs. If it is opened here, an error closes it."""
-    opened = server or RemoteFiles(urls[0], options)
+def _server_of(urls: Sequence[str], options: RemoteOptions) -> Iterator[RemoteFiles]:
+    """Opens the one server of some URLs; an error closes it."""
+    server = RemoteFiles(urls[0], options)
     try:
-        check_one_filesystem(urls, opened.filesystem)
-        yield opened
+        check_one_filesystem(urls, server.filesystem)
+        yield server
     except BaseException:
-        if server is None:
-            opened.close()
+        server.close()
         raise
 
 
@@ -159,7 +150,7 @@ def look_for(
             and URLs decide, and the content of local files whose names tell nothing.
 
     Raises:
-        ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
+        ConfigError: there are files of two formats that are exclusive.
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
     """
     if isinstance(data_path, FileSet):
@@ -184,7 +175,7 @@ def look_for(
                 continue
             for path in names_below(url, server):
                 paths.append(path)
-                if kinds[0].fits(path) and not kinds[0].holds_arrays:
+                if kinds[0].fits(path) and not kinds[0].is_exclusive:
                     break
         kind, _ = _chosen(_last_parts(paths), kinds, None, entries)
         if kind is not None:
@@ -317,7 +308,7 @@ def _chosen(
         entries: the paths as the user passed them, for messages.
 
     Raises:
-        ConfigError: files of arrays lie beside those of another kind that `holds_arrays`.
+        ConfigError: there are files of two formats that are exclusive.
     """
     lower = list[bytes]()
     if names:
@@ -348,16 +339,15 @@ def _chosen(
             return kind, which
     if not met:
         return None, unknown
-    arrays = [(kind, which) for kind, which in met if kind.holds_arrays]
-    if not met[0][0].holds_arrays or len(arrays) < 2:
+    exclusive = [(kind, which) for kind, which in met if kind.is_exclusive]
+    if not met[0][0].is_exclusive or len(exclusive) < 2:
         return met[0]
-    firsts = [(kind.name, redact(names[int(which.argmax())])) for kind, which in arrays]
+    firsts = [(kind.name, redact(names[int(which.argmax())])) for kind, which in exclusive]
     held = " and ".join(f"{name} ({first})" for name, first in firsts)
     globs = " or ".join(f"'*{os.path.splitext(first)[1]}'" for _, first in firsts)
     raise ConfigError(
-        f"{', '.join(map(redact, entries[:3]))} holds {held}, and a dataset reads one kind: pass "
-        f"those of one kind by a glob, {globs}, or use HDF5Dataset or ZarrDataset, which ignore "
-        "the other kind"
+        f"{', '.join(map(redact, entries[:3]))} holds {held}, and a dataset reads one kind: make "
+        f"one dataset per kind, by globs such as {globs}"
     )
 
 
@@ -455,7 +445,6 @@ def _paths_of(
     data_path: DataPath,
     options: RemoteOptions,
     kind: Format | None = None,
-    name: str = "data_path",
 ) -> tuple[list[Any], bool]:
     """The paths, globs or URLs of a `data_path`, and whether they are URLs. A pack is replaced by
     its parts, the index of another library by its shards, a dataset by the files of its one split.
@@ -465,7 +454,6 @@ def _paths_of(
         options: how URLs are read.
         kind: the format that is looked for: paths with its endings are taken as they are. None:
             any.
-        name: name of the argument, for messages.
 
     Raises:
         ConfigError: it is no path; or it mixes URLs and local paths.
@@ -473,7 +461,7 @@ def _paths_of(
             `shards_of` and `split_of`.
     """
     found = list[Any]()
-    for entry in entries_of(data_path, name):
+    for entry in entries_of(data_path):
         path = os.path.expanduser(os.fsdecode(entry))
         if kind is not None and path.endswith(kind.endings):
             found.append(entry)
@@ -496,7 +484,7 @@ def _paths_of(
         found += named or [entry]
     urls = list(filter(is_url, found))
     if urls and len(urls) < len(found):
-        raise ConfigError(f"{name} mixes URLs and local paths: make one dataset of each")
+        raise ConfigError("the paths mix URLs and local paths: make one dataset of each")
     return found, bool(urls)
 
 

@@ -619,6 +619,6 @@ ZARR = Format(
     keeps_order=True,
     recognizes=is_zarr,
     is_store=_is_store,
-    holds_arrays=True,
+    is_exclusive=True,
     dataset="ZarrDataset",
 )
