@@ -15,8 +15,17 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
+from zarr.storage import MemoryStore
 
-from headrace import BaseDataset, ConfigError, ImageDataset, create_dataloader
+from headrace import (
+    BaseDataset,
+    ConfigError,
+    ImageDataset,
+    ZarrDataset,
+    create_dataloader,
+    open_dataset,
+)
+from tests.formats.zarr.test_objects import filled
 from tests.testing.test_contract import SquareDataset, Squares
 
 linux = pytest.mark.skipif(
@@ -124,6 +133,26 @@ def test_only_what_is_held_alike_is_shared(tiny_photos: Path, tmp_path: Path) ->
             with ImageDataset(tiny_photos, **{**options, **change}):
                 assert len(stores(tmp_path)) == 2, change
     assert stores(tmp_path) == []
+
+
+@linux
+def test_files_of_one_layout_are_not_mixed(tmp_path: Path, monkeypatch: Any) -> None:
+    options: dict[str, Any] = {"shared": "machine", "loading_mode": "eager", "progress": False}
+    options["cache_dir"] = tmp_path
+    for number in range(2):
+        (tmp_path / f"{number}").mkdir()
+        np.save(tmp_path / f"{number}/rows.npy", np.full((3, 2), number))
+    datasets: list[Any] = []
+    for number in range(2):
+        monkeypatch.chdir(tmp_path / f"{number}")
+        datasets.append(open_dataset("rows.npy", **options))
+        assert (np.stack(list(datasets[-1])) == number).all()
+    with open_dataset(tmp_path / "1/rows.npy", **options):
+        assert len(stores(tmp_path)) == 2
+    for dataset in datasets:
+        dataset.close()
+    with pytest.raises(ConfigError, match=r"data_path=.* can't be compared"):
+        ZarrDataset(filled(MemoryStore()), "x", **options)
 
 
 def test_arguments_that_make_no_sense(tiny_photos: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from headrace.core.options import (
     check_common,
     classes_of,
     describe_call,
+    describe_data,
     describe_held,
     joined_class,
     passed_arguments,
@@ -382,6 +383,15 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
                 method then.
         """
         return describe_held(*(self._held_as or (type(self), self._arguments)))
+
+    def held_from(self) -> str:
+        """The paths of the data, as text that is equal in all processes.
+
+        Raises:
+            ConfigError: it is an object without such a text.
+        """
+        _, arguments = self._held_as or (type(self), self._arguments)
+        return describe_data(arguments.get("data_path"))
 
     @property
     def holds_encoded(self) -> bool:
@@ -879,7 +889,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         fingerprint = self.sample_source.fingerprint()
         if self._held_of is not None:
             fingerprint = fingerprint_of_view(fingerprint, self._held_of)
-        key = [self.loading_mode.value, fingerprint, held, self.held_as()]
+        # files of one layout have one fingerprint
+        key = [self.loading_mode.value, fingerprint, held, self.held_as(), self.held_from()]
         return MachineShare(
             cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
         )

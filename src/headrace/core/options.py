@@ -179,6 +179,25 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__} {compared!r}"
 
 
+def describe_data(data_path: Any) -> str:
+    """See `BaseDataset.held_from`."""
+    place = _absolute(data_path)
+    if not _is_plain(place):
+        raise ConfigError(
+            f"shared='machine': {describe_argument('data_path', place)} can't be compared with "
+            "that of another process: use shared='rank'"
+        )
+    return repr(place)
+
+
+def _absolute(place: Any) -> Any:
+    if isinstance(place, (tuple, list)):
+        return [*map(_absolute, place)]
+    if not isinstance(place, (str, os.PathLike)) or is_url(place):
+        return place
+    return os.path.abspath(os.path.expanduser(place))
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))

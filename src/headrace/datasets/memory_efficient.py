@@ -337,6 +337,9 @@ class MemoryEfficientDataset(BaseDataset):
             return self.sample_source.held_as()
         return super().held_as()
 
+    def held_from(self) -> str:
+        return "" if isinstance(self.sample_source, Foreign) else super().held_from()
+
     def _settle(self) -> None:
         if not self._owns_source and "data_path" in self._arguments:
             self._arguments["data_path"] = _Shown(self._inside)
