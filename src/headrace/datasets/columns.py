@@ -14,7 +14,7 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
-from headrace.datasets.image.pixels import Left, decode_image, to_channels_first
+from headrace.datasets.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS

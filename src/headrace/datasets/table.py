@@ -13,17 +13,27 @@ from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
-from headrace.datasets.arrays import as_input, checked_list, joined_rows, joined_targets
+from headrace.datasets.arrays import (
+    HDF5Dataset,
+    ZarrDataset,
+    as_input,
+    checked_list,
+    joined_rows,
+    joined_targets,
+)
 from headrace.datasets.columns import BytesDecoder, Decoders, checked_decoders
-from headrace.datasets.image.pixels import Left
+from headrace.datasets.pixels import Left
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits
+from headrace.formats.hdf5 import HDF5
+from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.table.arrays import open_arrays
 from headrace.formats.table.columns import holds_images, what_is
 from headrace.formats.table.files import TABLES, hold_arrays
 from headrace.formats.table.source import TableSource, open_tables
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
@@ -265,3 +275,26 @@ def _names_of(columns: Any) -> tuple[str, ...] | None:
     if columns is None:
         return None
     return (columns,) if isinstance(columns, str) else checked_list("columns", columns)
+
+
+_CLASSES: dict[Format, Any] = {TABLES: TableDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset}
+
+
+def open_rows(
+    files: FileSet,
+    format_: Format,
+    column: str,
+    target_name: str | None,
+    options: Mapping[str, Any],
+) -> BaseDataset | None:
+    """One column of tables, HDF5 files or Zarr stores, for a dataset that decodes its records
+    itself. None: files of that format have no such rows.
+
+    Raises:
+        Exception: as `TableDataset`, `HDF5Dataset` or `ZarrDataset`.
+    """
+    if format_ not in _CLASSES:
+        return None
+    rows: BaseDataset = _CLASSES[format_](files, column, target_name=target_name, **options)
+    rows.block_memory.hold_chunks(0)  # the other dataset reserves memory for them
+    return rows

@@ -32,8 +32,8 @@ from headrace.datasets.image.decoder import (
     resize_nearest,
 )
 from headrace.datasets.image.image import ImageDataset
-from headrace.datasets.image.pixels import decode_image, image_shape
 from headrace.datasets.open import open_dataset
+from headrace.datasets.pixels import decode_image, image_shape
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.arrays import packed

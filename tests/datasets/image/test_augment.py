@@ -20,7 +20,7 @@ from headrace import (
     RandomResizedCrop,
 )
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.pixels import IMAGENET, Box, decode_image, resize_image
+from headrace.datasets.pixels import IMAGENET, Box, decode_image, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 

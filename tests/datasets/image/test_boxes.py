@@ -28,7 +28,7 @@ from headrace import (
 )
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.image.decoder import place_boxes
-from headrace.datasets.image.pixels import Box
+from headrace.datasets.pixels import Box
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco
 from tests.data.make import turned

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, TableDataset
-from headrace.datasets.image.pixels import (
+from headrace.datasets.pixels import (
     FREE,
     claimed,
     decode_image,

@@ -21,7 +21,7 @@ from headrace import (
     SampleError,
     create_dataloader,
 )
-from headrace.datasets.image.pixels import decode_image
+from headrace.datasets.pixels import decode_image
 from headrace.testing.contract import same
 from tests.data.make import image_bytes, make_tar
 
@@ -70,6 +70,9 @@ def write_arrays(path: Path) -> Path:
         group = zarr.open_group(path, mode="w", zarr_format=2)
         for name, values in arrays.items():
             group.create_array(name, data=values, chunks=(5, *values.shape[1:]))
+        return path
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
         return path
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
@@ -169,6 +172,7 @@ def test_batches_are_made_row_by_row(tmp_path: Path) -> None:
         ("zarr", "opaque", {"image_size": None, "transform": np.asarray, "hold": "encoded"}),
         ("zarr", "rows", {"image_size": 8}),
         ("zarr", "pixels", {"normalize": False}),
+        ("npz", "pixels", {"image_size": 8}),
     ],
 )
 @pytest.mark.quick_every(7)

@@ -23,7 +23,7 @@ from headrace import (
     SampleError,
     open_dataset,
 )
-from headrace.datasets.image.pixels import (
+from headrace.datasets.pixels import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     decode_image,

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from headrace import ConfigError, ImageDataset, SampleError
-from headrace.datasets.image import image as images, pixels
-from headrace.datasets.image.pixels import (
+from headrace.datasets import pixels
+from headrace.datasets.image import image as images
+from headrace.datasets.pixels import (
     PLUGINS,
     Plugin,
     decode_image,

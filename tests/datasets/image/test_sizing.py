@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from headrace.datasets.image import pixels as pixels_module
-from headrace.datasets.image.pixels import Box, decode_image, image_shape, resize_image
+from headrace.datasets import pixels as pixels_module
+from headrace.datasets.pixels import Box, decode_image, image_shape, resize_image
 from tests.data.make import READABLE, image_bytes, make_bad, turned
 
 Pixels = np.ndarray[Any, Any]

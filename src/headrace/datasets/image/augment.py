@@ -18,7 +18,7 @@ from PIL import Image
 
 from headrace.arguments import checks_keywords
 from headrace.core.decoder import chained
-from headrace.datasets.image.pixels import Box, resize_image, to_channels_first, to_channels_last
+from headrace.datasets.pixels import Box, resize_image, to_channels_first, to_channels_last
 from headrace.errors import ConfigError
 
 _ATTEMPTS = 10

@@ -10,18 +10,15 @@ import numpy as np
 
 from headrace.datasets.image.decoder import pixels_are
 from headrace.datasets.image.labels import FOLDERS, UNSET, Labels, Wanted, encoded
+from headrace.datasets.table import open_rows
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.rows import ArraysSource
-from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
-from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
+from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.source import Source
 from headrace.formats.table.columns import holds_images
-from headrace.formats.table.files import TABLES
-from headrace.formats.table.source import TableSource, open_tables
+from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
-from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
@@ -121,43 +118,34 @@ def open_column(
     if name is not None:
         name = str(name)
     format_, where = detect(data_path, reach)
+    source: Any
     if format_ is TARS:
         return TarImages(where, column, wanted, reach), Labels(None, [])
     assert column is not None
-    targets: Any = None
-    classes: list[str] = []
-    source: Source
-    if format_ is TABLES:
-        tables, reader = open_tables(resolve(where, TABLES, reach), shown)
-        source = images = TableImages(tables, reader, [column], True)
-        kind = images.first.schema.field(column).type
+    rows: Any = open_rows(where, format_, column, name, vars(reach))
+    if rows is None:
+        if name is None:
+            source = open_columns(where, format_, reach, [column]).column(column)
+        else:
+            source = open_columns(where, format_, reach, [column, name]).rows([column, name])
+            source.target = name
+        return source, Labels(None, [])
+    source = rows.sample_source
+    first: Any = getattr(source, "sources", [source])[0]
+    if isinstance(first, TableSource):
+        kind = first.first.schema.field(column).type
         if not holds_images(kind):
             raise FormatError(
-                f"{images.first.shown}: column={column!r} is of type {kind}, not bytes of images"
+                f"{first.first.shown}: column={column!r} is of type {kind}, not bytes of images"
             )
-        if name is not None:
-            targets, classes = images.targets(name)
-    elif format_ in (HDF5, ZARR):
-        from headrace.datasets.arrays import HDF5Dataset, ZarrDataset  # which import h5py
-
-        opens = HDF5Dataset if format_ is HDF5 else ZarrDataset
-        arrays = opens(where, column, target_name=name, **vars(reach))
-        arrays.block_memory.hold_chunks(0)  # the ImageDataset reserves memory for them
-        source = arrays.sample_source
-        first: ArraysSource = getattr(source, "sources", [source])[0]
-        if not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
-            raise FormatError(
-                f"{first.path}: column={column!r}: the rows are {first.rows_are}, not images "
-                f"(bytes, or uint8 [H, W, 3]): use {type(arrays).__name__}"
-            )
-        targets = arrays.targets
-        classes = list(arrays.classes or [])
-    elif name is not None:
-        pairs: Any = open_columns(where, format_, reach, [column, name]).rows([column, name])
-        pairs.target = name
-        source = pairs
-    else:
-        source = open_columns(where, format_, reach, [column]).column(column)
+        source = TableImages(first.tables, first.files, [column], True)
+    elif not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
+        raise FormatError(
+            f"{first.path}: column={column!r}: the rows are {first.rows_are}, not images "
+            f"(bytes, or uint8 [H, W, 3]): use {type(rows).__name__}"
+        )
+    targets = rows.targets
+    classes = list(rows.classes or [])
     if isinstance(targets, list) and not classes:
         targets, classes = encoded(targets)
     return source, Labels(targets, classes)

@@ -21,7 +21,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Unnormalized
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
-from headrace.datasets.image.pixels import (
+from headrace.datasets.pixels import (
     IMAGENET,
     SIXTEEN_BIT,
     Left,
@@ -61,7 +61,7 @@ def decode_mask(data: Any, left: Left | None = None) -> Mask:
     Args:
         data: bytes of the file (bytes-like).
         left: returns the remaining memory budget; see
-            `headrace.datasets.image.pixels.decode_image`.
+            `headrace.datasets.pixels.decode_image`.
 
     Returns:
         [H, W] uint8, uint16 or int32, in memory of its own.

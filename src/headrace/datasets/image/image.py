@@ -42,7 +42,7 @@ from headrace.datasets.image.labels import (
     names_masks,
     read_labels,
 )
-from headrace.datasets.image.pixels import PLUGINS, is_readable
+from headrace.datasets.pixels import PLUGINS, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
 from headrace.formats.files import (
@@ -244,13 +244,13 @@ class ImageDataset(BaseDataset):
             URLs, or a list of these. Or HDF5 files that `headrace.pack` wrote (.h5, .hdf5, .he5),
             given in any of these ways except a folder. Or the folder of a pack of several parts, or
             its manifest.json. Or .tar shards in the WebDataset convention; or, with `column`,
-            tables (Parquet, Arrow), HDF5 files and Zarr stores.
+            tables (Parquet, Arrow), .npz, HDF5 files and Zarr stores.
         column: of a table: name of the column with the encoded images, as bytes or structs
-            {"bytes", "path"}. Of HDF5 and Zarr: name of the array of encoded images (uint8 of any
-            or one length, or opaque) or of pixels (uint8 [N, H, W, 3]). Of tars: extension of the
-            images; None: the first of a sample. `targets` then names the column, or the extension
-            of the class numbers; default: none, or "cls" if the first sample has it. Strings become
-            class numbers.
+            {"bytes", "path"}. Of .npz, HDF5 and Zarr: name of the array of encoded images (uint8 of
+            any or one length, or opaque) or of pixels (uint8 [N, H, W, 3]). Of tars: extension of
+            the images; None: the first of a sample. `targets` then names the column, or the
+            extension of the class numbers; default: none, or "cls" if the first sample has it.
+            Strings become class numbers.
         image_size: (height, width), or one int for both. Images are resized bilinearly with
             antialiasing, before the transform; the aspect ratio is not kept. None: images keep
             their size. Default: (224, 224) without transforms, else None; for decoded images, of a

@@ -23,8 +23,7 @@ from headrace.core.options import (
 from headrace.core.reader import SampleReader, WorkerThreads
 from headrace.core.values import Access, Decoded, Records
 from headrace.core.views import targets_of_view
-from headrace.datasets.arrays import HDF5Dataset, ZarrDataset
-from headrace.datasets.table import TableDataset
+from headrace.datasets.table import open_rows
 from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
 from headrace.datasets.text.decoders import (
     CHAT,
@@ -47,7 +46,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
-from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
+from headrace.formats.resolve.file_set import TEXTS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
@@ -73,11 +72,6 @@ from headrace.tokenizer import CharTokenizer, identity_of
 
 _CHARACTERS = "CharTokenizer("
 _LOOKED_AT = 8  # records that decide whether all are chats
-_OF_KIND: dict[Format, type[BaseDataset]] = {
-    TABLES: TableDataset,
-    HDF5: HDF5Dataset,
-    ZARR: ZarrDataset,
-}
 _OF_READING = frozenset({"cache_dir", "on_error", "progress", "max_memory_usage"}) | REMOTE
 """Options that a dataset of windows or blocks passes on to its documents."""
 
@@ -519,14 +513,12 @@ def _open_column(
     value_of: Callable[[Any], Any] | None = None
     targets: Any = None
     classes: list[str] = []
-    cls: Any = _OF_KIND.get(format_)
-    if cls is not None:
-        opened = cls(where, column, target_name=options.target_field, **reading)
-        source = opened.sample_source
-        value_of = None if format_ is TABLES else opened._decoder.decode
-        targets = opened.targets
-        classes = list(getattr(opened, "classes", None) or ())
-        opened.block_memory.hold_chunks(0)  # the TextDataset reserves memory for them
+    rows: Any = open_rows(where, format_, column, options.target_field, reading)
+    if rows is not None:
+        source = rows.sample_source
+        value_of = None if format_ is TABLES else rows._decoder.decode
+        targets = rows.targets
+        classes = list(rows.classes or ())
     elif options.target_field is not None:
         raise ConfigError(f"target_field is not supported for columns of {format_.name} yet")
     elif format_ is TARS:

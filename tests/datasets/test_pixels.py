@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
+from headrace.datasets import pixels as pixels_module
 from headrace.datasets.columns import DECODERS
-from headrace.datasets.image import pixels as pixels_module
-from headrace.datasets.image.pixels import (
+from headrace.datasets.pixels import (
     decode_image,
     image_shape,
     resize_image,
