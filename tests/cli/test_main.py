@@ -107,7 +107,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "in", "out.h5", "--targets", "none.csv"], 2, "none.csv does not exist"),
     (["pack", "in", "out.h5", "--unit", "line", "--targets", "a"], 2, "no 'targets'"),
     (["pack", "arrays.h5", "out.h5"], 2, "dataset_name: images .*, labels"),
-    (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "for images"),
+    (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "--size is"),
     (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
     (["pack", "plain.h5", "out.h5", "--unit", "line"], 1, "no text"),
     (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),

@@ -67,6 +67,8 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
             FilesDataset(folder, extensions, function)
     with pytest.raises(DataNotFoundError, match=r"\.wav.*24 \.f32"):
         FilesDataset(folder, ".wav", decode)
+    with pytest.raises(ConfigError, match=r"a folder.* targets='folders'"):
+        FilesDataset(folder, ".f32", decode, targets=folder)
     unnamed = FilesDataset(folder, ".f32", lambda data: data)
     with pytest.raises(ConfigError, match="lambda"):
         create_dataloader(unnamed, num_workers=1, multiprocessing_context="spawn")

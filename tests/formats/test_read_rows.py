@@ -191,6 +191,10 @@ def test_several_files_are_one_array(tmp_path: Path) -> None:
     assert np.array_equal(found, np.concatenate([whole[2], whole[0]]))
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["data"] = np.arange(3)
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        file["other"] = np.arange(3)
+    with pytest.raises(ConfigError, match=r"b\.hdf5 holds 'other', and .*a\.h5 'data'"):
+        read_rows([tmp_path / "a.h5", tmp_path / "b.hdf5"], None, 0)
     with pytest.raises(FormatError, match=r"a\.h5 and .*0\.h5 .*int64 \[\] .*int64 \[3\]"):
         read_rows(tmp_path / "*.h5", "data", 0)
 

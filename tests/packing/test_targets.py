@@ -248,6 +248,10 @@ def test_masks_of_several_depths_have_no_rows(tmp_path: Path) -> None:
                     pack(source, tmp_path / f"out{number}", overwrite=True, **how)
     with with_masks(folder) as source:
         pack(source, tmp_path / "out")
+    for path in (folder / "masks").iterdir():
+        path.write_bytes(b"no mask")
+    with pytest.raises(SampleError, match=r"masks can be read.* the first: .*000\.png"):
+        pack(with_masks(folder, image_size=20, on_error="skip"), tmp_path / "none", **DECODED[0])
 
 
 def test_targets_of_a_pack_stay(masks: Path, coco: Path, tmp_path: Path) -> None:

@@ -60,9 +60,10 @@ def as_flags(message: str, given: argparse.Namespace) -> str:
 
     def flag(match: re.Match[str]) -> str:
         value = match[2].strip("'\"").removeprefix("True")
-        if match[1] not in given:
+        name = match[1].removeprefix("image_")  # image_size is --size
+        if name not in given:
             return match[0]
-        return f"--{match[1].replace('_', '-')} {shlex.quote(value) if value else ''}".rstrip()
+        return f"--{name.replace('_', '-')} {shlex.quote(value) if value else ''}".rstrip()
 
     return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.-]*)", flag, message)
 

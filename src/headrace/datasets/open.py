@@ -139,6 +139,6 @@ def _refuse_options(data_path: DataPath, cls: type[BaseDataset], options: dict[s
         if instead:
             remedy = f"use {instead}"
         raise ConfigError(
-            f"{redact(entries_of(data_path)[0])} holds {_KINDS[cls]}, but {name} is an option for "
+            f"{redact(entries_of(data_path)[0])} holds {_KINDS[cls]}, but {name}= is an option for "
             f"{' and '.join(takers)}: {remedy}"
         )

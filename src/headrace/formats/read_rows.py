@@ -60,7 +60,8 @@ def read_rows(
         path: an HDF5 file or a Zarr store, its URL, or a `zarr.abc.store.Store`; several of them (a
             folder, a glob, a list), whose rows are concatenated; or an open dataset whose samples
             are rows, with its own `direct` and `options`.
-        name: name of the array. None: the only one, or "data"; for a dataset the one that it reads.
+        name: name of the array. None: the only one, or "data", of the same name in all files; for a
+            dataset the one that it reads.
         indices: an integer, a slice, a boolean mask, or integers (a list, a range, an array of any
             shape). Negative ones count from the end, and duplicates are allowed.
         threads: number of threads that read and decode. None: one per usable core, at most 8.
@@ -128,20 +129,18 @@ def _opened(path: Any, name: str | None, direct: bool, reach: RemoteOptions) -> 
         )
     paths, opened = open_trees(where, kind, reach, direct=direct)
     opens: type[TreeSource] = HDF5Source if kind is HDF5 else TreeSource
-
-    def open_one(one: str) -> TreeSource:
-        nonlocal name
-        source = opens(one, name, opened)
-        name = str(source.name)  # of several files the first one decides
-        return source
-
     with contextlib.closing(opened):
-        yield _joined(opened.each(paths, open_one))
+        yield _joined(opened.each(paths, lambda path: opens(path, name, opened)))
 
 
 def _joined(sources: Sequence[Any]) -> Source:
     first = sources[0]
     for other in sources[1:]:
+        if other.name != first.name:
+            raise ConfigError(
+                f"{other.path} holds {other.name!r}, and {first.path} {first.name!r}: pass the "
+                "name of an array that all have, or read each by itself"
+            )
         if other.rows_are != first.rows_are:
             raise FormatError(
                 f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} "

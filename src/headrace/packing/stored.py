@@ -266,11 +266,15 @@ class StoredContents(Contents):
             except FormatError as error:
                 return dataset.sample_reader.failed(index, "can't be decoded", error)
 
+        error: SampleError | None = None
         for position in range(len(dataset)):
             [found] = self.each([position], dtype)
             if not isinstance(found, SampleError):
                 return found
-        raise SampleError(f"none of {len(dataset):,} masks can be read: rows need one")
+            error = error or found
+        raise SampleError(
+            f"none of {len(dataset):,} masks can be read, and rows need one; the first: {error}"
+        ) from error
 
     def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> npt.NDArray[Any]:
         """Height and width that boxes refer to. If images are resized, all must be known.

@@ -170,7 +170,6 @@ def test_batches_are_made_row_by_row(tmp_path: Path) -> None:
         ("h5", "rows", {"transform": RandomResizedCrop(8)}),
         ("h5", "pixels", {"image_size": 8, "transform": np.asarray}),
         ("zarr", "opaque", {"image_size": None, "transform": np.asarray, "hold": "encoded"}),
-        ("zarr", "rows", {"image_size": 8}),
         ("zarr", "pixels", {"normalize": False}),
         ("npz", "pixels", {"image_size": 8}),
     ],

@@ -281,7 +281,6 @@ class TestBadInput:
             ({"encoding": "utf-9"}, "utf-9"),
             ({"errors": "xmlcharrefreplace"}, "xmlcharrefreplace"),
             ({"tokenizer": "gpt2"}, "tokenizer"),
-            ({"data_path": ["memory://texts", "texts"]}, "URLs and local paths"),
             ({"packing": True, "max_length": 5000}, "max_length=5000.* 16 "),
         ]
         for options, said in bad:

@@ -610,6 +610,11 @@ def read_labels(
     data = None
     if is_url(path):
         data = read_whole(path, reach)
+    elif os.path.isdir(local):
+        raise ConfigError(
+            f"targets: {where} is a folder, not a table of labels: pass targets='folders' for "
+            "classes by the folders of the data, or the path of a table"
+        )
     elif os.path.exists(local):
         check_regular(local)
         try:
