@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+if sys.platform == "linux":
+    import resource
+
 from headrace.memory.anonymous import AnonymousMemory
 from headrace.memory.processes import PerProcess, keep_inherited, renew_after_fork
 
@@ -121,6 +124,14 @@ _RATE = 1e9
 _BATCHES = 256  # that have hints after slow ones
 TO_THE_END = sys.maxsize
 """Bytes that no file has."""
+_CAN_TELL = sys.platform == "linux"
+
+
+def _waits() -> int:
+    """How often this thread has given up its core to wait."""
+    if sys.platform == "linux":
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return 0
 
 
 class Hints:
@@ -148,13 +159,21 @@ class Hints:
                 if nbytes:  # 0 would mean: to the end
                     os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def note(self, began: float, count: int, nbytes: int) -> None:
-        """So many ranges of so many bytes in all have been read since `began`, by
-        `time.perf_counter`.
+    def begin(self) -> tuple[float, int]:
+        """What `note` needs of the time before reads: the seconds, and how often this thread had
+        waited.
+        """
+        return time.perf_counter(), _waits()
+
+    def note(self, began: tuple[float, int], count: int, nbytes: int) -> None:
+        """This thread has read so many ranges of so many bytes in all since `begin`. Reads during
+        which another process had the core are not slow.
         """
         if not _CAN_TELL or not count:
             return
-        is_slow = time.perf_counter() - began > count * _CALM + nbytes / _RATE
+        seconds, waits = began
+        is_slow = time.perf_counter() - seconds > count * _CALM + nbytes / _RATE
+        is_slow = is_slow and _waits() != waits
         if is_slow and (self._was_slow or self._left):
             self._left = _BATCHES
         elif self._left:
@@ -163,7 +182,6 @@ class Hints:
 
 
 HINTS = Hints()
-_CAN_TELL = hasattr(os, "posix_fadvise")
 
 
 _LEAST = 1 << 20  # bytes of a file from which on it is mapped
@@ -221,7 +239,7 @@ class OpenFile(int):
         stretches = [view[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         memory = scratch.get().memory
         with scratch.get().lock:
-            began = time.perf_counter()
+            began = HINTS.begin()
             done = 0
             try:
                 for first in range(0, len(stretches), _AT_ONCE):

@@ -141,7 +141,7 @@ class LocalFiles(Files):
     def _read_at(self, path: str, starts: list[int], sizes: list[int]) -> list[bytes]:
         """Parts of one file, by a call each."""
         with self.opened(path) as fd:
-            began = time.perf_counter()
+            began = HINTS.begin()
             read = list(map(os.pread, itertools.repeat(fd), sizes, starts))
             if list(map(len, read)) != sizes:  # one call stops at 2 GiB
                 wholes = [bytearray(size) for size in sizes]
@@ -153,7 +153,7 @@ class LocalFiles(Files):
 
     def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
         """A whole file, into a buffer if there is one; None: it is missing."""
-        began = time.perf_counter()
+        began = HINTS.begin()
         try:
             fd = os.open(path, FLAGS)
         except _MISSING:
@@ -194,16 +194,15 @@ class LocalFiles(Files):
             path = ranges.paths[ranges.file[0]]
             start = int(ranges.start[0])
             with self.opened(path) as fd:
-                began = time.perf_counter()
                 if os.preadv(fd, buffers, start) != len(buffers[0]):
                     fill(fd, [buffers[0]], start, path)
-            HINTS.note(began, 1, len(buffers[0]))
             return []
         self._tell(ranges)
+        _, waits = HINTS.begin()
         seconds = 0.0  # without those that files take to be opened
         for path, numbers, starts, sizes in _by_file(ranges):
             with self.opened(path) as fd:
-                began = time.perf_counter()
+                since = time.perf_counter()
                 count = len(starts)
                 first = 0
                 while first < count:  # what follows without a gap by one call
@@ -217,8 +216,9 @@ class LocalFiles(Files):
                         first += 1
                     if len(some) > _IOV_MAX or os.preadv(fd, some, start) != end - start:
                         fill(fd, some, start, path)
-                seconds += time.perf_counter() - began
-        HINTS.note(time.perf_counter() - seconds, ranges.size, sum(map(len, buffers)))
+                seconds += time.perf_counter() - since
+        began = time.perf_counter() - seconds
+        HINTS.note((began, waits), ranges.size, sum(map(len, buffers)))
         return []
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
