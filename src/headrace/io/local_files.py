@@ -130,8 +130,12 @@ class LocalFiles(Files):
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         self._tell(ranges)
         found: list[memoryview | None] = [None] * ranges.size
-        for number in np.flatnonzero(ranges.is_whole).tolist():
+        began = HINTS.begin()
+        wholes = np.flatnonzero(ranges.is_whole).tolist()
+        for number in wholes:
             found[number] = self.read_whole(ranges.paths[ranges.file[number]])
+        nbytes = sum(len(found[number] or b"") for number in wholes)
+        HINTS.note(began, len(wholes) * _OPENING, nbytes)
         for path, numbers, starts, sizes in _by_file(ranges):
             read = self._read_at(path, starts, sizes)
             for number, data in zip(numbers, read, strict=True):
@@ -153,7 +157,6 @@ class LocalFiles(Files):
 
     def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
         """A whole file, into a buffer if there is one; None: it is missing."""
-        began = HINTS.begin()
         try:
             fd = os.open(path, FLAGS)
         except _MISSING:
@@ -178,7 +181,6 @@ class LocalFiles(Files):
             raise IsADirectoryError(error.errno, error.strerror, path) from None
         finally:
             os.close(fd)
-        HINTS.note(began, _OPENING, size)
         return data
 
     def check_missing(self, path: str) -> None:
@@ -188,8 +190,10 @@ class LocalFiles(Files):
         if ranges.size and ranges.stop[0] == WHOLE:
             _tell_of_wholes(ranges.paths)
             paths = [ranges.paths[file] for file in ranges.file.tolist()]
-            each = enumerate(map(self.read_whole, paths, buffers))
-            return [number for number, data in each if data is None]
+            began = HINTS.begin()
+            each = list(map(self.read_whole, paths, buffers))
+            HINTS.note(began, len(paths) * _OPENING, sum(map(len, buffers)))
+            return [number for number, data in enumerate(each) if data is None]
         if ranges.size == 1:  # of a sample by itself: there is nothing to sort
             path = ranges.paths[ranges.file[0]]
             start = int(ranges.start[0])
