@@ -221,8 +221,7 @@ class LocalFiles(Files):
                     if len(some) > _IOV_MAX or os.preadv(fd, some, start) != end - start:
                         fill(fd, some, start, path)
                 seconds += time.perf_counter() - since
-        began = time.perf_counter() - seconds
-        HINTS.note((began, waits), ranges.size, sum(map(len, buffers)))
+        HINTS.note((time.perf_counter() - seconds, waits), ranges.size, sum(map(len, buffers)))
         return []
 
     def read_joined(self, ranges: ByteRanges) -> bytes:
