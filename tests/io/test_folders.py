@@ -27,10 +27,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def latest_of(*paths: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in paths)
-
-
 def files(latest: int = 1 << 62) -> ChunkFiles:
     made = ChunkFiles()
     made.latest = latest
@@ -72,7 +68,7 @@ def test_files_of_another_length_are_not_read(folder: Path) -> None:
 
 
 def test_changed_files_and_folders_are_errors(folder: Path) -> None:
-    latest = latest_of(folder / "1" / "0")
+    latest = (folder / "1" / "0").stat().st_mtime_ns
     os.utime(folder / "2" / "0", ns=(latest + 1, latest + 1))
     assert files(latest).read(wholes(folder, "1/0")) == [b"\1"]
     with pytest.raises(FileChangedError, match="a/2/0"):

@@ -72,7 +72,7 @@ def test_rows_that_had_to_go() -> None:
     store = filled([*samples, None])
     assert store.is_mixed and [i for i in range(201) if i in store] == [200]
     assert len(store) == 1 == store.stats()["admitted"] - store.stats()["evicted"]
-    assert store.put_many(range(200), samples)
+    assert store.put_many(range(200), np.stack(samples))
     assert all((store.get(i) == samples[i]).all() for i in range(200)) and store.get(200) is None
 
 
@@ -124,18 +124,18 @@ def rows_of(count: int, shape: tuple[int, ...] = (4,), dtype: str = "f4") -> Any
 
 def test_rows_for_which_there_is_no_room_are_refused() -> None:
     store, rows = store_of(20, 8), rows_of(20)
-    assert store.put_many(range(6), list(rows[:6])) and store.put_many(range(3, 8), list(rows[3:8]))
+    assert store.put_many(range(6), list(rows[:6])) and store.put_many(range(3, 8), rows[3:8])
     assert not store.put(9, rows[9]) and store._full and store.get(9) is MISSING
     assert [np.array_equal(store.get(i), rows[i]) for i in range(8)] == [True] * 8
     store.use_lru()
-    assert store.put_many(range(10, 14), list(rows[10:14]))
+    assert store.put_many(range(10, 14), rows[10:14])
     assert sum(i in store for i in range(20)) == 8 == len(store)
     assert all(np.array_equal(store.get(i), rows[i]) for i in range(20) if i in store)
 
 
 def test_pressure_takes_the_oldest_and_they_may_come_again() -> None:
     store, rows = store_of(34, 24), rows_of(34)
-    assert store.put_many(range(24), list(rows[:24]))
+    assert store.put_many(range(24), rows[:24])
     entry = SampleStore.nbytes_of(rows[0])
     seen = store.rows(np.arange(5))
     assert store.release(12 * entry) == 12 * entry
@@ -143,6 +143,6 @@ def test_pressure_takes_the_oldest_and_they_may_come_again() -> None:
     assert [i for i in range(34) if i in store] == [*range(12, 24)]
     store.grow(10 * entry)
     # behind the end of the log, and at its beginning
-    assert store.put_many(range(24, 34), list(rows[24:]))
+    assert store.put_many(range(24, 34), rows[24:])
     assert all(np.array_equal(store.get(i), rows[i]) for i in range(12, 34))
     assert store.rows(np.arange(11, 14)) is None

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from headrace.arguments import check_integer, checks_keywords, described
 from headrace.core.ahead import WINDOW, Ahead
 from headrace.core.decoder import Decoder, Overriding, chained
-from headrace.core.held import BlockMemory, Held, MachineShare, cached, eager
+from headrace.core.held import BlockMemory, Held, Load, MachineShare, cached, eager
 from headrace.core.options import (
     JointTransform,
     LoadingMode,
@@ -840,7 +840,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self,
         values: ValueSource,
         length: int,
-        load: Callable[[Sequence[int]], list[Any]],
+        load: Load,
         nbytes: int | None,
         spec: ArraySpec | None = None,
     ) -> Held:

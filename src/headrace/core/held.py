@@ -14,9 +14,9 @@ import numpy as np
 
 from headrace.arguments import check_integer
 from headrace.core.decoder import Decoder
-from headrace.core.values import Access, Use, ValueSource, read_many, used
+from headrace.core.values import Access, Use, ValueSource, as_rows, read_many, used
 from headrace.display import progress_bar
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.formats.source import Source, is_prefetched
 from headrace.memory.anonymous import is_spawning
@@ -35,8 +35,8 @@ is for batches and prefetching.
 """
 CHUNK_BYTES = 64 << 20
 """Decoded chunks that each process caches where the order does not say how many are of use."""
-Load = Callable[[Sequence[int]], list[Any]]
-"""Reads values by index; a SampleError for each that can't be read and may be left out."""
+Load = Callable[[Sequence[int]], list[Any] | AnyArray]
+"""Reads values by index, as `headrace.core.values.read_many` does."""
 
 _GROUP = 32
 _MEASURED = 32
@@ -110,6 +110,8 @@ class Held(ValueSource):
         if missing:
             wanted = [indices[position] for position in missing]
             read = read_many(self.parent, wanted, access)
+            if isinstance(read, np.ndarray):
+                read = list(as_rows(read))
             for position, value in zip(missing, read, strict=True):
                 values[position] = value
             self.admit(dict(zip(wanted, read, strict=True)))
@@ -140,15 +142,15 @@ class Held(ValueSource):
         with bar, ThreadPoolExecutor(threads, "headrace-eager") as pool:
 
             def load_group(group: Sequence[int]) -> None:
-                missing = [index for index in group if index not in store]
+                missing = store.missing(group)
                 if missing:
-                    self.put(dict(zip(missing, load(missing), strict=True)), total)
+                    self.put(missing, load(missing), total)
                 bar.update(len(group))
 
             for _ in pool.map(load_group, groups):
                 pass  # an error of one cancels the others
 
-    def put(self, values: dict[int, Any], total: int) -> None:
+    def put(self, indices: Sequence[int], values: list[Any] | AnyArray, total: int) -> None:
         """Holds all of some values, of so many in all.
 
         Raises:
@@ -157,7 +159,11 @@ class Held(ValueSource):
         """
         store = self.store
         assert store is not None
-        if self.admit(values):
+        if isinstance(values, np.ndarray):
+            are_held = store.put_many(indices, values)
+        else:
+            are_held = self.admit(dict(zip(indices, values, strict=True)))
+        if are_held:
             return
         if store.write_error is not None:
             raise WriteError(
@@ -334,7 +340,7 @@ def eager(
     try:
         store = _make_store(share, length, budget.available + part)
         held = Held(parent, store, reserved, ranks)
-        held.put(first, len(numbers))
+        held.put(list(first), list(first.values()), len(numbers))
         first.clear()
         groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         # each rank begins elsewhere, and skips what the others have read by then

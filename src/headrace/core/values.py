@@ -229,9 +229,9 @@ class Decoded(ValueSource):
         access.reader.threads.map(cast_row, count, records.nbytes)
 
 
-def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> list[Any]:
+def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> list[Any] | AnyArray:
     """Returns the values of many samples, as `ValueSource.read` does; those that are rows as they
-    are stored are read into one array.
+    are stored as one array [samples, ...].
     """
     spec = source.row_spec(access.decoder)
     if spec is None or len(indices) == 1:
@@ -241,7 +241,7 @@ def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> li
         source.read_into(indices, as_rows(rows), access)
     except Exception:  # the other way names the sample at fault
         return source.read(indices, access)
-    return [rows[number, ...] for number in range(len(rows))]
+    return rows
 
 
 def as_rows(array: AnyArray) -> WritableRows:

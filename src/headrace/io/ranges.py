@@ -111,6 +111,16 @@ class ByteRanges(NamedTuple):
         ):
             yield self.paths[file] if start >= 0 else "", start, stop
 
+    def merged(self) -> tuple[ByteRanges, IntArray]:
+        """Ranges that follow one another without a gap, as one; and for each the number of its
+        first one, with the number of all at the end ([n + 1]).
+        """
+        follows = (self.start[1:] == self.stop[:-1]) & (self.file[1:] == self.file[:-1])
+        edges = np.concatenate([[0], np.flatnonzero(~follows) + 1, [self.size]])
+        firsts = edges[:-1]
+        stops = self.stop[edges[1:] - 1]
+        return ByteRanges(self.paths, self.file[firsts], self.start[firsts], stops), edges
+
     def split(self, most: int) -> tuple[ByteRanges, IntArray]:
         """Pieces of at most so many bytes, and for each range the number of its first piece,
         with their total at the end ([n + 1]).

@@ -94,8 +94,10 @@ class Layout(NamedTuple):
         return cls(spec, at, up(at + spec.nbytes, at))
 
     @classmethod
-    def of_values(cls, values: Sequence[Any]) -> Layout | None:
+    def of_values(cls, values: Sequence[Any] | AnyArray) -> Layout | None:
         """The layout of samples that are all rows of one kind."""
+        if isinstance(values, np.ndarray):
+            return cls.of(ArraySpec(values.shape[1:], values.dtype))
         if any(type(value) is not np.ndarray for value in values):
             return None
         specs = {(value.shape, value.dtype) for value in values}
@@ -124,6 +126,13 @@ def _pieces_of(value: Any) -> list[memoryview]:
         return not raw.nbytes
 
     return [memoryview(encode(value, take)), *buffers]
+
+
+def _pieces_of_each(values: Sequence[Any] | AnyArray) -> list[list[memoryview]]:
+    """As `_pieces_of`, of samples or rows."""
+    if isinstance(values, np.ndarray):
+        values = [values[number, ...] for number in range(len(values))]
+    return list(map(_pieces_of, values))
 
 
 def _head_of(index: int, pieces: list[memoryview]) -> AnyArray:
@@ -228,6 +237,12 @@ class SampleStore:
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
+
+    def missing(self, indices: Sequence[int]) -> list[int]:
+        """Those of some indices that are not held."""
+        wanted = np.asarray(indices, np.int64)
+        missing: list[int] = wanted[self._table[wanted] == 0].tolist()
+        return missing
 
     @property
     def policy(self) -> str:
@@ -378,26 +393,29 @@ class SampleStore:
         """
         return self.put_many([index], [value])
 
-    def put_many(self, indices: Sequence[int], values: Sequence[Any]) -> bool:
-        """Holds samples; False where there is no room for all of them."""
+    def put_many(self, indices: Sequence[int], values: Sequence[Any] | AnyArray) -> bool:
+        """Holds samples, which may be the rows of an array; False where there is no room for all of
+        them.
+        """
         if self._full and not self._lru:
             return all(index in self for index in indices)
         layout = Layout.of_values(values)
         pieces: list[list[memoryview]] = []
         if layout is None:  # outside of the lock, since a pickle may run anybody's code
-            pieces = list(map(_pieces_of, values))
+            pieces = _pieces_of_each(values)
         with self._lock.held() as locked:
             if not locked:
                 return False
             try:
                 layout = self._decide(layout)
-                # of the others another worker was faster
                 missing = np.flatnonzero(self._table[list(indices)] == 0).tolist()
-                if layout is not None:
-                    numbers = [indices[n] for n in missing]
-                    return self._append_rows(numbers, [values[n] for n in missing], layout)
-                pieces = pieces or list(map(_pieces_of, values))
-                return all(self._append(indices[n], pieces[n]) for n in missing)
+                if layout is None:
+                    pieces = pieces or _pieces_of_each(values)
+                    return all(self._append(indices[n], pieces[n]) for n in missing)
+                if len(missing) < len(indices):  # of the others another worker was faster
+                    indices = [indices[n] for n in missing]
+                    values = [values[n] for n in missing]
+                return self._append_rows(indices, values, layout)
             except OSError as error:  # the disk of a shared file is full
                 self._full = 1
                 self.write_error = error
@@ -423,7 +441,9 @@ class SampleStore:
         self._kind = _MIXED
         return None
 
-    def _append_rows(self, indices: list[int], values: list[Any], layout: Layout) -> bool:
+    def _append_rows(
+        self, indices: Sequence[int], values: Sequence[Any] | AnyArray, layout: Layout
+    ) -> bool:
         """As many at once as there is room for before the end of the log."""
         entries = self._entries
         done = 0
@@ -439,7 +459,11 @@ class SampleStore:
             places = entries[start : start + count]
             self._memory.allocate(self._log_at + start * layout.entry, places.nbytes)
             places["index"] = indices[done : done + count]
-            np.stack(values[done : done + count], out=places["row"])
+            some = values[done : done + count]
+            if isinstance(some, np.ndarray):
+                places["row"] = some
+            else:
+                np.stack(some, out=places["row"])
             self._head = head + places.nbytes
             self._table[places["index"]] = head + layout.entry * np.arange(count) + 1
             self._touched[places["index"]] = 0

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset
+from headrace import HDF5Dataset, create_dataloader
 from headrace.errors import (
     AccessError,
     DataNotFoundError,
@@ -80,7 +80,12 @@ def ranges(server: RangeServer) -> list[Any]:
     return found
 
 
-# -- the index
+def test_rows_in_stored_order_are_fetched_once(server: RangeServer, tmp_path: Path) -> None:
+    options: Any = {"loading_mode": "streaming", "cache_dir": tmp_path}
+    with HDF5Dataset(server.url + "/a.h5", "raw", **options) as far:
+        server.counts()
+        assert sum(map(len, create_dataloader(far, batch_size=30, shuffle=False))) == N
+    assert server.counts()["bytes"] < 1.1 * N * 700
 
 
 # -- many files

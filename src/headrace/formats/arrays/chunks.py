@@ -17,7 +17,7 @@ import numpy as np
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, FormatError
 from headrace.formats.arrays.codecs import Pipeline
-from headrace.formats.source import Column, Rows, row_at
+from headrace.formats.source import Column
 from headrace.io.files import Files, wrong_length
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -328,27 +328,23 @@ class DirectChunks(Chunks):
             raise wrong_length(self.where(int(numbers[at])), int(ranges.nbytes[at]), self.nbytes)
         return ranges
 
-    def read_raw(self, ranges: ByteRanges, parts: Rows, buffers: list[memoryview]) -> None:
-        """Fills parts of arrays with elements that lie as they are; what was never written has the
-        fill value.
-
-        Args:
-            ranges: where they lie.
-            parts: of arrays.
-            buffers: the bytes of each.
+    def read_raw(self, ranges: ByteRanges, buffers: list[memoryview]) -> None:
+        """Fills buffers with elements that lie as they are; what was never written has the fill
+        value.
         """
         is_written = ranges.is_written
         written = np.flatnonzero(is_written)
         missing = np.flatnonzero(~is_written).tolist()
+        there = buffers
         if missing:
             ranges = ranges.take(written)
-            buffers = [buffers[number] for number in written.tolist()]
-        absent = self.files.read_into(ranges, buffers)
+            there = [buffers[number] for number in written.tolist()]
+        absent = self.files.read_into(ranges, there)
         if absent and self.required:
             path = ranges.paths[ranges.file[absent[0]]]
             raise FormatError(f"{redact(path)} is missing, and missing='error'")
         for number in [*missing, *written[absent].tolist()]:
-            row_at(parts, number)[...] = self.fill
+            np.frombuffer(buffers[number], self.dtype)[:] = self.fill
 
 
 class _RowIndex(ChunkIndex):

@@ -310,21 +310,17 @@ class ArrayReader:
             return
         numbers = np.asarray(rows, np.int64)
         if self.raw is not None:
+            ranges = Cuts.of_rows(numbers, self.height).ranges(self.raw)
             if isinstance(outs, np.ndarray) and outs.flags.c_contiguous:
-                is_new = np.append(True, np.diff(numbers) != 1)
-                if 2 * is_new.sum() < len(numbers):  # many follow one another
-                    starts = np.flatnonzero(is_new)
-                    edges = [*starts.tolist(), len(numbers)]
-                    parts = [outs[a:b] for a, b in itertools.pairwise(edges)]
-                    self.read_spans(numbers[starts], parts, run)
-                    return
+                edges = np.arange(len(numbers) + 1)
+                if not self.raw.is_remote:  # remote ones are read as they were prefetched
+                    ranges, edges = ranges.merged()
                 whole = bytes_of(outs)
-                step = outs[:1].nbytes
-                buffers = [whole[start : start + step] for start in range(0, len(whole), step)]
+                bounds = (edges * outs[:1].nbytes).tolist()
+                buffers = [whole[start:stop] for start, stop in itertools.pairwise(bounds)]
             else:
                 buffers = [bytes_of(out) for out in outs]
-            cuts = Cuts.of_rows(numbers, self.height)
-            self.raw.read_raw(cuts.ranges(self.raw), outs, buffers)
+            self.raw.read_raw(ranges, buffers)
             return
         chunks = self._rows
         grid = chunks.grid
@@ -399,7 +395,7 @@ class ArrayReader:
     def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], used: IntArray, run: Map) -> None:
         """Copies parts of chunks, each of whole rows; `used`: rows that won't be needed again."""
         if self.raw is not None:
-            self.raw.read_raw(cuts.ranges(self.raw), parts, list(map(bytes_of, parts)))
+            self.raw.read_raw(cuts.ranges(self.raw), list(map(bytes_of, parts)))
             return
         begins = cuts.chunks * self.height
         starts = (cuts.starts - begins).tolist()
