@@ -122,8 +122,6 @@ def _close_entries(entries: OrderedDict[str, list[Any]], closer: Any) -> None:
 _CALM = 10e-6
 _RATE = 1e9
 _BATCHES = 256  # that have hints after slow ones
-TO_THE_END = sys.maxsize
-"""Bytes that no file has."""
 _CAN_TELL = sys.platform == "linux"
 
 
@@ -158,6 +156,16 @@ class Hints:
             for start, nbytes in ranges:
                 if nbytes:  # 0 would mean: to the end
                     os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def give_wholes(self, fds: Iterable[int]) -> None:
+        """Advises the system that all bytes of open files are read next, if reads have lately been
+        slow.
+        """
+        if not self.are_wanted:
+            return
+        with contextlib.suppress(OSError):  # as above
+            for fd in fds:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def begin(self) -> tuple[float, int]:
         """What `note` needs of the time before reads: the seconds, and how often this thread had

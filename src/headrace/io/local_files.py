@@ -7,7 +7,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Files, Version, wrong_length
-from headrace.io.handles import FLAGS, HINTS, TO_THE_END, OpenFile, Scratch, WorkerFiles
+from headrace.io.handles import FLAGS, HINTS, OpenFile, Scratch, WorkerFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.memory.processes import PerProcess, read_full
@@ -26,6 +26,7 @@ _IOV_MAX = 1024
 _SAMPLE = 4 << 10  # bytes of a block that `sample_of` looks at
 _SAMPLES = 8  # of these
 _OPENING = 4  # ranges that are read while a file is opened
+_TOGETHER = 32  # whole files that are open at once
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
@@ -130,12 +131,12 @@ class LocalFiles(Files):
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
         self._tell(ranges)
         found: list[memoryview | None] = [None] * ranges.size
-        began = HINTS.begin()
         wholes = np.flatnonzero(ranges.is_whole).tolist()
-        for number in wholes:
-            found[number] = self.read_whole(ranges.paths[ranges.file[number]])
-        nbytes = sum(len(found[number] or b"") for number in wholes)
-        HINTS.note(began, len(wholes) * _OPENING, nbytes)
+        if wholes:
+            paths = [ranges.paths[file] for file in ranges.file[wholes].tolist()]
+            contents = self._read_wholes(paths, [None] * len(wholes))
+            for number, content in zip(wholes, contents, strict=True):
+                found[number] = content
         for path, numbers, starts, sizes in _by_file(ranges):
             read = self._read_at(path, starts, sizes)
             for number, data in zip(numbers, read, strict=True):
@@ -155,17 +156,50 @@ class LocalFiles(Files):
         HINTS.note(began, len(sizes), sum(sizes))
         return read
 
-    def read_whole(self, path: str, buffer: memoryview | None = None) -> memoryview | None:
-        """A whole file, into a buffer if there is one; None: it is missing."""
+    def _read_wholes(
+        self, paths: Sequence[str], buffers: Sequence[memoryview | None]
+    ) -> list[memoryview | None]:
+        """Whole files, each into its buffer if it has one; None: a file is missing. Some are open
+        at once, so that a hint needs no opening of its own.
+        """
+        found: list[memoryview | None] = []
+        for first in range(0, len(paths), _TOGETHER):
+            some = paths[first : first + _TOGETHER]
+            began = HINTS.begin()
+            nbytes = 0
+            opened: list[int | None] = []
+            try:
+                for path in some:
+                    opened.append(self._open(path))
+                if len(some) > 1:
+                    HINTS.give_wholes(fd for fd in opened if fd is not None)
+                for path, fd, buffer in zip(some, opened, buffers[first:], strict=False):
+                    data = None
+                    if fd is not None:
+                        data = self._content(path, fd, buffer)
+                        nbytes += len(data)
+                    found.append(data)
+            finally:
+                for fd in opened:
+                    if fd is not None:
+                        os.close(fd)
+            HINTS.note(began, _OPENING * len(some), nbytes)
+        return found
+
+    def _open(self, path: str) -> int | None:
+        """A descriptor of a whole file; None: it is missing."""
         try:
-            fd = os.open(path, FLAGS)
+            return os.open(path, FLAGS)
         except _MISSING:
             self.check_missing(path)
             return None
+
+    def _content(self, path: str, fd: int, buffer: memoryview | None) -> memoryview:
+        """All bytes of an open file, in its buffer if there is one."""
+        status = os.fstat(fd)
+        self.check_status(path, fd, status)
+        size = status.st_size
         try:
-            status = os.fstat(fd)
-            self.check_status(path, fd, status)
-            size = status.st_size
             if buffer is None:
                 data = memoryview(os.read(fd, size))
                 done = len(data)
@@ -174,13 +208,11 @@ class LocalFiles(Files):
                 done = os.preadv(fd, [buffer], 0)
             else:
                 raise wrong_length(redact(path), size, len(buffer))
-            if done != size:  # one call to the system stops at 2 GiB
-                data = buffer or memoryview(bytearray(size))
-                fill(fd, [data], 0, path)
         except IsADirectoryError as error:
             raise IsADirectoryError(error.errno, error.strerror, path) from None
-        finally:
-            os.close(fd)
+        if done != size:  # one call to the system stops at 2 GiB
+            data = buffer or memoryview(bytearray(size))
+            fill(fd, [data], 0, path)
         return data
 
     def check_missing(self, path: str) -> None:
@@ -188,12 +220,9 @@ class LocalFiles(Files):
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> list[int]:
         if ranges.size and ranges.stop[0] == WHOLE:
-            _tell_of_wholes(ranges.paths)
             paths = [ranges.paths[file] for file in ranges.file.tolist()]
-            began = HINTS.begin()
-            each = list(map(self.read_whole, paths, buffers))
-            HINTS.note(began, len(paths) * _OPENING, sum(map(len, buffers)))
-            return [number for number, data in enumerate(each) if data is None]
+            found = self._read_wholes(paths, buffers)
+            return [number for number, data in enumerate(found) if data is None]
         if ranges.size == 1:  # of a sample by itself: there is nothing to sort
             path = ranges.paths[ranges.file[0]]
             start = int(ranges.start[0])
@@ -249,18 +278,23 @@ class LocalFiles(Files):
     # -- what is read next
 
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        if pieces:
-            self._tell(ByteRanges.joined(pieces))
+        if not pieces or not HINTS.are_wanted:
+            return
+        ranges = ByteRanges.joined(pieces)
+        self._tell(ranges)
+        for file in ranges.file[ranges.is_whole].tolist():
+            path = ranges.paths[file]
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as whole:
+                HINTS.give_wholes([whole.fileno()])
 
     def _tell(self, ranges: ByteRanges) -> None:
-        """Advises the system what is read next, if its disk is slow."""
+        """Advises the system which parts of files are read next, if its disk is slow."""
         if not HINTS.are_wanted:
             return
         for path, _, starts, sizes in _by_file(ranges):
             # who reads them says so
             with contextlib.suppress(OSError), self.descriptors.reading(path) as fd:
                 HINTS.give(fd, zip(starts, sizes, strict=True))
-        _tell_of_wholes(ranges.paths[file] for file in ranges.file[ranges.is_whole].tolist())
 
     # -- the rest
 
@@ -345,11 +379,3 @@ def fill(fd: int, buffers: list[memoryview], offset: int, path: str) -> None:
                 f"{redact(path)} ends before byte {offset + nbytes:,}: the file is cut short"
             )
         offset += nbytes
-
-
-def _tell_of_wholes(paths: Iterable[str]) -> None:
-    """Advises the system which files are read next, if its disk is slow."""
-    if HINTS.are_wanted:
-        for path in paths:
-            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-                HINTS.give(file.fileno(), [(0, TO_THE_END)])
