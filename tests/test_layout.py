@@ -61,7 +61,7 @@ INSIDE = {
     "formats/resolve": "file_set find manifests resolver",
     "formats/arrays": "codecs chunks packed reader rows volumes",
     "formats/sparse": "rows matrix",
-    "formats/episodes": "source find",
+    "formats/episodes": "source rlds find",
     "formats/hdf5": "files remote chunks rows",
     "formats/zarr": "stores shards library tree",
     "formats/text": "plain records index source",
@@ -70,7 +70,7 @@ INSIDE = {
     "formats": """
         resolve source files arrays tree ome
         hdf5 zarr
-        trees sparse episodes table shards tar tfrecord text tokens
+        trees sparse protobuf tfrecord episodes table shards tar text tokens
         read_rows registry
     """,
 }

@@ -134,7 +134,12 @@ class RemoteDatasetContract:
     ) -> None:
         if not (self.has_index and self.has_index_beside):
             pytest.skip("there is none")
-        assert all(map(os.path.exists, write_index([str(copied / name) for name in self.names])))
+        assert all(
+            map(
+                os.path.exists,
+                write_index([str(copied / name) for name in self.data or self.names]),
+            )
+        )
         server.counts()
         dataset = remote("copied/")
         kinds = {name.rpartition(".")[2] for name, _, _ in server.counts()["ranges"]}

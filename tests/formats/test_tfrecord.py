@@ -168,10 +168,10 @@ def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
     data = (write(tmp_path / "data") / "a.tfrecord").read_bytes()
     memory.pipe_file("/lies/a.tfrecord", data)
     whole = [0, len(data)]
-    lies: list[tuple[list[int], bytes]] = [([], b"{}"), ([9, 3], b"{}")]
-    lies += [(whole, names) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
-    for number, (edges, names) in enumerate(lies):
-        arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8)]
+    lies: list[tuple[list[int], bytes, int]] = [([], b"{}", 0), ([9, 3], b"{}", 0)]
+    lies += [(whole, names, 0) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
+    for number, (edges, names, steps) in enumerate([*lies, (whole, b"{}", 2)]):
+        arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8), np.arange(steps)]
         memory.pipe_file("/lies/a.tfrecord.index", index_bytes(arrays, INDEX, len(data)))
         with pytest.raises(FormatError, match="write_index"):
             open_dataset("memory://lies/a.tfrecord", cache_dir=tmp_path / str(number))

@@ -1,4 +1,4 @@
-"""Reads episodes of HDF5 files, Zarr stores and replay buffers, or windows over their steps."""
+"""Reads episodes of HDF5 files, Zarr stores and TFRecord files, or windows over their steps."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from headrace.core.held import Held
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input, checked_list
+from headrace.datasets.image.decoder import decode_mask
+from headrace.datasets.pixels import decode_image
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.formats.arrays.rows import as_value, long_doubles_in
@@ -135,16 +137,19 @@ class EpisodeDataset(BaseDataset):
     LIBERO: ``data/demo_0/obs/agentview_image``, ``data/demo_0/actions``; ALOHA: one file per
     episode), and so are time series in neurophysiology (NWB). Replay buffers in the layout of
     Diffusion Policy (HDF5 or Zarr) store the steps of all episodes in arrays ``data/<key>``, and in
-    ``meta/episode_ends`` the row after the last step of each.
+    ``meta/episode_ends`` the row after the last step of each. RLDS, as TensorFlow Datasets writes
+    it (Open X-Embodiment), has a TFRecord for each, and a ``features.json`` beside the files.
 
     A sample is a dict by key of tensors [steps, ...]. With `window`, samples have that many steps,
     and "mask", bool [window], is True for steps inside the episode. Whole episodes of a batch are
     padded to the longest, with "mask", bool [batch, steps], and "lengths".
 
     Args:
-        data_path: as in `HDF5Dataset` or `ZarrDataset`.
-        keys: paths of arrays in the group (in a replay buffer: in "data"), or patterns such as
-            ``"obs/*"``. All must have the same number of rows. None: all arrays that have an axis.
+        data_path: as in `HDF5Dataset` or `ZarrDataset`; or TFRecord files, such as
+            ``"bridge-train*"``.
+        keys: paths of arrays in the group (in a replay buffer: in "data"; in RLDS: of features in
+            "steps"), or patterns such as ``"obs/*"``. All must have the same number of rows. None:
+            all arrays that have an axis.
         groups: pattern of the groups' paths, such as ``"data/demo_*"``; "": each file is an
             episode. None: a replay buffer, if the file has "meta/episode_ends"; else ``"data/*"``,
             if "data" is a group of groups; else the numbered groups of the file; else the file
@@ -166,7 +171,8 @@ class EpisodeDataset(BaseDataset):
             "constant": zeros.
         static: arrays, single values or attributes of the group without a time axis, which are
             added to all samples of an episode. They are held in memory. In a replay buffer: paths
-            of arrays with one value per episode, such as "meta/success".
+            of arrays with one value per episode, such as "meta/success". In RLDS: features; of
+            those of the steps the first value.
         transform: a callable that is applied to the dict.
         loading_mode: see `LoadingMode`. If windows overlap, "eager" and "cached" cache each step
             once.
@@ -238,7 +244,7 @@ class EpisodeDataset(BaseDataset):
             episodes=wanted,
             windows=window,
         )
-        source = open_episodes(data_path, reach, how, windows, direct)
+        source = open_episodes(data_path, reach, how, windows, direct, _pixels)
         try:
             dtypes = _dtypes_of(source, dtype)
             lengths = source.windows.lengths
@@ -369,6 +375,13 @@ def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -
         if len(numbers) == 1:
             return [SampleError(str(error))]
     return [band for number in numbers for band in _load_bands(source, bands, [number])]
+
+
+def _pixels(data: bytes, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An encoded image as [H, W, C]: uint8 colours or grey; or integers as they are stored."""
+    if dtype == np.uint8:
+        return decode_image(data, "L" if channels == 1 else "RGB")
+    return decode_mask(data)[..., None]
 
 
 def _window_options(

@@ -17,11 +17,14 @@ from headrace.datasets.streaming import StreamingDataset
 from headrace.datasets.table import TableDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import ConfigError
+from headrace.formats.episodes.rlds import features_beside
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of
+from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.zarr.stores import ZARR
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 
@@ -62,7 +65,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
 
     HDF5 files and Zarr stores are episodes if "data" is a group of numbered groups with several
     arrays each (robomimic, LIBERO), if they have "meta/episode_ends" next to a group "data"
-    (Diffusion Policy), or if an option is given that only episodes have, such as `window`.
+    (Diffusion Policy), or if an option is given that only episodes have, such as `window`. So are
+    TFRecord files, if a "features.json" in their folder describes "steps" (RLDS).
 
     An HDF5 file or a Zarr store with a sparse matrix of AnnData ("X", or nothing else) is opened as
     a `SparseDataset`, unless `dataset_name` is given.
@@ -95,6 +99,8 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         cls = _BY_NAME.get(kind.dataset, ColumnsDataset)
         if kind in (HDF5, ZARR):
             cls = _class_of_arrays(where, kind, remote, options)
+        elif kind == TFRECORD and _are_episodes(where, remote, options):
+            cls = EpisodeDataset
     elif options.keys() & _OF_IMAGES:
         cls = ImageDataset
     opens: Any = cls
@@ -107,6 +113,17 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
             where.server.close()
         raise
     return dataset
+
+
+def _are_episodes(
+    where: DataPath | FileSet, remote: RemoteOptions, options: dict[str, Any]
+) -> bool:
+    """True if TFRecord files hold episodes of RLDS, and no option asks for their records."""
+    if _OF_EPISODES & options.keys() or not isinstance(where, FileSet):
+        return True
+    if not _KEYWORDS[EpisodeDataset].issuperset(options):
+        return False
+    return features_beside(where.urls(), where.server or LocalFiles(remote.cache_dir)) is not None
 
 
 def _class_of_arrays(

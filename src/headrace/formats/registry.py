@@ -13,7 +13,13 @@ from headrace.errors import AccessError, ConfigError, FormatError, MissingNameEr
 from headrace.formats.files import check_splits
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import INDEX as HDF5_INDEX
-from headrace.formats.resolve.file_set import IMAGES, TEXTS, FileSet, Format as Format
+from headrace.formats.resolve.file_set import (
+    IMAGES,
+    TEXTS,
+    FileSet,
+    Format as Format,
+    plain_name,
+)
 from headrace.formats.resolve.resolver import DataPath, entries_of, look_for, resolve
 from headrace.formats.shards.litdata import LITDATA
 from headrace.formats.shards.mds import MDS
@@ -169,7 +175,7 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
             url = path
             if not files.is_remote:
                 url = f"file://{path}"
-            kind = _INDEXES.get(os.path.splitext(path.partition("?")[0])[1].lower())
+            kind = _INDEXES.get(os.path.splitext(plain_name(path.partition("?")[0]))[1])
             if kind is None:
                 known = ", ".join(_INDEXES)
                 raise ConfigError(f"{redact(path)} has no index: those of {known} have one")

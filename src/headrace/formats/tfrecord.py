@@ -3,7 +3,7 @@
 A record is its length, a CRC of that, its bytes, and a CRC of them. The index of a file is made by
 going from one length to the next, once, and is cached. The records of a compressed file are read
 from a decompressed copy in the cache folder. Sources: TensorFlow's `record_writer.cc` and
-`example.proto`; the encoding of Protocol Buffers.
+`example.proto`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 import json
 import os
 import posixpath
@@ -26,6 +27,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
+from headrace.formats.protobuf import bounds_in, fields, integers
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Columns, RecordsSource
 from headrace.io.array_file import HEAD, Arrays, ArrayWriter, FileArrays, copy_of
@@ -40,7 +42,7 @@ from headrace.memory.anonymous import SharedArray
 _HEAD, _TAIL = 12, 4
 """Bytes before and after the contents of a record."""
 _BITS = (1 << 64) - 1
-_PIECE = 1 << 20  # bytes of numbers that are decoded at once, and of files that are decompressed
+_PIECE = 1 << 20  # bytes of files that are decompressed at once
 _LOOKED_AT = 16
 """Records of each file whose features are its columns."""
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
@@ -49,6 +51,10 @@ _KINDS = {"", "bytes", *_NUMBERS, *_MAGIC.values()}
 """Kinds of features, see `scanned`."""
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
 _ANY = zlib.MAX_WBITS + 32  # zlib tells both by their headers
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading the fields of a damaged record raises, besides a FormatError."""
+FIRST = "steps/is_first"
+"""The feature that all episodes of RLDS have, with a value a step."""
 _COPIED = b"null"
 """The features in the index of a compressed file."""
 
@@ -87,9 +93,9 @@ def _check_end(path: str, size: int, at: int) -> None:
 
 def scanned(files: Files, path: str) -> Arrays:
     """The index of a file: the first byte of each record, and the end of the last ([records + 1]);
-    and as JSON the kinds of the features in the first records, by name: "int64", "float32",
-    "bytes", the extension of images, or "" if there are no values. For a compressed file: no bytes,
-    and null.
+    as JSON the kinds of the features in the first records, by name: "int64", "float32", "bytes",
+    the extension of images, or "" if there are no values; and the number of values of `FIRST` in
+    each record, if it is among these. For a compressed file: no bytes, null, and no numbers.
 
     Raises:
         FormatError: it is no TFRecord file, damaged, or cut short.
@@ -101,7 +107,8 @@ def scanned(files: Files, path: str) -> Arrays:
         headers.seek(at)
         head = headers.read(_HEAD)
         if at == 0 and _is_compressed(head):
-            return [np.zeros(0, np.int64), np.frombuffer(_COPIED, np.uint8)]
+            nothing = np.zeros(0, np.int64)
+            return [nothing, np.frombuffer(_COPIED, np.uint8), nothing]
         starts.append(at)
         at += _length_in(head, path, at)
     _check_end(path, headers.size, at)
@@ -115,9 +122,46 @@ def _index_of(files: Files, path: str, edges: IntArray) -> Arrays:
     kinds = dict[str, str]()
     for data in files.read_each(ByteRanges.in_file(path, first[:-1], first[1:])):
         with contextlib.suppress(FormatError):  # said when it is read
-            for name, value in _features(memoryview(data), None).items():
+            for name, value in parsed(memoryview(data), None).items():
                 _note(kinds, name, _kind_of(value))
-    return [edges, np.frombuffer(json.dumps(kinds).encode(), np.uint8)]
+    names = np.frombuffer(json.dumps(kinds).encode(), np.uint8)
+    return [edges, names, _steps(files, path, edges if FIRST in kinds else edges[:1])]
+
+
+def _steps(files: Files, path: str, edges: IntArray) -> IntArray:
+    """The number of values of `FIRST` in each record between these edges, of which nothing else is
+    read; -1: the record is damaged.
+    """
+    headers = Headers(files, path)
+    counts = np.zeros(len(edges[1:]), np.int64)
+    for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
+        try:
+            counts[number] = len(values_in(headers, start, stop, [FIRST]).get(FIRST, ()))
+        except FormatError:  # said when it is read
+            counts[number] = -1
+    return counts
+
+
+def values_in(headers: Headers, start: int, stop: int, names: Sequence[str]) -> dict[str, Any]:
+    """Values of features of a record in a file, of which nothing else is read; those that have
+    none are left out.
+
+    Raises:
+        FormatError: it is damaged, or no Example.
+    """
+    found = dict[str, Any]()
+    try:
+        for _, features in bounds_in(headers, (start + _HEAD, stop - _TAIL)):
+            for _, entry in bounds_in(headers, features):
+                parts = dict(bounds_in(headers, entry))
+                name = str(headers.read_at(*parts[1]), "utf-8")
+                if name in names and 2 in parts:
+                    value = _feature(memoryview(headers.read_at(*parts[2])))
+                    if value is not None:
+                        found[name] = value
+    except _DAMAGE as error:
+        raise FormatError(f"it is not a tf.train.Example ({error})") from error
+    return found
 
 
 def _note(kinds: dict[str, str], name: str, kind: str) -> None:
@@ -137,7 +181,7 @@ def _kind_of(value: Any) -> str:
     return next((kind for magic, kind in _MAGIC.items() if value.startswith(magic)), "bytes")
 
 
-INDEX = IndexKind("tfrecord", 2, ("<i8", "|u1"), scanned)
+INDEX = IndexKind("tfrecord", 3, ("<i8", "|u1", "<i8"), scanned)
 """The index of a TFRecord file."""
 
 
@@ -204,95 +248,33 @@ def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
     return copy_of(files, path, ["tfrecord-plain"], folder, write, "decompress it")
 
 
-# -- Protocol Buffers
-
-
-def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """Decodes a varint: its value, and its end."""
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number of more than 10 bytes")
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: their numbers and values (bytes or an integer)."""
-    at = 0
-    while at < len(data):
-        key, at = _number(data, at)
-        kind = key & 7
-        if kind == 0:
-            value: Any
-            value, at = _number(data, at)
-        elif kind in (1, 2, 5):
-            size = {1: 8, 5: 4}.get(kind)
-            if size is None:
-                size, at = _number(data, at)
-            value = data[at : at + size]
-            at += size
-            if at > len(data):
-                raise ValueError(f"a field of {size:,} bytes is cut short")
-        else:
-            raise ValueError(f"a field of the wire type {kind}")
-        yield key >> 3, value
-
-
-def _integers(data: memoryview) -> npt.NDArray[np.int64]:
-    """Decodes varints, one after the other."""
-    parts = [np.zeros(0, np.int64)]
-    start = 0
-    while start < len(data):
-        stop = min(start + _PIECE, len(data))
-        longest = min(stop + 10, len(data))
-        while stop < longest and data[stop - 1] >= 0x80:
-            stop += 1
-        parts.append(_piece(data[start:stop]))
-        start = stop
-    return np.concatenate(parts)
-
-
-def _piece(data: memoryview) -> npt.NDArray[np.int64]:
-    """Decodes varints, all at once, which takes 40 times their bytes of memory."""
-    flat = np.frombuffer(data, np.uint8)
-    is_last = flat < 0x80
-    if not is_last[-1]:
-        raise ValueError("a number is cut short")
-    starts = np.flatnonzero(np.concatenate([[True], is_last[:-1]]))
-    places = np.arange(len(flat)) - np.repeat(starts, np.diff(starts, append=len(flat)))
-    if places.max() > 9:
-        raise ValueError("a number of more than 10 bytes")
-    parts = (flat & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.add.reduceat(parts, starts).view(np.int64)
+# -- examples
 
 
 def _feature(data: memoryview) -> Any:
     """The values of a feature: float32 [n], int64 [n] or a list of bytes; None: it has none."""
-    for kind, values in _fields(data):
-        fields = [value for number, value in _fields(values) if number == 1]
+    for kind, values in fields(data):
+        items = [value for number, value in fields(values) if number == 1]
         if kind == 1:
-            return [one.tobytes() for one in fields]
+            return [one.tobytes() for one in items]
         if kind == 2:  # packed, or each in a field of its own
-            return np.frombuffer(b"".join(fields), "<f4").copy()
+            return np.frombuffer(b"".join(items), "<f4").copy()
         if kind == 3:
             parts = [np.zeros(0, np.int64)]
-            for one in fields:
+            for one in items:
                 if isinstance(one, int):
                     parts.append(np.array([one & _BITS], np.uint64).view(np.int64))
                 else:
-                    parts.append(_integers(one))
+                    parts.append(integers(one))
             return np.concatenate(parts)
     return None
 
 
 def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
     """The keys and values of a map."""
-    for number, entry in _fields(data):
+    for number, entry in fields(data):
         if number == 1:
-            parts = dict(_fields(entry))
+            parts = dict(fields(entry))
             yield str(parts[1], "utf-8"), parts.get(2, memoryview(b""))
 
 
@@ -301,7 +283,7 @@ def _example(data: memoryview) -> dict[str, tuple[bool, memoryview]]:
     name, whether it is a list, and its bytes.
     """
     found = dict[str, tuple[bool, memoryview]]()
-    for number, part in _fields(data):
+    for number, part in fields(data):
         for name, value in _entries(part):
             found[name] = (number == 2, value)
     return found
@@ -313,14 +295,14 @@ def _value(is_list: bool, data: memoryview) -> Any:
         if isinstance(value, list) and len(value) == 1:
             return value[0]
         return value
-    steps = [_value(False, step) for number, step in _fields(data) if number == 1]
+    steps = [_value(False, step) for number, step in fields(data) if number == 1]
     lengths = {step.shape for step in steps if isinstance(step, np.ndarray)}
     if len(lengths) == 1 and all(isinstance(step, np.ndarray) for step in steps):
         return np.stack(steps)
     return steps
 
 
-def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
+def parsed(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
     """The values of features of a record. A feature that is missing is an empty array for numbers,
     else None.
 
@@ -339,7 +321,7 @@ def _features(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, An
         if kinds is None:
             kinds = dict.fromkeys(found, "")
         values = {name: _value(*found[name]) if name in found else None for name in kinds}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except _DAMAGE as error:
         raise FormatError(f"it is not a tf.train.Example ({error})") from error
     for name, kind in kinds.items():
         if values[name] is None and kind in _NUMBERS:
@@ -378,7 +360,9 @@ class TFRecordColumns(Columns):
         return self._source.of(names, False)
 
 
-def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> dict[str, str]:
+def _checked_features(
+    path: str, edges: IntArray, names: npt.NDArray[Any], steps: IntArray
+) -> dict[str, str]:
     """The features in the index of a file.
 
     Raises:
@@ -389,7 +373,8 @@ def _checked_features(path: str, edges: IntArray, names: npt.NDArray[Any]) -> di
         kinds = set(features.values())
     except (ValueError, AttributeError, TypeError, RecursionError):
         kinds = {"damaged"}
-    if not kinds <= _KINDS or not len(edges) or (np.diff(edges) < 0).any():
+    is_sound = kinds <= _KINDS and len(edges) > 0 and len(steps) in (0, len(edges) - 1)
+    if not is_sound or (np.diff(edges) < 0).any():
         raise FormatError(
             f"{redact(path)}: its index is damaged: write it again with headrace.write_index"
         )
@@ -407,16 +392,17 @@ class TFRecordSource(RecordsSource):
 
     Attributes:
         features: kinds of the features in the first records of each file, by name.
+        steps: [records] of episodes, see `FIRST`; else [0].
 
     Raises:
         FormatError: see `scanned`.
     """
 
     def __init__(self, paths: Sequence[str], files: Files) -> None:
-        self._shown = list(paths)
+        self.shown = list(paths)
         self._paths = list(paths)
         indices = indices_of(files, self._paths, INDEX)
-        copied = [bytes(names) == _COPIED for _, names in indices]
+        copied = [bytes(names) == _COPIED for _, names, _ in indices]
         self.files = files
         self._bases = np.zeros(len(paths), np.int64)
         if any(copied):
@@ -429,13 +415,14 @@ class TFRecordSource(RecordsSource):
                     indices[number] = _index_of(self.files, made.path, HEAD + made.short[0])
             files.close()
             self.files.close()  # each process opens what it reads
-        self._first = np.cumsum([0, *(len(edges) - 1 for edges, _ in indices)])
-        self._starts = SharedArray(np.concatenate([edges[:-1] for edges, _ in indices]))
-        self._stops = SharedArray(np.concatenate([edges[1:] for edges, _ in indices]))
+        self._first = np.cumsum([0, *(len(edges) - 1 for edges, _, _ in indices)])
+        self._starts = SharedArray(np.concatenate([edges[:-1] for edges, _, _ in indices]))
+        self._stops = SharedArray(np.concatenate([edges[1:] for edges, _, _ in indices]))
         self.features: dict[str, str] = {}
-        for path, (edges, names) in zip(self._shown, indices, strict=True):
-            for name, kind in _checked_features(path, edges, names).items():
+        for path, index in zip(self.shown, indices, strict=True):
+            for name, kind in _checked_features(path, *index).items():
                 _note(self.features, name, kind)
+        self.steps = np.concatenate([steps for _, _, steps in indices])
         self._names: list[str] = []
         self._is_one = False
 
@@ -452,21 +439,21 @@ class TFRecordSource(RecordsSource):
     def read(self, indices: Sequence[int]) -> list[Any]:
         views = self.files.read(self.byte_ranges(np.asarray(indices, np.int64)))
         kinds = {name: self.features[name] for name in self._names}
-        records = [_features(cast(memoryview, view), kinds) for view in views]
+        records = [parsed(cast(memoryview, view), kinds) for view in views]
         if self._is_one:
             return [record[self._names[0]] for record in records]
         return records
 
     def fingerprint(self) -> str:
         """A hash of the features, the names of the files, and the sizes of the records."""
-        names = [posixpath.basename(named_part(path)) for path in self._shown]
+        names = [posixpath.basename(named_part(path)) for path in self.shown]
         digest = hashlib.blake2b(repr((self._names, names)).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self._stops.array - self._starts.array, "<i8").data)
         return digest.hexdigest()
 
     def location(self, index: int) -> str:
         number = int(self.file_of(np.array(index)))
-        return f"{redact(self._shown[number])}, record {index - int(self._first[number])}"
+        return f"{redact(self.shown[number])}, record {index - int(self._first[number])}"
 
 
 def is_tfrecord(path: str) -> bool:

@@ -242,6 +242,11 @@ class Headers:
     def tell(self) -> int:
         return self._at
 
+    def read_at(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`."""
+        self.seek(start)
+        return self.read(stop - start)
+
     def read(self, nbytes: int) -> bytes:
         offset = self._at
         if not 0 <= nbytes <= _LONGEST:

@@ -3,7 +3,7 @@
 Robotics stores demonstrations in groups (robomimic, LIBERO: ``data/demo_0/obs/agentview_image``,
 ``data/demo_0/actions``), or in a file each (ALOHA). Diffusion Policy stores the steps of all
 episodes in arrays ``data/<key>``, and in ``meta/episode_ends`` the row after the last step of each:
-a replay buffer.
+a replay buffer. RLDS has a TFRecord for each (`headrace.formats.episodes.rlds`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ import numpy as np
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.episodes.rlds import DecodeImage, RecordEpisodes, Records
 from headrace.formats.episodes.source import (
     MASK,
     Episode,
     EpisodeArrays,
     EpisodeSource,
+    StepKey,
     WindowOptions,
     Windows,
 )
-from headrace.formats.resolve.resolver import DataPath
+from headrace.formats.hdf5 import HDF5
+from headrace.formats.resolve.file_set import FileSet
+from headrace.formats.resolve.resolver import DataPath, look_for
+from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
+from headrace.formats.zarr.stores import ZARR
 from headrace.io.paths import listed_names
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
@@ -395,17 +401,80 @@ def open_episodes(
     options: EpisodeOptions,
     windows: WindowOptions,
     direct: bool,
+    decode_image: DecodeImage,
 ) -> EpisodeSource:
-    """The episodes of HDF5 files or Zarr stores.
+    """The episodes of HDF5 files, Zarr stores or TFRecord files.
 
     Args:
         data_path, reach, direct: see `look_into`.
         options, windows: what is read, and how samples are cut.
+        decode_image: decodes the images of records.
 
     Raises:
         MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
         DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
     """
+    kind, where = look_for(data_path, (HDF5, ZARR, TFRECORD), reach)
+    try:
+        if isinstance(where, FileSet) and kind == TFRECORD:
+            return _of_records(Records(where, reach), options, windows, decode_image)
+        return _of_trees(where, reach, options, windows, direct)
+    except BaseException:
+        if isinstance(where, FileSet) and where.server is not None:
+            where.server.close()
+        raise
+
+
+def _of_records(
+    records: Records, options: EpisodeOptions, windows: WindowOptions, decode_image: DecodeImage
+) -> EpisodeSource:
+    """The episodes of TFRecord files."""
+    if options.groups is not None or isinstance(options.episodes, str):
+        raise ConfigError(
+            "groups=, and episodes= with the name of an array, are for HDF5 files and Zarr stores: "
+            "of TFRecord files each record is an episode, and episodes= takes a list of names"
+        )
+    lengths = records.source.steps
+    names = [f"episode_{number}" for number in range(len(lengths))]
+    chosen = lengths > 0
+    _warn_of_empty([records.source.location(number) for number in np.flatnonzero(~chosen).tolist()])
+    if options.episodes is not None:
+        missing = set(options.episodes).difference(names)
+        if missing:
+            absent = min(missing)
+            raise MissingNameError(
+                f"no file has an episode {absent!r}, which episodes= names; there are: "
+                f"{listed_names(names, absent)}"
+            )
+        chosen &= np.isin(names, options.episodes)
+    numbers = np.flatnonzero(chosen)
+    found = dict.fromkeys(key for key in records.keys if key not in options.static)
+    if options.keys is not None:
+        found = {}
+        for pattern in options.keys:
+            matches = fnmatch.filter(records.keys, pattern) if _is_pattern(pattern) else [pattern]
+            found |= dict.fromkeys(matches)
+    steps = _windows_of([*found], options, windows)
+    keys: list[StepKey] = []
+    for name in found:
+        feature = records.feature(name)
+        keys.append(StepKey(name, feature.shape, np.dtype(feature.dtype), steps[name]))
+    static = {
+        name: _stacked(values) for name, values in records.static(options.static, numbers).items()
+    }
+    named = [names[number] for number in numbers.tolist()]
+    cut = Windows(lengths[numbers], windows)
+    return RecordEpisodes(records, numbers, named, cut, keys, static, decode_image)
+
+
+def _of_trees(
+    data_path: DataPath | FileSet,
+    reach: RemoteOptions,
+    options: EpisodeOptions,
+    windows: WindowOptions,
+    direct: bool,
+) -> EpisodeSource:
+    """The episodes of HDF5 files or Zarr stores."""
     named = [f"{STEPS}/{key.strip('/')}" for key in options.keys or () if not _is_pattern(key)]
     nodes = [STEPS, ENDS, *named, *options.static]
     finder = _Finder(options)
@@ -435,29 +504,12 @@ def _joined(
     """The episodes of all files, in order."""
     options = finder.options
     keys = finder.keys or []
-    if windows.window is not None and MASK in (*keys, *options.static):
-        raise ConfigError(
-            f"an array is called {MASK!r}, the name of the mask of windows: leave it out of keys="
-        )
-    empty = [episode.where for episode in everything if not episode.length]
-    if empty:
-        more = ""
-        if len(empty) > 1:
-            more = f" and {len(empty) - 1:,} more"
-        warn(f"{empty[0]}{more}: the episode has no steps, and is left out")
+    steps = _windows_of(keys, options, windows)
+    _warn_of_empty([episode.where for episode in everything if not episode.length])
     episodes = [episode for episode in everything if episode.length]
     paths = [episode.path for episode in everything]
     paths += [array.path for episode in episodes for array in episode.arrays.values()]
     numbers = {path: number for number, path in enumerate(dict.fromkeys(paths))}
-    steps: Mapping[str, int | None] = dict.fromkeys(keys, windows.window)
-    if isinstance(options.windows, Mapping):
-        steps = by_key("window", options.windows, keys)
-        missing = [key for key in keys if key not in steps]
-        if missing:
-            raise ConfigError(
-                f"window= has no entry for {missing[0]!r}: give each key its steps ('*' stands "
-                "for all), or leave it out of keys="
-            )
     arrays: list[EpisodeArrays] = []
     if episodes:
         arrays = [EpisodeArrays(key, episodes, numbers, steps[key]) for key in keys]
@@ -472,6 +524,35 @@ def _joined(
         rows = (np.array(firsts, np.int64), edges)
     lengths = np.array([episode.length for episode in episodes], np.int64)
     return EpisodeSource(episodes, numbers, Windows(lengths, windows), arrays, static, opened, rows)
+
+
+def _warn_of_empty(episodes: Sequence[str]) -> None:
+    """Warns of episodes without steps, by where they lie."""
+    if episodes:
+        more = ""
+        if len(episodes) > 1:
+            more = f" and {len(episodes) - 1:,} more"
+        warn(f"{episodes[0]}{more}: the episode has no steps, and is left out")
+
+
+def _windows_of(
+    keys: Sequence[str], options: EpisodeOptions, windows: WindowOptions
+) -> Mapping[str, int | None]:
+    """The steps of a window of each key."""
+    if windows.window is not None and MASK in (*keys, *options.static):
+        raise ConfigError(
+            f"an array is called {MASK!r}, the name of the mask of windows: leave it out of keys="
+        )
+    steps: Mapping[str, int | None] = dict.fromkeys(keys, windows.window)
+    if isinstance(options.windows, Mapping):
+        steps = by_key("window", options.windows, keys)
+        missing = [key for key in keys if key not in steps]
+        if missing:
+            raise ConfigError(
+                f"window= has no entry for {missing[0]!r}: give each key its steps ('*' stands "
+                "for all), or leave it out of keys="
+            )
+    return steps
 
 
 def _stacked(values: Sequence[Any]) -> Sequence[Any] | SharedArray:

@@ -180,17 +180,49 @@ class Episode(NamedTuple):
         return f"{redact(self.path)}: {self.name or '/'}"
 
 
-class EpisodeArrays:
-    """The arrays of one key.
+class StepKey:
+    """One key of the steps.
 
     Args:
         name: the key.
-        episodes: all of them, one at least.
-        numbers: of the files, by path.
+        row_shape, dtype: of a step; those of all episodes are the same.
         window: steps of a window of this key; None: whole episodes.
 
     Attributes:
-        row_shape, dtype: of a step; all arrays have the same.
+        readers: of arrays that have one.
+    """
+
+    readers: Sequence[ArrayReader] = ()
+
+    def __init__(
+        self, name: str, row_shape: tuple[int, ...], dtype: np.dtype[Any], window: int | None
+    ) -> None:
+        self.name = name
+        self.row_shape = row_shape
+        self.dtype = dtype
+        self.window = window
+        self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
+
+    def empty(self, *steps: int) -> npt.NDArray[Any]:
+        """An array for a number of steps, or [windows, steps]."""
+        return np.empty((*steps, *self.row_shape), self.dtype)
+
+    def describe(self, way: str, steps: float) -> Column:
+        """What consecutive steps cost; `way`: how those that lie in files as they are are read."""
+        nbytes = int(steps * self.row_bytes)
+        sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
+        return Column(self.name, way, sample, nbytes=nbytes, read=nbytes)
+
+
+class EpisodeArrays(StepKey):
+    """The arrays of one key.
+
+    Args:
+        name, window: see `StepKey`.
+        episodes: all of them, one at least.
+        numbers: of the files, by path.
+
+    Attributes:
         readers: of those arrays that don't lie in their files as they are.
 
     Raises:
@@ -205,11 +237,7 @@ class EpisodeArrays:
         window: int | None,
     ) -> None:
         first = episodes[0].arrays[name]
-        self.name = name
-        self.row_shape = first.shape[1:]
-        self.dtype = first.dtype
-        self.window = window
-        self.row_bytes: int = math.prod(self.row_shape) * self.dtype.itemsize
+        super().__init__(name, first.shape[1:], first.dtype, window)
         readers: dict[int, Any] = {}
         # File and first byte of the first step (-1, -1: the array does not lie there as it is);
         # number of the reader (-1: there is none), and the row of its array that is the first step.
@@ -229,7 +257,7 @@ class EpisodeArrays:
             else:
                 number, _ = readers.setdefault(id(array.reader), (len(readers), array.reader))
                 table[2:, at] = number, episode.first
-        self.readers: list[ArrayReader] = [reader for _, reader in readers.values()]
+        self.readers = [reader for _, reader in readers.values()]
         self._table = SharedArray(table)
 
     def located(
@@ -258,15 +286,8 @@ class EpisodeArrays:
         located = int(lengths[self._table.array[1] >= 0].sum()) * self.row_bytes
         return located + sum(reader.chunks.stored_nbytes for reader in self.readers)
 
-    def empty(self, *steps: int) -> npt.NDArray[Any]:
-        """An array for a number of steps, or [windows, steps]."""
-        return np.empty((*steps, *self.row_shape), self.dtype)
-
     def describe(self, way: str, steps: float) -> Column:
-        """What consecutive steps cost; `way`: how arrays that lie in files as they are are read."""
-        nbytes = int(steps * self.row_bytes)
-        sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
-        column = Column(self.name, "", sample, nbytes=nbytes, read=nbytes)
+        column = super().describe(way, steps)
         ways = [reader.how for reader in self.readers]
         if self.readers:
             column = self.readers[0].describe(self.name, [steps, *self.row_shape])
