@@ -24,16 +24,10 @@ from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource, check_fits
-from headrace.formats.hdf5 import HDF5
-from headrace.formats.hdf5.rows import HDF5Source
-from headrace.formats.resolve.file_set import Format
-from headrace.formats.resolve.resolver import entries_of, look_for
+from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
 from headrace.formats.source import ConcatSource, Source
 from headrace.formats.tree import TreeSource
 from headrace.formats.trees import open_trees
-from headrace.formats.zarr.stores import ZARR
-from headrace.formats.zarr.tree import objects_in
-from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
 from headrace.memory.limits import usable_cpus
 
@@ -118,17 +112,8 @@ def _opened(path: Any, name: str | None, direct: bool, reach: RemoteOptions) -> 
     """The rows of the array in all files that a path means; closed at the end."""
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    kind: Format | None = ZARR
-    where: Any = path
-    if not objects_in(path):
-        kind, where = look_for(path, (HDF5, ZARR), reach)
-    if kind is None:
-        raise FormatError(
-            f"{redact(entries_of(path)[0])} is neither an HDF5 file nor a Zarr store: read_rows "
-            "reads only these"
-        )
-    paths, opened = open_trees(where, kind, reach, direct=direct)
-    opens: type[TreeSource] = HDF5Source if kind is HDF5 else TreeSource
+    paths, opened = open_trees(path, None, reach, direct=direct)
+    opens: type[TreeSource] = HDF5Source if isinstance(opened, OpenHDF5) else TreeSource
     with contextlib.closing(opened):
         yield _joined(opened.each(paths, lambda path: opens(path, name, opened)))
 

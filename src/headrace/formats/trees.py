@@ -40,11 +40,11 @@ def open_trees(
         ConfigError, DataNotFoundError, AccessError, RemoteError: see `resolve`.
     """
     where = data_path
-    if kind is None:
-        kind, where = look_for(data_path, (HDF5, ZARR), reach)
-    if kind == ZARR and objects_in(data_path):
+    if kind in (None, ZARR) and objects_in(data_path):
         stores = OpenZarr(direct=direct, **options)
         return [stores.take(store) for store in objects_in(data_path)], stores
+    if kind is None:
+        kind, where = look_for(data_path, (HDF5, ZARR), reach)
     files = resolve(where, kind or HDF5, reach)
     if kind == ZARR:
         return files.urls(), OpenZarr(files.server, direct=direct, **options)
