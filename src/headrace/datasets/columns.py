@@ -242,7 +242,7 @@ class ColumnsDataset(BaseDataset):
             columns = [columns]
         elif columns is not None and not isinstance(columns, Sequence):
             raise ConfigError(f"columns must be a name or a list of names, not {columns!r}")
-        opened = open_columns(where, format_, reach, columns or ())
+        opened = open_columns(where, reach, columns or ())
         source = opened.rows(list(columns or opened.names))
         if one is not None:
             source = opened.column(one)

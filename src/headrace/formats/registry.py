@@ -106,10 +106,8 @@ def detect(
     raise FormatError(f"{redact(entries_of(data_path)[0])}: unknown format; headrace reads {names}")
 
 
-def open_columns(
-    data_path: DataPath | FileSet, format_: Format, options: RemoteOptions, names: Sequence[str]
-) -> Columns:
-    """Opens a path of a format that has `open`.
+def open_columns(files: FileSet, options: RemoteOptions, names: Sequence[str]) -> Columns:
+    """Opens files, as `detect` returns them, of a format that has `open`.
 
     Args:
         names: names of the columns that will be read.
@@ -118,19 +116,20 @@ def open_columns(
         ConfigError: the format has no columns.
         MissingNameError: there is no such column; the message lists the columns.
     """
-    if format_.open is None:
-        shown = redact(entries_of(data_path)[0])
-        raise ConfigError(f"{shown} contains {format_.name}, without columns: leave out column=")
-    files = resolve(data_path, format_, options)
+    kind = files.kind
+    assert kind is not None
+    shown = redact(entries_of(files)[0])
+    if kind.open is None:
+        raise ConfigError(f"{shown} contains {kind.name}, without columns: leave out column=")
     check_splits(files)
     paths = files.urls()
     if files.server is None:
         paths = [os.path.abspath(path) for path in paths]
-    columns: Columns = format_.open(paths, files.server or LocalFiles(options.cache_dir))
+    columns: Columns = kind.open(paths, files.server or LocalFiles(options.cache_dir))
     for name in names:
         if name not in columns.names:
             raise MissingNameError(
-                f"{redact(entries_of(files)[0])} has no column {name!r}; it has "
+                f"{shown} has no column {name!r}; it has "
                 f"{', '.join(map(repr, columns.names)) or 'none'}"
             )
     return columns

@@ -125,9 +125,9 @@ def open_column(
     rows: Any = open_rows(where, format_, column, name, vars(reach))
     if rows is None:
         if name is None:
-            source = open_columns(where, format_, reach, [column]).column(column)
+            source = open_columns(where, reach, [column]).column(column)
         else:
-            source = open_columns(where, format_, reach, [column, name]).rows([column, name])
+            source = open_columns(where, reach, [column, name]).rows([column, name])
             source.target = name
         return source, Labels(None, [])
     source = rows.sample_source

@@ -524,7 +524,7 @@ def _open_column(
     elif format_ is TARS:
         source = TarSource(where, reach, options.progress)
     else:
-        source = open_columns(where, format_, reach, [column]).column(column)
+        source = open_columns(where, reach, [column]).column(column)
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         targets, classes = class_numbers(targets)
     texts = Texts(source, options, "record", value_of)
