@@ -178,6 +178,8 @@ class Chunks(ABC):
     """True if locating them performs requests."""
     is_remote = False
     """True if they are read by requests to a server, many at once."""
+    width = 1
+    """Arrays that share these chunks."""
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any = 0) -> None:
         self.grid: Grid = grid

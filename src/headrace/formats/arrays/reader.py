@@ -167,8 +167,8 @@ def visit(
 
         run(work, len(some))
     if chunks.decodes:
-        cache.counts["chunk_hits"] += len(numbers) - len(missing)
-        cache.counts["chunks_decoded"] += len(missing)
+        cache.counts["chunk_hits"] += (len(numbers) - len(missing)) * chunks.width
+        cache.counts["chunks_decoded"] += len(missing) * chunks.width
 
 
 class Piece(NamedTuple):
@@ -376,8 +376,17 @@ class ArrayReader:
 
         visit(chunks, self.cache, self.key, of[edges].tolist(), used, use, run)
 
-    def read_spans(self, firsts: IntArray, outs: Sequence[AnyArray], run: Map) -> None:
-        """Copies spans of rows: for each array as many as it has, from its first one on."""
+    def read_spans(
+        self, firsts: IntArray, outs: Sequence[AnyArray], run: Map, overlap: bool = False
+    ) -> None:
+        """Copies spans of rows: for each array as many as it has, from its first one on.
+
+        Args:
+            firsts: [spans] the first row of each.
+            outs: the array that each goes to.
+            run: calls a function in threads.
+            overlap: other spans have these rows too, so their chunks stay cached.
+        """
         if self.chunks.grid.inner > 1:
             some = [number for number, out in enumerate(outs) if out.size]
             corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
@@ -388,8 +397,7 @@ class ArrayReader:
         starts = (cuts.starts - firsts[cuts.spans]).tolist()
         stops = (cuts.stops - firsts[cuts.spans]).tolist()
         each = zip(cuts.spans.tolist(), starts, stops, strict=True)
-        sizes = cuts.stops - cuts.starts
-        used = np.where(sizes == self.height, sizes, 0)  # others may be in the next spans too
+        used = np.zeros(len(cuts.spans), np.int64) if overlap else cuts.stops - cuts.starts
         self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], used, run)
 
     def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], used: IntArray, run: Map) -> None:
@@ -448,51 +456,27 @@ class ArrayReader:
             used = list(map(len, each))
         elif chunks.decodes:
             whole = tuple(slice(0, extent) for extent in (height, *rest))
-            used = [height if any(one.source == whole for one in some) else 0 for some in each]
+            used = [0] * len(each)
+            for at, (number, some) in enumerate(pieces.items()):
+                is_whole = any(piece.source == whole for piece in some)
+                # what is cached stays: other boxes may overlap this one
+                if is_whole and (self.key, number) not in self.cache:
+                    used[at] = height
         visit(chunks, self.cache, self.key, list(pieces), used, use, run)
 
-    def joined(self, cuts: Cuts, run: Map) -> AnyArray:
-        """The elements of parts of a 1-D array, one part behind the other, perhaps read-only."""
-        if self.raw is not None:
-            ranges = cuts.ranges(self.raw)
-            if len(ranges.paths) == 1 and ranges.is_written.all():
-                return np.frombuffer(self.raw.files.read_joined(ranges), self.dtype)
-        sizes = cuts.stops - cuts.starts
-        edges = [0, *np.cumsum(sizes).tolist()]
+    def raw_joined(self, cuts: Cuts) -> AnyArray:
+        """The elements of parts of a 1-D array that lie as they are, one part behind the other,
+        perhaps read-only.
+        """
+        assert self.raw is not None
+        ranges = cuts.ranges(self.raw)
+        if len(ranges.paths) == 1 and ranges.is_written.all():
+            return np.frombuffer(self.raw.files.read_joined(ranges), self.dtype)
+        edges = [0, *np.cumsum(cuts.stops - cuts.starts).tolist()]
         out = np.empty(edges[-1], self.dtype)
-        self._read_cuts(cuts, [out[a:b] for a, b in itertools.pairwise(edges)], sizes, run)
+        parts = [out[a:b] for a, b in itertools.pairwise(edges)]
+        self.raw.read_raw(ranges, parts, list(map(bytes_of, parts)))
         return out
-
-
-def read_joined(
-    readers: Sequence[ArrayReader], firsts: IntArray, ends: IntArray, run: Map
-) -> list[AnyArray]:
-    """The same spans of several 1-D arrays: of each the elements ``firsts[i]`` to ``ends[i] - 1``
-    of all spans, one span behind the other, perhaps read-only.
-
-    Spans that follow one another are read as one, and each chunk is decoded once.
-
-    Args:
-        readers: of the arrays.
-        firsts, ends: [spans].
-        run: calls a function in threads.
-
-    Raises:
-        FormatError, OSError: a chunk is damaged; a file can't be read.
-    """
-    is_there = ends > firsts
-    firsts = firsts[is_there]
-    ends = ends[is_there]
-    if not len(firsts):
-        return [np.empty(0, reader.dtype) for reader in readers]
-    is_new = np.ones(len(firsts), bool)
-    np.not_equal(firsts[1:], ends[:-1], out=is_new[1:])
-    if not is_new.all():
-        ends = ends[np.append(np.flatnonzero(is_new)[1:], len(ends)) - 1]
-        firsts = firsts[is_new]
-    heights = {reader.height for reader in readers}
-    cuts = {height: Cuts.of_spans(firsts, ends, height) for height in heights}
-    return [reader.joined(cuts[reader.height], run) for reader in readers]
 
 
 class Cuts(NamedTuple):

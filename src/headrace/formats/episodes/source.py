@@ -433,8 +433,10 @@ class EpisodeSource(ReadersSource):
                 windows[is_outside[:, : key.window]] = np.zeros((), windows.dtype)
         return columns
 
-    def _fetch(self, spans: Sequence[_Spans]) -> None:
-        """Reads spans of steps."""
+    def _fetch(self, spans: Sequence[_Spans], overlap: bool | None = None) -> None:
+        """Reads spans of steps; `overlap`: other spans share their steps; None: as windows do."""
+        if overlap is None:
+            overlap = self.windows.options.stride < (self.windows.options.window or 0)
         ranges = [np.zeros((3, 0), np.int64)]
         buffers: list[memoryview] = []
         waiting: list[tuple[ArrayReader, IntArray, list[npt.NDArray[Any]]]] = []
@@ -451,7 +453,7 @@ class EpisodeSource(ReadersSource):
 
         def read(number: int) -> None:
             reader, rows, outs = waiting[number]
-            reader.read_spans(rows, outs, one_after_the_other)
+            reader.read_spans(rows, outs, one_after_the_other, overlap)
 
         self.run(read, len(waiting))
 
@@ -485,7 +487,7 @@ class EpisodeSource(ReadersSource):
         for key in self.keys:
             outs = [key.empty(count) for count in (ends - firsts).tolist()]
             spans.append(_Spans(key, episodes, firsts, ends, outs))
-        self._fetch(spans)
+        self._fetch(spans, overlap=False)
         return _by_sample({span.key.name: span.outs for span in spans})
 
     def cut(

@@ -14,7 +14,8 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.reader import ArrayReader, OpenArrays, read_joined
+from headrace.formats.arrays.joined import JoinedReader
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.source import ConcatSource, Description
 from headrace.io.ranges import ByteRanges
@@ -163,6 +164,7 @@ class SparseSource(ReadersSource):
         of_columns: str = "",
     ) -> None:
         super().__init__(path, opened, [matrix.indices, matrix.data])
+        self._joined = JoinedReader(self._readers)
         self.group = matrix.group
         self.shape = (matrix.shape[0], columns)
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
@@ -196,7 +198,7 @@ class SparseSource(ReadersSource):
         firsts, ends = self._spans(indices)
         if self.files.is_remote:  # both at once
             self.files.prefetch(self.missing_ranges(indices), True)
-        columns, values = read_joined(self._readers, firsts, ends, self.run)
+        columns, values = self._joined.read(firsts, ends, self.run)
         if len(columns) and not 0 <= columns.min() <= columns.max() < self._width:
             raise FormatError(
                 f"values lie in columns {columns.min():,} to {columns.max():,}, but the matrix "

@@ -1,0 +1,150 @@
+"""Reads many spans of 1-D arrays, such as `indices` and `data` of a sparse matrix: those of an
+array one behind the other.
+
+The spans of a batch are a hundred parts of some kB, out of as many cached chunks. They are joined
+as memoryviews: a copy of each part by NumPy takes three times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.dtypes import AnyArray, IntArray
+from headrace.formats.arrays.chunks import Chunks
+from headrace.formats.arrays.reader import GROUP, ArrayReader, Cuts
+from headrace.formats.source import Map
+from headrace.memory.lru import held_bytes
+
+
+class AlignedChunk:
+    """Decoded chunks of several arrays, which have the same rows.
+
+    Attributes:
+        views: of each.
+        nbytes: of all.
+    """
+
+    __slots__ = ("nbytes", "views")
+
+    def __init__(self, arrays: Sequence[AnyArray]) -> None:
+        # one that lies among what was read with it would keep all of that
+        alone = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
+        self.views: list[Any] = [array.data for array in alone]
+        self.nbytes: int = sum(array.nbytes for array in alone)
+
+    def __len__(self) -> int:
+        return len(self.views[0])
+
+
+class AlignedChunks(Chunks):
+    """The chunks of several 1-D arrays that are cut alike. Those of one number are decoded, cached
+    and dropped together.
+    """
+
+    def __init__(self, arrays: Sequence[Chunks]) -> None:
+        super().__init__(arrays[0].grid, arrays[0].dtype, arrays[0].how)
+        self.nbytes: int = sum(array.nbytes for array in arrays)
+        self.decodes: bool = arrays[0].decodes
+        self.width: int = len(arrays)
+        self._arrays = arrays
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return list(zip(*[array.read(numbers) for array in self._arrays], strict=True))
+
+    def decode(self, number: int, data: Any) -> Any:
+        chunks: list[AnyArray] = []
+        for array, stored in zip(self._arrays, data, strict=True):
+            chunk = array.decode(number, stored)
+            if chunk is None:
+                chunk = np.full(array.grid.chunks, array.fill, array.dtype)
+            chunks.append(chunk)
+        return AlignedChunk(chunks)
+
+    def check_cached(self, number: int) -> None:
+        for array in self._arrays:
+            array.check_cached(number)
+
+
+class AlignedReader(ArrayReader):
+    """Reads 1-D arrays whose chunks have the same rows; they share a cache."""
+
+    def __init__(self, readers: Sequence[ArrayReader]) -> None:
+        chunks = AlignedChunks([reader.chunks for reader in readers])
+        super().__init__(chunks, readers[0].cache, "\0".join(reader.key for reader in readers))
+        self._dtypes = [reader.dtype for reader in readers]
+        for reader in readers:  # which asks what is cached
+            reader.key = self.key
+
+    def joined(self, cuts: Cuts, run: Map) -> list[AnyArray]:
+        """Of each array the elements of all parts, one part behind the other, read-only."""
+        begins = cuts.chunks * self.height
+        starts = (cuts.starts - begins).tolist()
+        stops = (cuts.stops - begins).tolist()
+        pieces: list[Sequence[Any]] = [()] * len(starts)
+        # of many chunks none is held for its parts
+        is_copied = len(starts) * self.chunks.nbytes > GROUP
+
+        def take(numbers: IntArray, chunk: Any) -> None:
+            for number in numbers.tolist():
+                parts = [view[starts[number] : stops[number]] for view in chunk.views]
+                pieces[number] = list(map(bytes, parts)) if is_copied else parts
+
+        self._visit_parts(self.chunks, cuts.chunks, cuts.stops - cuts.starts, take, run)
+        by_array = zip(self._dtypes, zip(*pieces, strict=True), strict=True)
+        return [np.frombuffer(b"".join(parts), dtype) for dtype, parts in by_array]
+
+
+class JoinedReader:
+    """Reads the same spans of several 1-D arrays.
+
+    Args:
+        readers: of the arrays, which share a cache.
+    """
+
+    def __init__(self, readers: Sequence[ArrayReader]) -> None:
+        self._readers = readers
+        self._heights = {reader.height for reader in readers}
+        alike: dict[tuple[int, bool], list[int]] = {}
+        for place, reader in enumerate(readers):
+            if reader.raw is None:
+                alike.setdefault((reader.height, reader.chunks.decodes), []).append(place)
+        self._aligned: list[tuple[list[int], AlignedReader]] = []
+        for places in alike.values():
+            self._aligned.append((places, AlignedReader([readers[place] for place in places])))
+
+    def read(self, firsts: IntArray, ends: IntArray, run: Map) -> list[AnyArray]:
+        """Of each array the elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind
+        the other, perhaps read-only.
+
+        Spans that follow one another are read as one, and each chunk is decoded once.
+
+        Args:
+            firsts, ends: [spans].
+            run: calls a function in threads.
+
+        Raises:
+            FormatError, OSError: a chunk is damaged; a file can't be read.
+        """
+        is_there = ends > firsts
+        firsts = firsts[is_there]
+        ends = ends[is_there]
+        if not len(firsts):
+            return [np.empty(0, reader.dtype) for reader in self._readers]
+        is_new = np.ones(len(firsts), bool)
+        np.not_equal(firsts[1:], ends[:-1], out=is_new[1:])
+        if not is_new.all():
+            ends = ends[np.append(np.flatnonzero(is_new)[1:], len(ends)) - 1]
+            firsts = firsts[is_new]
+        cuts = {height: Cuts.of_spans(firsts, ends, height) for height in self._heights}
+        found: list[Any] = [None] * len(self._readers)
+        for place, reader in enumerate(self._readers):
+            if reader.raw is not None:
+                found[place] = reader.raw_joined(cuts[reader.height])
+        for places, aligned in self._aligned:
+            arrays = aligned.joined(cuts[aligned.height], run)
+            for place, array in zip(places, arrays, strict=True):
+                found[place] = array
+        return found
