@@ -59,7 +59,7 @@ INSIDE = {
     "profiling": "result running compare tune profile",
     "previewing": "batch sheet",
     "formats/resolve": "file_set find manifests resolver",
-    "formats/arrays": "codecs chunks packed reader rows volumes",
+    "formats/arrays": "codecs chunks packed reader joined rows volumes",
     "formats/sparse": "rows matrix",
     "formats/episodes": "source rlds find",
     "formats/hdf5": "files remote chunks rows",
