@@ -474,8 +474,7 @@ class ArrayReader:
             return np.frombuffer(self.raw.files.read_joined(ranges), self.dtype)
         edges = [0, *np.cumsum(cuts.stops - cuts.starts).tolist()]
         out = np.empty(edges[-1], self.dtype)
-        parts = [out[a:b] for a, b in itertools.pairwise(edges)]
-        self.raw.read_raw(ranges, parts, list(map(bytes_of, parts)))
+        self.raw.read_raw(ranges, [bytes_of(out[a:b]) for a, b in itertools.pairwise(edges)])
         return out
 
 

@@ -310,7 +310,7 @@ class RecordEpisodes(EpisodeSource):
         self._chunks = _RecordChunks(source, self._features)
         self._decode_image = decode_image
 
-    def _fetch(self, spans: Any) -> None:
+    def _fetch(self, spans: Any, overlap: bool | None = None) -> None:
         wanted: dict[int, list[tuple[Any, int]]] = {}
         for span in spans:
             for at, episode in enumerate(span.episodes.tolist()):
