@@ -25,6 +25,7 @@ from headrace.io.files import Fetch, HeldBytes
 
 Mask = npt.NDArray[np.bool_]
 _FEW = 32  # texts that are made one by one
+_IN_ONE_BUFFER = ("string", "large_string", "binary", "large_binary")
 
 
 # -- pyarrow
@@ -211,19 +212,30 @@ class Numbers(Column):
 
 
 class Texts(Column):
-    """Texts, bytes, or nothing, in an array of pyarrow's, or in its dictionary: decoded they may
-    take any memory.
+    """Texts, bytes, or nothing, in an array of pyarrow's. Those of a dictionary stay in it: decoded
+    they may take any memory.
     """
 
     def __init__(self, name: str, array: Any) -> None:
+        pa = pyarrow()
         self._name = name
-        self._array = array
-        self._items = array
         self._codes: npt.NDArray[Any] | None = None
-        if pyarrow().types.is_dictionary(array.type):
-            self._items = array.dictionary
+        if pa.types.is_dictionary(array.type):
             self._codes = _flat(array.indices)
             self._valid = _valid_of(array)
+            array = array.dictionary
+        self._is_text = what_is(array.type) == "text"
+        if str(array.type) not in _IN_ONE_BUFFER:
+            array = array.cast(pa.large_string() if self._is_text else pa.large_binary())
+        self._items = array
+        self._filled = _valid_of(array)
+        _, offsets, data = array.buffers()
+        dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
+        self._offsets = np.zeros(1, dtype)
+        if len(array):
+            start = array.offset * dtype.itemsize
+            self._offsets = np.frombuffer(offsets, dtype, len(array) + 1, start)
+        self._data = memoryview(data or b"")
 
     def value(self, row: int) -> Any:
         item = row
@@ -236,8 +248,13 @@ class Texts(Column):
                     f"column {self._name!r} refers to item {item:,} of its dictionary, which has "
                     f"{len(self._items):,}: the file is damaged"
                 )
+        if self._filled is not None and not self._filled[item]:
+            return None
+        data = self._data[self._offsets.item(item) : self._offsets.item(item + 1)]
+        if not self._is_text:
+            return bytes(data)
         try:
-            return self._items[item].as_py()
+            return str(data, "utf-8")
         except UnicodeDecodeError as error:
             raise FormatError(
                 f"column {self._name!r} holds a text that is not UTF-8: {error}"
@@ -246,11 +263,14 @@ class Texts(Column):
     def values(self, rows: IntArray) -> list[Any]:
         if len(rows) >= _FEW:
             pa = pyarrow()
-            taken = self._array.take(pa.array(rows))
+            numbers = rows
+            missing = None
+            if self._codes is not None:
+                numbers = self._codes[rows]
+                if self._valid is not None:
+                    missing = ~self._valid[rows]
             with contextlib.suppress(UnicodeDecodeError, pa.ArrowException):  # see `value`
-                if pa.types.is_dictionary(taken.type):
-                    taken = taken.dictionary_decode()
-                values: list[Any] = taken.to_pylist()
+                values: list[Any] = self._items.take(pa.array(numbers, mask=missing)).to_pylist()
                 return values
         return super().values(rows)
 
@@ -321,10 +341,6 @@ def column_of(name: str, array: Any, shape: tuple[int, ...] | None = None) -> Co
     if what in ("list", "fixed"):
         ends, items = _items_of(array)
         return Lists(ends, column_of(name, items), _valid_of(array))
-    if pa.types.is_string_view(array.type):  # of which rows can't be taken
-        array = array.cast(pa.large_string())
-    elif pa.types.is_binary_view(array.type):
-        array = array.cast(pa.large_binary())
     return Texts(name, array)
 
 
