@@ -20,6 +20,7 @@ from headrace import (
     SampleError,
     open_dataset,
 )
+from headrace.cli.main import main
 from headrace.datasets.columns import ColumnsDataset
 from headrace.testing import DatasetContract
 from headrace.testing.contract import same
@@ -121,6 +122,7 @@ def test_other_features_and_static_values(tmp_path: Path) -> None:
     assert sample[static[1]] == 7 and sample[static[2]].tolist() == [7, 0, 0, 1]
     with open_dataset(tmp_path / "arm") as episodes:
         assert isinstance(episodes, EpisodeDataset) and len(episodes) == len(LENGTHS)
+    assert main(["info", str(tmp_path / "arm")]) == 0
     with open_dataset(tmp_path / "arm", columns=["steps/told"]) as records:
         assert isinstance(records, ColumnsDataset) and len(records[2]["steps/told"]) == LENGTHS[2]
 
@@ -224,6 +226,12 @@ class TestRemoteRecords(RemoteDatasetContract):
 
     def write(self, folder: Path) -> None:
         write(folder)
+
+    def test_a_server_that_denies_what_it_lacks(self, server: Any, tmp_path: Path) -> None:
+        """As S3 does without the right to list."""
+        server.set(denied=["features.json"])
+        with open_dataset(f"{server.url}/{SHARDS[0]}", cache_dir=tmp_path) as records:
+            assert isinstance(records, ColumnsDataset) and len(records) == 5
 
     def make(self, paths: list[str], **options: Any) -> EpisodeDataset:
         return EpisodeDataset(paths[:2], ["action", "observation/*"], window=3, **options)

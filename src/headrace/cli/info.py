@@ -74,6 +74,7 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
 def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
     """The dataset, and the arrays of its (first) file; where one must be named, the largest."""
     from headrace import EpisodeDataset, HDF5Dataset, SparseDataset, ZarrDataset
+    from headrace.formats.episodes.rlds import RecordEpisodes
 
     options = data_options(given)
     if is_url(given.path) and "unit" not in options:
@@ -88,7 +89,8 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
         others = "--dataset-name NAME opens another one"
         warn(f"{name!r} is the largest of {len(arrays):,} arrays: {others}")
         return open_data(given.path, {**options, "dataset_name": name}), arrays
-    if not isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset):
+    is_of_arrays = isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset)
+    if not is_of_arrays or isinstance(dataset.sample_source, RecordEpisodes):
         return dataset, []
     return dataset, _arrays(given.path)
 

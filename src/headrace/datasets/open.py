@@ -123,7 +123,13 @@ def _are_episodes(
         return True
     if not _KEYWORDS[EpisodeDataset].issuperset(options):
         return False
-    return features_beside(where.urls(), where.server or LocalFiles(remote.cache_dir)) is not None
+    try:
+        files = where.server or LocalFiles(remote.cache_dir)
+        return features_beside(where.urls(), files) is not None
+    except BaseException:
+        if where.server is not None:
+            where.server.close()
+        raise
 
 
 def _class_of_arrays(

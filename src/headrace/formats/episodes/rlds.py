@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import IntArray
-from headrace.errors import FormatError, MissingNameError
+from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import Chunks, Grid
 from headrace.formats.arrays.reader import OpenArrays, visit
 from headrace.formats.episodes.source import Episode, EpisodeSource, Windows
@@ -105,16 +105,18 @@ def _declared(node: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Fe
 
 def features_beside(paths: Sequence[str], files: Files) -> dict[str, Feature] | None:
     """The features of the records of some files, by their names; None: the first of these has no
-    `features.json` beside it, or it describes no steps.
+    `features.json` beside it that may be read, or it describes no steps.
 
     Raises:
         FormatError: one is damaged, or they differ.
     """
     beside = list(dict.fromkeys(in_folder_of(path, _FEATURES) for path in paths))
     found: dict[str, Feature] | None = None
-    for path, data in zip(
-        beside, files.read(ByteRanges.of_wholes(beside, range(len(beside)))), strict=True
-    ):
+    try:
+        contents = files.read(ByteRanges.of_wholes(beside, range(len(beside))))
+    except AccessError:  # what servers that don't list say of what is missing
+        return None
+    for path, data in zip(beside, contents, strict=True):
         if b'"steps"' not in bytes(data or b"") and path == beside[0]:
             return None
         try:
