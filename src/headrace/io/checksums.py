@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,12 @@ from isal import isal_zlib
 
 from headrace.dtypes import IntArray
 from headrace.errors import FileChangedError
+from headrace.io.ordered import in_order
 from headrace.memory.processes import read_full
+from headrace.sorting import distinct
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
+_SEGMENT = 32 << 20  # bytes that a thread sums up
 
 
 class FileSums(NamedTuple):
@@ -37,28 +41,68 @@ NOTHING: IntArray = np.zeros(1, np.int64)
 
 
 def sum_file(
-    fd: int, edges: IntArray = NOTHING, done: Callable[[int], object] = lambda nbytes: None
+    fd: int,
+    edges: IntArray = NOTHING,
+    workers: int = 1,
+    done: Callable[[int], object] = lambda nbytes: None,
 ) -> FileSums:
     """Reads a file once, and sums up the whole and each sample.
 
     Args:
         fd: of the file, open for reading.
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
+        workers: number of threads.
         done: is called with a number of bytes when they have been read.
 
     Raises:
         FileChangedError: the file ends before it should.
         OSError: it can't be read.
     """
-    crc32 = isal_zlib.crc32
     size = os.fstat(fd).st_size
-    stop = max(size, int(edges[-1]))
-    buffer = memoryview(bytearray(_PIECE))
+    crc = 0
+    crcs = np.zeros(len(edges) - 1, np.uint32)
+    with ThreadPoolExecutor(workers, "headrace-checksums") as pool:
+        begun = ((one, pool.submit(_sum_segment, fd, one, edges)) for one in _segments(edges, size))
+        for segment, (segment_crc, found) in in_order(begun, 2 * workers):
+            nbytes = segment.stop - segment.start
+            crc = int(isal_zlib.crc32_combine(crc, segment_crc, nbytes))
+            crcs[segment.first : segment.first + len(found)] = found
+            done(nbytes)
+    return FileSums(size, crc, crcs)
+
+
+class _Segment(NamedTuple):
+    """Bytes that one thread sums up, and the number of the first sample that begins there."""
+
+    start: int
+    stop: int
+    first: int
+
+
+def _segments(edges: IntArray, size: int) -> Iterator[_Segment]:
+    """Cuts a file into segments. No sample lies in two of them."""
+    begin = int(edges[0])
+    end = int(edges[-1])
+    starts = np.searchsorted(edges, np.arange(begin, end, _SEGMENT))
+    before = np.arange(0, begin, _SEGMENT)
+    behind = np.arange(end, size, _SEGMENT)
+    cuts = distinct(np.concatenate([before, edges[starts], [end], behind, [max(size, end)]]))
+    firsts = np.searchsorted(edges, cuts)
+    for start, stop, first in zip(cuts.tolist(), cuts[1:].tolist(), firsts.tolist(), strict=False):
+        yield _Segment(start, stop, first)
+
+
+def _sum_segment(fd: int, segment: _Segment, edges: IntArray) -> tuple[int, list[int]]:
+    """The CRC of a segment, and of each sample in it."""
+    crc32 = isal_zlib.crc32
+    last = int(np.searchsorted(edges, segment.stop))
+    edges = edges[segment.first : last + 1]
+    buffer = memoryview(bytearray(min(_PIECE, segment.stop - segment.start)))
     crc = 0
     carried = 0  # of the part of the next sample that was read
     found = list[int]()
-    for start in range(0, stop, _PIECE):
-        piece = buffer[: min(_PIECE, stop - start)]
+    for start in range(segment.start, segment.stop, _PIECE):
+        piece = buffer[: segment.stop - start]
         if read_full(fd, [piece], start) != len(piece):
             raise FileChangedError(
                 "the file was cut short while it was read: make sure that no process writes to it"
@@ -72,9 +116,7 @@ def sum_file(
             carried = 0
         if len(found) < len(edges) - 1:
             carried = crc32(piece[max(0, int(edges[len(found)]) - start) :], carried)
-        done(len(piece))
-    found += [0] * (len(edges) - 1 - len(found))  # empty ones of an empty file
-    return FileSums(size, crc, np.array(found, np.uint32))
+    return crc, found
 
 
 def replaced(sums: FileSums, offset: int, before: bytes, after: bytes) -> int:

@@ -445,7 +445,7 @@ def _damage(
     progress: bool | None,
 ) -> list[Damage]:
     """The damage of a file: none if its sums are right, else found by comparing each sample."""
-    if is_sound(_sum(path, NOTHING, progress)):
+    if is_sound(_sum(path, NOTHING, workers, progress)):
         return []
     bad = verify_samples(path, workers, progress)[0]
     what = "wrong checksum of the file, though each sample is sound: pack it again"
@@ -463,7 +463,7 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
         for name in source.info.checksums.keys() - _READ_AT_ONCE:
             source.whole(name)  # checks it
         edges = source.edges()
-        sums = _sum(path, NOTHING if edges is None else edges, progress)
+        sums = _sum(path, NOTHING if edges is None else edges, workers, progress)
         if edges is None:
             return _decoded(source, workers, progress), sums
         different = np.flatnonzero(sums.crcs != checksums).tolist()
@@ -477,13 +477,13 @@ def _not_packed(path: str) -> FormatError:
     )
 
 
-def _sum(path: str, edges: IntArray, progress: bool | None) -> FileSums:
+def _sum(path: str, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
     size = os.path.getsize(path)
     with (
         open(path, "rb") as file,
         progress_bar(progress, total=size, desc="verifying", unit="B", unit_scale=True) as bar,
     ):
-        return sum_file(file.fileno(), edges, bar.update)
+        return sum_file(file.fileno(), edges, workers, bar.update)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:
