@@ -28,7 +28,8 @@ from headrace.errors import (
     TargetExistsError,
     WriteError,
 )
-from headrace.packing import contents as contained, destination, pack, verify
+from headrace.io import checksums
+from headrace.packing import contents as contained, destination, hdf5, pack, verify
 from headrace.packing.destination import PartFile
 from tests.packing.shared import contents, images
 
@@ -300,10 +301,16 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_flips_are_found_before_a_file_is_named(photos: Path, tmp_path: Path) -> None:
-    """A bit of the fourth sample is another one on the disk."""
-    pwritev = os.pwritev
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_flips_are_found_before_a_file_is_named(
+    is_ahead: bool, photos: Path, tmp_path: Path
+) -> None:
+    """A bit of the fourth sample is another one on the disk. Small files are read back at their
+    end, large ones while they are written.
+    """
+    pwritev, reread = os.pwritev, PartFile.reread
     calls: list[int] = []
+    ahead: list[int] = []
 
     def flipping(fd: int, buffers: Any, place: int) -> int:
         calls.append(place)
@@ -312,9 +319,20 @@ def test_flips_are_found_before_a_file_is_named(photos: Path, tmp_path: Path) ->
             buffers[3][0] ^= 4
         return pwritev(fd, buffers, place)
 
+    def counting(part: PartFile) -> None:
+        ahead.append(len(part.ahead.futures) if part.ahead else -1)
+        reread(part)
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "pwritev", flipping)
+        patched.setattr(PartFile, "reread", counting)
+        if is_ahead:
+            patched.setattr(contained.Contents, "group_samples", 4)
+            patched.setattr(checksums, "_SEGMENT", 1)
+            patched.setattr(checksums, "_LARGEST_PAGE", 0)
+            patched.setattr(hdf5, "_FLUSHED", 1)
         with pytest.raises(WriteError, match=r"1 samples read back .* number 3:"):
             pack(photos, tmp_path / "out")
+    assert ahead == [24 if is_ahead else 0]
     assert not list(tmp_path.rglob("*.part"))
     assert verify(pack(photos, tmp_path / "out")).ok

@@ -28,7 +28,7 @@ from headrace.formats.arrays.packed import CRC, DATA, NAME_OFFSETS, NAMES, OFFSE
 from headrace.packing import VerifyResult, pack, pack_status, verify
 from headrace.packing.parts import Sidecar
 from tests.packing.cases import CASES, make_case
-from tests.packing.shared import contents, flip, replace_array
+from tests.packing.shared import flip, replace_array
 from tests.servers.plain import plain_server
 
 pytestmark = pytest.mark.quick_every(2)
@@ -99,12 +99,6 @@ def test_a_flipped_bit_of_a_checksum(packed: Path) -> None:
     assert [index for index, _, _ in verify(packed).bad] == [1]
 
 
-def test_a_flipped_bit_in_a_gap(packed: Path) -> None:
-    flip(packed, place(packed, DATA) - 1)
-    ((index, location, _),) = verify(packed).bad
-    assert (index, location) == (-1, str(packed))
-
-
 def test_a_truncated_file(packed: Path) -> None:
     whole = packed.read_bytes()
     for size in (0, 7, 100, len(whole) // 2, len(whole) - 1):
@@ -166,18 +160,6 @@ def test_web_servers_list_no_sizes(parts: Path) -> None:
         for asks in (verify, pack_status):
             with pytest.raises(ConfigError, match="HTTP neither writes files nor lists"):
                 asks(f"{url}/parts")
-
-
-def test_a_sample_of_the_last_part_is_named_and_repaired(photos: Path, parts: Path) -> None:
-    sound = contents(parts)
-    last = sorted(parts.glob("part-*.h5"))[-1]
-    with h5py.File(last) as file:
-        end = file["data"].id.get_offset() + int(file["offsets"][-1])
-    flip(last, end - 1)
-    assert [index for index, _, _ in verify(parts).bad] == [23]
-    last.unlink()
-    pack(photos, parts, shard_size=16_000)
-    assert contents(parts) == sound
 
 
 def test_a_part_of_another_run_is_not_that_of_the_manifest(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from headrace.sorting import distinct
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
 _SEGMENT = 32 << 20  # bytes that a thread sums up
+_LARGEST_PAGE = 8 << 20  # bytes
+_Sums = tuple[int, list[int]]
+"""The CRC of a segment of a file, and of each sample in it."""
 
 
 class FileSums(NamedTuple):
@@ -45,6 +49,7 @@ def sum_file(
     edges: IntArray = NOTHING,
     workers: int = 1,
     done: Callable[[int], object] = lambda nbytes: None,
+    ahead: SumsAhead | None = None,
 ) -> FileSums:
     """Reads a file once, and sums up the whole and each sample.
 
@@ -53,6 +58,7 @@ def sum_file(
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
         workers: number of threads.
         done: is called with a number of bytes when they have been read.
+        ahead: what was summed up while the file was written, and is not read again.
 
     Raises:
         FileChangedError: the file ends before it should.
@@ -61,14 +67,59 @@ def sum_file(
     size = os.fstat(fd).st_size
     crc = 0
     crcs = np.zeros(len(edges) - 1, np.uint32)
+    known = dict[_Segment, Future[_Sums]]()
+    if ahead is not None and np.array_equal(ahead.edges, edges):
+        known = ahead.futures
     with ThreadPoolExecutor(workers, "headrace-checksums") as pool:
-        begun = ((one, pool.submit(_sum_segment, fd, one, edges)) for one in _segments(edges, size))
+        begun = (
+            (one, known.get(one) or pool.submit(_sum_segment, fd, one, edges))
+            for one in _segments(edges, size)
+        )
         for segment, (segment_crc, found) in in_order(begun, 2 * workers):
             nbytes = segment.stop - segment.start
             crc = int(isal_zlib.crc32_combine(crc, segment_crc, nbytes))
             crcs[segment.first : segment.first + len(found)] = found
             done(nbytes)
     return FileSums(size, crc, crcs)
+
+
+class SumsAhead:
+    """Sums up the samples of a file while later ones are written, in a thread.
+
+    Args:
+        fd: of the file, open for reading.
+        edges: as for `sum_file`.
+        settle: called before a segment is read, with its first byte and its end; makes it durable,
+            and drops its pages from memory.
+
+    Attributes:
+        edges: as given.
+        futures: the sums of each segment that is read, or was.
+    """
+
+    def __init__(self, fd: int, edges: IntArray, settle: Callable[[int, int], object]) -> None:
+        self.edges = edges
+        self.futures = dict[_Segment, Future[_Sums]]()
+        self._fd = fd
+        self._settle = settle
+        self._left = deque(one for one in _segments(edges, 0) if one.start >= edges[0])
+        self._pool = ThreadPoolExecutor(1, "headrace-checksums")
+
+    def written(self, stop: int) -> None:
+        """Sums up the segments before `stop`, since everything before it is written. A segment
+        waits until what follows closely is written, too: it may share a page of the system.
+        """
+        while self._left and self._left[0].stop + _LARGEST_PAGE <= stop:
+            segment = self._left.popleft()
+            self.futures[segment] = self._pool.submit(self._sum, segment)
+
+    def _sum(self, segment: _Segment) -> _Sums:
+        self._settle(segment.start, segment.stop + _LARGEST_PAGE)
+        return _sum_segment(self._fd, segment, self.edges)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _Segment(NamedTuple):
@@ -92,8 +143,7 @@ def _segments(edges: IntArray, size: int) -> Iterator[_Segment]:
         yield _Segment(start, stop, first)
 
 
-def _sum_segment(fd: int, segment: _Segment, edges: IntArray) -> tuple[int, list[int]]:
-    """The CRC of a segment, and of each sample in it."""
+def _sum_segment(fd: int, segment: _Segment, edges: IntArray) -> _Sums:
     crc32 = isal_zlib.crc32
     last = int(np.searchsorted(edges, segment.stop))
     edges = edges[segment.first : last + 1]

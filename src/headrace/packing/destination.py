@@ -21,6 +21,7 @@ from typing import Any
 import h5py
 from torch.utils.data import Dataset
 
+from headrace.dtypes import IntArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -37,6 +38,7 @@ from headrace.formats.resolve.manifests import MANIFEST, PLAN
 from headrace.formats.resolve.resolver import expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import TEMPORARY, user_id
+from headrace.io.checksums import SumsAhead
 from headrace.io.paths import chain_of, is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
@@ -70,6 +72,7 @@ class PartFile:
         target: the final path, absolute.
         path: the temporary one.
         fd: open for reading and writing, empty at first.
+        ahead: what was read back while the rest was written, since `sum_ahead`.
 
     Raises:
         TargetExistsError, DataNotFoundError, ConfigError: the target is there; its folder is not;
@@ -92,6 +95,7 @@ class PartFile:
             name = f"{name}.{secrets.token_hex(4)}"
         self.path: str = os.path.join(self._folder, f".{name}{TEMPORARY}")
         self.fd: int = -1
+        self.ahead: SumsAhead | None = None
         self._overwrite = overwrite
         self._committed = False
         self._scratch = contextlib.ExitStack()
@@ -116,8 +120,8 @@ class PartFile:
         if not self._committed:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)  # while it is locked: it can be nobody else's
-        os.close(self.fd)
         self._scratch.close()
+        os.close(self.fd)
 
     def scratch(self) -> int:
         """An unnamed temporary file in the same folder, open until the part file is closed."""
@@ -186,13 +190,35 @@ class PartFile:
             with contextlib.suppress(OSError):  # it is a hint
                 os.posix_fadvise(self.fd, start, nbytes, os.POSIX_FADV_DONTNEED)
 
+    def sum_ahead(self, edges: IntArray) -> None:
+        """Reads samples back while later ones are written: from now on, in place of former ones.
+
+        Args:
+            edges: [n + 1] int64, the first byte of each sample in the file, and the end of the
+                last.
+        """
+        if self.ahead is not None:
+            self.ahead.close()
+        ahead = SumsAhead(self.fd, edges, self._settle)
+        self.ahead = self._scratch.enter_context(contextlib.closing(ahead))
+
     def reread(self) -> None:
         """Makes the file durable, and drops its pages from memory, so that the next reads come from
         the disk if the system allows it.
+
+        Raises:
+            WriteError, AccessError: this failed, or `sum_ahead` did.
         """
         with self.explained():
-            os.fsync(self.fd)
-        self.forget()
+            if self.ahead is not None:
+                for future in self.ahead.futures.values():
+                    future.result()
+            self._settle(0, 0)
+
+    def _settle(self, start: int, stop: int) -> None:
+        """Makes the file durable, and drops some of its pages from memory: all with 0 and 0."""
+        os.fsync(self.fd)
+        self.forget(start, stop - start)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -74,6 +74,8 @@ class PackedWriter:
                 file.close()
         self._at = self._offsets[packed.DATA]
         self._flushed = self._at
+        if not is_compressed:
+            part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
         try:
             for name, column in plan.columns.items():
                 part.write(packed.bytes_of(column).data, self._offsets[name])
@@ -119,6 +121,8 @@ class PackedWriter:
             if self._at - self._flushed >= _FLUSHED:
                 self._part.forget(self._flushed, self._at - self._flushed)
                 self._flushed = self._at
+                assert self._part.ahead is not None
+                self._part.ahead.written(self._at)
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
 

@@ -28,7 +28,7 @@ from headrace.formats.hdf5.files import packed_info, reading
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve import manifests
 from headrace.formats.resolve.manifests import MANIFEST, PLAN, checked_text
-from headrace.io.checksums import NOTHING, FileSums, replaced, sum_file
+from headrace.io.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
 from headrace.io.remote_files import below
 from headrace.packing.destination import Destination, destination_of, is_of_part
@@ -452,9 +452,11 @@ def _damage(
     return bad or [(-1, name, f"{name}: {what}")]
 
 
-def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list[Damage], FileSums]:
+def verify_samples(
+    path: str, workers: int, progress: bool | None, ahead: SumsAhead | None = None
+) -> tuple[list[Damage], FileSums]:
     """Compares each sample of a file, and the arrays beside the samples, with its checksum. Returns
-    also the sums of the whole file, which it does not compare.
+    also the sums of the whole file, which it does not compare. `ahead`: see `sum_file`.
     """
     with contextlib.closing(HDF5Source(path)) as source:
         checksums = source.checksums
@@ -463,7 +465,7 @@ def verify_samples(path: str, workers: int, progress: bool | None) -> tuple[list
         for name in source.info.checksums.keys() - _READ_AT_ONCE:
             source.whole(name)  # checks it
         edges = source.edges()
-        sums = _sum(path, NOTHING if edges is None else edges, workers, progress)
+        sums = _sum(path, NOTHING if edges is None else edges, workers, progress, ahead)
         if edges is None:
             return _decoded(source, workers, progress), sums
         different = np.flatnonzero(sums.crcs != checksums).tolist()
@@ -477,13 +479,19 @@ def _not_packed(path: str) -> FormatError:
     )
 
 
-def _sum(path: str, edges: IntArray, workers: int, progress: bool | None) -> FileSums:
+def _sum(
+    path: str,
+    edges: IntArray,
+    workers: int,
+    progress: bool | None,
+    ahead: SumsAhead | None = None,
+) -> FileSums:
     size = os.path.getsize(path)
     with (
         open(path, "rb") as file,
         progress_bar(progress, total=size, desc="verifying", unit="B", unit_scale=True) as bar,
     ):
-        return sum_file(file.fileno(), edges, workers, bar.update)
+        return sum_file(file.fileno(), edges, workers, bar.update, ahead)
 
 
 def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Damage]:

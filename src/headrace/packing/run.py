@@ -269,7 +269,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     """
     part.reread()
     with part.explained(), locked_by_caller(part.path):
-        bad, sums = parts.verify_samples(part.path, workers, progress)
+        bad, sums = parts.verify_samples(part.path, workers, progress, part.ahead)
         offset = parts.seal_of(part.path)
     if bad:
         raise WriteError(
