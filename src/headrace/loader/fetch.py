@@ -356,11 +356,11 @@ def worker_number() -> int:
 def pickled(error: Exception) -> tuple[bytes, str, int]:
     """An exception as it travels: pickled, its traceback as text, and the worker's number."""
     text = "".join(traceback.format_exception(error))
-    for travelling in (error, _Rebuilt(error)):
+    for travelling in (error, (type(error), error.args, error.__dict__)):
         try:
             data = pickle.dumps(travelling)
             # its class is called with `args`, and may format them again
-            if str(pickle.loads(data)) == str(error):
+            if str(unpickled(data)) == str(error):
                 return data, text, worker_number()
         except Exception:  # whatever its class raises: its text at least
             continue
@@ -368,20 +368,15 @@ def pickled(error: Exception) -> tuple[bytes, str, int]:
     return pickle.dumps(lost), text, worker_number()
 
 
-class _Rebuilt:
-    """An exception whose class pickle can't call with its `args`: it is made without its
-    ``__init__``.
+def unpickled(data: bytes) -> Exception:
+    """An exception that `pickled` pickled; one whose class pickle can't call with its `args` is
+    made without its ``__init__``.
     """
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self._error), self._error.args, self._error.__dict__)
-
-
-def _rebuild(cls: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
-    error = cls.__new__(cls, *args)
+    travelled: Any = pickle.loads(data)
+    if isinstance(travelled, Exception):
+        return travelled
+    cls, args, state = travelled
+    error: Exception = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
     return error
@@ -399,7 +394,7 @@ def failure_of(delivered: Delivered) -> Exception:
         data, text, worker = failure
         where = f"worker {worker}, {where}"
         try:
-            error = pickle.loads(data)
+            error = unpickled(data)
         except Exception as trouble:  # as where the worker alone finds the module of its class
             error = WorkerError(
                 f"an error of a worker can't be unpickled here ({type(trouble).__name__}: "

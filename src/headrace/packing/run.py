@@ -37,7 +37,7 @@ from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import PackPart
 from headrace.io.checksums import replaced
 from headrace.io.paths import redact
-from headrace.loader.fetch import RemoteTraceback, pickled
+from headrace.loader.fetch import RemoteTraceback, pickled, unpickled
 from headrace.loader.start import choose_context, forkserver_context
 from headrace.memory.processes import end_with_parent
 from headrace.packing import parts
@@ -477,7 +477,7 @@ def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[int,
                     raise _died(job, number) from error
                 if failure is not None:
                     data, text, _ = failure
-                    raise pickle.loads(data) from RemoteTraceback(text)
+                    raise unpickled(data) from RemoteTraceback(text)
                 del running[receiver]
                 process.join()
                 receiver.close()
