@@ -210,6 +210,7 @@ class ArrayReader:
             elif chunks.grid.chunks[0] > 1:  # else a chunk, perhaps a whole file, is a row's part
                 self._rows = chunks.by_row()
         self.shape: tuple[int, ...] = chunks.grid.shape
+        self.inner: int = chunks.grid.inner
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
 
@@ -277,7 +278,7 @@ class ArrayReader:
         if self.raw is not None:
             ranges = cuts.ranges(self.raw)
             return ranges.take(ranges.is_written)
-        inner = self.chunks.grid.inner
+        inner = self.inner
         bands = distinct(cuts.chunks)
         return self._chunk_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1), missing)
 
@@ -365,7 +366,9 @@ class ArrayReader:
             return
         order = numbers.argsort(kind="stable")
         of = numbers[order]
-        edges = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+        is_new = np.ones(len(of), bool)
+        np.not_equal(of[1:], of[:-1], out=is_new[1:])
+        edges = is_new.nonzero()[0]
         bounds = [*edges.tolist(), len(order)]
         used = None
         if self.caches_chunks:
@@ -387,15 +390,16 @@ class ArrayReader:
             run: calls a function in threads.
             overlap: other spans have these rows too, so their chunks stay cached.
         """
-        if self.chunks.grid.inner > 1:
+        if self.inner > 1:
             some = [number for number, out in enumerate(outs) if out.size]
             corners = [(int(firsts[number]), *[0] * (len(self.shape) - 1)) for number in some]
             self.read_boxes(corners, [outs[number] for number in some], run)
             return
         ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
         cuts = Cuts.of_spans(firsts, ends, self.height)
-        starts = (cuts.starts - firsts[cuts.spans]).tolist()
-        stops = (cuts.stops - firsts[cuts.spans]).tolist()
+        begins = firsts[cuts.spans]
+        starts = (cuts.starts - begins).tolist()
+        stops = (cuts.stops - begins).tolist()
         each = zip(cuts.spans.tolist(), starts, stops, strict=True)
         used = np.zeros(len(cuts.spans), np.int64) if overlap else cuts.stops - cuts.starts
         self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], used, run)
@@ -506,9 +510,10 @@ class Cuts(NamedTuple):
         first_chunks = firsts // height
         counts = np.where(ends > firsts, -(-ends // height) - first_chunks, 0)
         spans = np.repeat(np.arange(len(firsts)), counts)
-        chunks = first_chunks[spans] + np.arange(len(spans)) - (np.cumsum(counts) - counts)[spans]
-        starts = np.maximum(firsts[spans], chunks * height)
-        stops = np.minimum(ends[spans], (chunks + 1) * height)
+        chunks = (first_chunks - np.cumsum(counts) + counts)[spans] + np.arange(len(spans))
+        begins = chunks * height
+        starts = np.maximum(firsts[spans], begins)
+        stops = np.minimum(ends[spans], begins + height)
         return cls(spans, chunks, starts, stops, height)
 
     def ranges(self, raw: DirectChunks) -> ByteRanges:

@@ -275,10 +275,10 @@ class EpisodeArrays(StepKey):
         starts = begins + firsts * self.row_bytes
         stops = begins + ends * self.row_bytes
         found = []
+        spans = np.stack([firsts + rows, ends + rows])
         for reader in distinct(readers[begins < 0]).tolist():
-            own = np.flatnonzero(readers == reader)
-            spans = np.stack([firsts + rows, ends + rows])[:, own]
-            found.append((self.readers[reader], own, spans))
+            own = (readers == reader).nonzero()[0]
+            found.append((self.readers[reader], own, spans[:, own]))
         return numbers, np.stack([files, starts, stops])[:, numbers], found
 
     def stored_nbytes(self, lengths: IntArray) -> int:
