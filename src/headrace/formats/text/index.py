@@ -273,7 +273,25 @@ def _field_quotes(
 
 def _piece(start: int, part: bytes | bytearray) -> Piece:
     data = np.frombuffer(part, np.uint8)
-    return Piece(start, data, np.flatnonzero(data == LF) + 1, CR in part)
+    return Piece(start, data, _behind_feeds(data), CR in part)
+
+
+def _behind_feeds(data: npt.NDArray[np.uint8]) -> IntArray:
+    """The places right behind LFs: few words of eight bytes have one, and only those are searched
+    (`flatnonzero` over all bytes takes a fifth longer).
+    """
+    is_feed = np.empty(-(-data.size // 8) * 8, bool)
+    is_feed[data.size :] = False
+    np.equal(data, LF, out=is_feed[: data.size])
+    words = is_feed.view(np.uint64)
+    found = np.flatnonzero(words != 0)
+    inside = np.flatnonzero(words[found].view(bool))  # in the words found
+    places: IntArray = found[inside >> 3]
+    places <<= 3
+    inside &= 7
+    places += inside
+    places += 1
+    return places
 
 
 # -- the pass over all texts
