@@ -60,8 +60,7 @@ def read_rows(
             shape). Negative ones count from the end, and duplicates are allowed.
         threads: number of threads that read and decode. None: one per usable core, at most 8.
         direct: False: always use h5py or zarr-python.
-        cache_dir: folder for cached chunk indexes of large arrays, and for remote files. None: the
-            user's cache folder.
+        cache_dir: folder for what is cached of remote files. None: the user's cache folder.
         **options: for URLs: see `RemoteOptions`.
 
     Returns:

@@ -40,6 +40,8 @@ Use = Callable[[int, Any], None]
 None if it was never written.
 """
 
+_LOCAL = 8 << 20  # of local files: memory that was just freed is at hand, and its pages are mapped
+_TOGETHER = 16  # but so many in any case, which threads decode
 GROUP = 64 << 20
 """Decoded bytes of the chunks whose stored bytes are held at once."""
 _MANY = 4  # rows of a chunk from which on they are copied by one call
@@ -151,7 +153,10 @@ def visit(
                 cache.pop((key, numbers[at]))
         if last >= 0:  # one of them a batch
             chunks.check_cached(numbers[last])
-    step = max(1, GROUP // max(1, chunks.nbytes))
+    nbytes = max(1, chunks.nbytes)
+    step = max(1, GROUP // nbytes)
+    if not chunks.is_remote:
+        step = min(step, max(_TOGETHER, _LOCAL // nbytes))
     for start in range(0, len(missing), step):
         some = missing[start : start + step]
         stored = chunks.read([numbers[at] for at in some])
