@@ -6,8 +6,7 @@ A line of tables.md stands for a table:
 
 `run_all.py --write` puts there the table of `results/images.json`, with the command, the day, the
 machine and the versions. doc_forms.py has the forms; a benchmark of `common.run_sections` needs
-none of its own. Figures that were measured by hand lie in results/ as the lines of the page
-("by_hand": their circumstances).
+none of its own.
 """
 
 from __future__ import annotations
@@ -66,14 +65,7 @@ def _table(name: str, results: Path) -> Iterator[str]:
         return
     result = kept.get("result")
     day = date.fromisoformat(kept["date"])
-    if "by_hand" in kept:
-        yield (
-            f"`python {kept['command']}`, measured by hand on {day.day} {day:%B %Y}: "
-            f"{kept['by_hand']}"
-        )
-        yield from ("", *kept["lines"])
-        return
-    form = FORMS.get(name)
+    form = FORMS.get(name) or FORMS.get(kept["name"])
     if form is None and isinstance(result, dict) and "sections" in result:
         form = column_a_section
     if form is None:

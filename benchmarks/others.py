@@ -6,12 +6,13 @@ by these libraries?
 
 The same shards for both: JPEG photographs, which become float32 3 x 224 x 224 (the libraries decode
 with Pillow, as in `images.py`), and rows of 2,048 tokens (MDS, int32). All files are in the page
-cache; epochs are shuffled.
+cache; epochs are shuffled. Then how often a second each gets from nothing to its first batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import peers
 from common import Contestant, Ratio, Section, add_options, run_sections
 from folders import prepared, work_folder
-from peers import Job, Runs, touch
+from peers import Job, Runs
 from torch.utils.data import DataLoader
 
 import headrace
@@ -38,7 +39,7 @@ def images(job: Job, folder_of: Callable[[Job], Path]) -> Runs:
     loader = headrace.create_dataloader(dataset, batch_size=job.batch, num_workers=job.workers)
     try:
         while True:
-            yield lambda: touch(loader)
+            yield lambda: peers.touch(loader)
     finally:
         loader.close()
 
@@ -87,6 +88,26 @@ def their_tokens(job: Job) -> Runs:
         yield lambda: count(loader, lambda batch: batch["tokens"])
 
 
+def starts(runs: Callable[..., Runs], *given: Any) -> Runs:
+    """Dataset, loader and workers are made anew, and give a batch."""
+
+    def first(batches: Any, images_of: Callable[[Any], Any] = lambda batch: batch[0]) -> int:
+        len(images_of(next(iter(batches))))
+        return 1
+
+    peers.touch = first  # a contestant has its process for itself
+
+    def start() -> int:
+        made = runs(*given)
+        count = next(made)()
+        made.close()
+        gc.collect()  # MosaicML Streaming refuses a second dataset beside the first
+        return count
+
+    while True:
+        yield start
+
+
 def section(title: str, unit: str, library: str, ours: Any, theirs: Any, package: str) -> Section:
     contestants = [ours, Contestant(library, *theirs, (package,))]
     ratio = Ratio(f"{title}: headrace / {library}", HEADRACE, (library,))
@@ -112,6 +133,12 @@ def main() -> None:
         rows = Contestant(HEADRACE, tokens, (job,), ("mosaicml-streaming",))
         mosaicml, lightning = "MosaicML Streaming", "LitData"
         theirs = (peers.mosaicml_streaming, (job,))
+        first_mds = Contestant(
+            HEADRACE, starts, (images, job, peers.mds_folder), ("mosaicml-streaming",)
+        )
+        first_chunks = Contestant(
+            HEADRACE, starts, (images, job, peers.litdata_folder), ("litdata",)
+        )
         run_sections(
             [
                 section("JPEG in MDS", "img/s", mosaicml, mds, theirs, "mosaicml-streaming"),
@@ -122,6 +149,16 @@ def main() -> None:
                 section(
                     f"Rows of {TOKENS:,} tokens in MDS",
                     *("rows/s", mosaicml, rows, (their_tokens, (job,)), "mosaicml-streaming"),
+                ),
+                section(
+                    "First batches of JPEG in MDS",
+                    *("starts/s", mosaicml, first_mds),
+                    *((starts, (peers.mosaicml_streaming, job)), "mosaicml-streaming"),
+                ),
+                section(
+                    "First batches of JPEG in LitData's chunks",
+                    *("starts/s", lightning, first_chunks),
+                    *((starts, (peers.litdata, job)), "litdata"),
                 ),
             ],
             given,

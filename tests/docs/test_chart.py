@@ -34,7 +34,7 @@ def test_each_figure_stands_in_the_benchmarks() -> None:
         cells = _cells(section, bar["row"], bar["column"])
         assert any(re.match(figure, cell) for cell in cells), bar["name"]
         number, _, unit = bar["label"].replace(",", "").partition(" ")
-        assert bar["value"] == float(number) * {"": 1, "MB": 1, "GB": 1000}[unit]
+        assert bar["value"] == float(number) * {"": 1, "kB": 1e-3, "MB": 1, "GB": 1000}[unit]
 
 
 def test_the_committed_charts_are_what_the_script_draws(scripts: Any) -> None:

@@ -26,9 +26,9 @@ def _stands_in(figure: str, text: str) -> bool:
     return re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", text) is not None
 
 
-def _rows(heading: str) -> list[list[str]]:
+def _rows(heading: str, page: str = PAGE) -> list[list[str]]:
     """The cells of the table under a heading."""
-    text = re.split(rf"^##+ {heading}\n", PAGE, flags=re.MULTILINE)[1]
+    text = re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1]
     text = re.split(r"^##+ ", text, flags=re.MULTILINE)[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -44,6 +44,14 @@ def test_each_figure_stands_in_the_table_of_its_row() -> None:
             figures = [figure for cell in cells for figure in FIGURE.findall(cell)]
             assert figures and FIGURE.search(cells[0]), what
             assert [figure for figure in figures if not _stands_in(figure, text)] == [], what
+
+
+def test_figures_of_layouts_are_those_of_the_arrays() -> None:
+    page = (ROOT / "docs" / "hdf5.md").read_text(encoding="utf-8")
+    text = _section("hdf5-and-zarr-random-rows-of-chunked-arrays")
+    cells = [cell for row in _rows("How to lay out files", page) for cell in row[1:] if cell]
+    assert len(cells) == 6
+    assert [cell for cell in cells if not _stands_in(cell, text)] == []
 
 
 def test_page_is_short_and_has_no_other_figures() -> None:
