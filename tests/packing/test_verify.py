@@ -162,6 +162,12 @@ def test_web_servers_list_no_sizes(parts: Path) -> None:
                 asks(f"{url}/parts")
 
 
+def test_a_flipped_bit_in_a_gap(packed: Path) -> None:
+    flip(packed, place(packed, DATA) - 1)
+    ((index, location, _),) = verify(packed).bad
+    assert (index, location) == (-1, str(packed))
+
+
 def test_a_part_of_another_run_is_not_that_of_the_manifest(
     tiny_photos: Path, tmp_path: Path
 ) -> None:

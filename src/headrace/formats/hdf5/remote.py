@@ -226,6 +226,8 @@ def read_each(
             each = known_of(files, kind, urls[start : start + TOGETHER])
             if not results:
                 results.append(_read(files, kind, each.pop(0), function))
+            while each and not each[0].is_new:  # of those nothing is fetched: threads only wait
+                results.append(_read(files, kind, each.pop(0), function))
             tasks = [pool.submit(_read, files, kind, known, function) for known in each]
             try:
                 results += [task.result() for task in tasks]
