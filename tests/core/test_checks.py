@@ -82,7 +82,7 @@ def test_another_type_error_is_left_alone() -> None:
 def test_an_option_of_another_format_is_told_so(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")
     for door in (open_dataset, create_dataloader):
-        with pytest.raises(ConfigError, match=r"holds texts, but image_size .*images"):
+        with pytest.raises(ConfigError, match=r"holds texts, but image_size= .*images"):
             door(tmp_path, image_size=3)
         with pytest.raises(ConfigError, match=r"holds images, but max_length .*texts"):
             door(photos, max_length=3)

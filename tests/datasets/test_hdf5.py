@@ -266,7 +266,7 @@ def test_what_can_not_be_opened(tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError):
             HDF5Dataset(missing)
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"data_path": ["https://host/a.h5", path]}, ConfigError, "data_path"),
+        ({"data_path": ["https://host/a.h5", path]}, ConfigError, "mix URLs"),
         ({"dataset_name": []}, ConfigError, "dataset_name"),
         ({"target_name": ["other"]}, ConfigError, "target_name"),
         ({"dtype": "no such"}, ConfigError, "'no such'"),
