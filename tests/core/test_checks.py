@@ -84,7 +84,7 @@ def test_an_option_of_another_format_is_told_so(photos: Path, tmp_path: Path) ->
     for door in (open_dataset, create_dataloader):
         with pytest.raises(ConfigError, match=r"holds texts, but image_size= .*images"):
             door(tmp_path, image_size=3)
-        with pytest.raises(ConfigError, match=r"holds images, but max_length .*texts"):
+        with pytest.raises(ConfigError, match=r"holds images, but max_length= .*texts"):
             door(photos, max_length=3)
 
 
