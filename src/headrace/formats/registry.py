@@ -101,7 +101,13 @@ def detect(
         assert isinstance(where, FileSet)
         return kind, where
     endings = tuple(ending for format_ in known for ending in format_.all_endings)
-    resolve(data_path, Format("data", endings), options)  # says what is there, of folders
+    files = resolve(data_path, Format("data", endings), options)  # says what is there, of folders
+    if files.server is not None:
+        files.server.close()
+        found = list(map(os.fsdecode, files.names))
+        for format_ in known:  # servers of the web show folders as pages, which have no type
+            if any(map(format_.fits, found)):
+                return format_, resolve(data_path, format_, options)
     names = ", ".join(format_.name for format_ in known)
     raise FormatError(f"{redact(entries_of(data_path)[0])}: unknown format; headrace reads {names}")
 
