@@ -399,11 +399,11 @@ class TFRecordSource(RecordsSource):
     """
 
     def __init__(self, paths: Sequence[str], files: Files) -> None:
-        self.shown = list(paths)
+        self.shown: list[str] = list(paths)
         self._paths = list(paths)
         indices = indices_of(files, self._paths, INDEX)
         copied = [bytes(names) == _COPIED for _, names, _ in indices]
-        self.files = files
+        self.files: Files = files
         self._bases = np.zeros(len(paths), np.int64)
         if any(copied):
             self.files = LocalFiles()
@@ -422,7 +422,7 @@ class TFRecordSource(RecordsSource):
         for path, index in zip(self.shown, indices, strict=True):
             for name, kind in _checked_features(path, *index).items():
                 _note(self.features, name, kind)
-        self.steps = np.concatenate([steps for _, _, steps in indices])
+        self.steps: IntArray = np.concatenate([steps for _, _, steps in indices])
         self._names: list[str] = []
         self._is_one = False
 

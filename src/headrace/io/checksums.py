@@ -98,8 +98,8 @@ class SumsAhead:
     """
 
     def __init__(self, fd: int, edges: IntArray, settle: Callable[[int, int], object]) -> None:
-        self.edges = edges
-        self.futures = dict[_Segment, Future[_Sums]]()
+        self.edges: IntArray = edges
+        self.futures: dict[_Segment, Future[_Sums]] = {}
         self._fd = fd
         self._settle = settle
         self._left = deque(one for one in _segments(edges, 0) if one.start >= edges[0])

@@ -157,14 +157,14 @@ class Records:
         if found.server is None:
             paths = list(map(os.path.abspath, paths))
         features = features_beside(paths, files)
-        self.source = TFRecordSource(paths, files)
+        self.source: TFRecordSource = TFRecordSource(paths, files)
         if features is None or not len(self.source.steps) == len(self.source):
             raise FormatError(
                 f"{redact(paths[0])}: its records are not episodes of RLDS: each must have "
                 f"{FIRST!r}, which a {_FEATURES} in this folder describes, with all other "
                 "features: copy that file too, or read the records with open_dataset"
             )
-        self.features = features
+        self.features: dict[str, Feature] = features
         damaged = np.flatnonzero(self.source.steps < 0)
         if len(damaged):
             raise FormatError(

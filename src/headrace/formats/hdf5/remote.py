@@ -65,7 +65,7 @@ class Pages:
     def __init__(self, url: str, size: int, arrays: Arrays | None = None) -> None:
         self.url = url
         self.size = size
-        self.is_new = arrays is None
+        self.is_new: bool = arrays is None
         self.is_recording = False
         self.file: h5py.File | None = None
         self._indexed: dict[int, bytes | memoryview] = {}

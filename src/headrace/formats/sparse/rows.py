@@ -165,8 +165,8 @@ class SparseSource(ReadersSource):
     ) -> None:
         super().__init__(path, opened, [matrix.indices, matrix.data])
         self._joined = JoinedReader(self._readers)
-        self.group = matrix.group
-        self.shape = (matrix.shape[0], columns)
+        self.group: str = matrix.group
+        self.shape: tuple[int, int] = (matrix.shape[0], columns)
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
         self.dtype: np.dtype[Any] = self.stored_dtype if dtype is None else dtype
         self._width = matrix.shape[1]

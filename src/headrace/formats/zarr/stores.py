@@ -68,7 +68,8 @@ class Store(ABC):
     """
 
     def __init__(self, path: str, files: Files) -> None:
-        self.path, self.files = path, files
+        self.path: str = path
+        self.files: Files = files
 
     # -- files
 

@@ -122,7 +122,7 @@ class Remote:
             functools.partial(requests.open_filesystem, url, options.storage_options),
             requests.close_filesystem,
         )
-        self.knows_ranges = False
+        self.knows_ranges: bool = False
         """True once the server has said that it supports byte ranges."""
         # of files behind a redirection: a range, and the hash of its bytes
         self._samples: dict[str, tuple[int, int, bytes]] = {}
