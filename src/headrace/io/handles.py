@@ -180,8 +180,8 @@ class Hints:
         if not _CAN_TELL or not count:
             return
         seconds, waits = began
-        is_slow = time.perf_counter() - seconds > count * _CALM + nbytes / _RATE
-        is_slow = is_slow and _waits() != waits
+        calm = count * _CALM + nbytes / _RATE
+        is_slow = time.perf_counter() - seconds > calm and _waits() != waits
         if is_slow and (self._was_slow or self._left):
             self._left = _BATCHES
         elif self._left:

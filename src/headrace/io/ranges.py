@@ -113,9 +113,10 @@ class ByteRanges(NamedTuple):
 
     def merged(self) -> tuple[ByteRanges, IntArray]:
         """Ranges that follow one another without a gap, as one; and for each the number of its
-        first one, with the number of all at the end ([n + 1]).
+        first one, with the number of all at the end ([n + 1]). What was never written stays apart.
         """
         follows = (self.start[1:] == self.stop[:-1]) & (self.file[1:] == self.file[:-1])
+        follows &= self.start[1:] >= 0  # -1 is also the stop of a whole file
         edges = np.concatenate([[0], np.flatnonzero(~follows) + 1, [self.size]])
         firsts = edges[:-1]
         stops = self.stop[edges[1:] - 1]
