@@ -1,4 +1,4 @@
-"""How are random rows of a chunked array read by headrace, by its peers, and by a bare loop?
+"""How headrace, its peers and a bare loop read random rows of a chunked array.
 
 Each function is a contestant (see `common.py`), as the peer's own documentation shows it first,
 over the file of a `Job`.

@@ -1,4 +1,4 @@
-"""How fast do random samples come out of chunked arrays?
+"""Compares how fast random samples come out of chunked arrays.
 
     python benchmarks/arrays.py [PHOTOS] [--side 96 224] [--samples 8192 4096] [--workers N]
     [--rounds 5] [--layouts NAME ...]

@@ -1,4 +1,4 @@
-"""Which samples should a cache hold, and who should hold them?
+"""Compares what a cache should hold, and whether workers should share it.
 
     python benchmarks/cache_policy.py [--samples 4000] [--held 0.1 0.5 0.9] [--workers 4] [--epochs
     6] [--json]

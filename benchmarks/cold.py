@@ -1,4 +1,4 @@
-"""How fast do random samples come from a disk, of files that nobody has read yet?
+"""Compares how fast random samples come from a disk, of files that nobody has read yet.
 
     python benchmarks/cold.py [--work DIR] [--gb 2] [--batches 150] [--workers N] [--rounds 5]
     [--only NAME ...] [--json]

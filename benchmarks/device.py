@@ -1,4 +1,4 @@
-"""How fast does a GPU train on photographs, and how long does it wait for them?
+"""Compares how fast a GPU trains on photographs, and how long it waits for them.
 
     python benchmarks/device.py PATH [--workers 16] [--batch 256] [--images 20000] [--rounds 5]
     [--limit N] [--only NAME ...] [--json]

@@ -1,4 +1,4 @@
-"""How long does a dataset in mode eager take to hold many small blocks?
+"""Measures how long a dataset in mode eager takes to hold many small blocks.
 
     python benchmarks/eager.py [--blocks 115551] [--rounds 5] [--only NAME ...] [--work FOLDER]
     [--json]

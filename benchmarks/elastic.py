@@ -1,5 +1,5 @@
-"""What happens to an epoch that goes on with other ranks, workers or batches, in headrace and its
-peers?
+"""Shows what happens to an epoch that resumes with other ranks, workers or batches, in headrace and
+its peers.
 
     python benchmarks/elastic.py [--only NAME ...] [--changes KEY ...] [--timeout 300] [--memory
     8GB] [--json] [--write]

@@ -1,5 +1,4 @@
-"""How does each peer of `elastic.py` save where it is, and go on with another number of ranks or
-workers?
+"""How the peers of `elastic.py` save their position, and resume with other ranks or workers.
 
 Each is used as its own documentation shows it. Samples are their own numbers, so that it can be
 counted which of them came; each peer has them in the format that it reads. `open` runs in the

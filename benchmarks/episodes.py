@@ -1,5 +1,5 @@
-"""How fast do windows over demonstrations become batches, beside a plain DataLoader over h5py, as
-robomimic has it?
+"""Compares how fast windows over demonstrations become batches, beside a plain DataLoader over
+h5py, as robomimic has it.
 
     python benchmarks/episodes.py [--demos 24] [--window 8] [--workers N] [--rounds 5] [--only NAME
     ...] [--work FOLDER] [--json]

@@ -1,4 +1,4 @@
-"""How fast do samples that are in memory already become batches?
+"""Compares how fast samples that are in memory already become batches.
 
     python benchmarks/from_memory.py [--images 3000] [--size 224] [--workers N] [--rounds 5]
     [--step] [--only NAME ...] [--json]

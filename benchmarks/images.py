@@ -1,4 +1,4 @@
-"""How fast do headrace and its peers give batches of JPEG files?
+"""Compares how fast headrace and its peers give batches of JPEG files.
 
     python benchmarks/images.py PATH [--workers N] [--batch 64] [--rounds 5] [--limit N] [--only
     NAME ...] [--work DIR] [--json]

@@ -1,4 +1,4 @@
-"""How much memory does a loader take, and does it stay within its budget?
+"""Measures how much memory a loader takes, and whether it stays within its budget.
 
     python benchmarks/memory.py PATH [--budgets 300MB 500MB 2GB] [--modes MODE ...] [--workers 2]
     [--ranks 2]

@@ -1,4 +1,4 @@
-"""How fast does each loading mode give batches of a folder of photographs?
+"""Measures how fast each loading mode gives batches of a folder of photographs.
 
     python benchmarks/modes.py PATH [--workers N] [--rounds 5] [--json]
 

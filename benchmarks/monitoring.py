@@ -1,4 +1,4 @@
-"""What does counting cost? The hooks and the statistics of a batch, beside the batch itself.
+"""Measures what counting costs: hooks and statistics of a batch, beside the batch itself.
 
     python benchmarks/monitoring.py [--batches 2000]
 

@@ -1,4 +1,4 @@
-"""How long does it take to know which sample is next, and how much memory?
+"""Compares how long it takes to know which sample is next, and how much memory.
 
     python benchmarks/order.py [--sizes 1e6 1e8 1e9] [--rounds 5] [--seconds 300] [--memory SIZE]
     [--clock cpu] [--only NAME ...]

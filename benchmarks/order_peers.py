@@ -1,4 +1,4 @@
-"""How does each peer of `order.py` give the indices of an epoch?
+"""How each peer of `order.py` gives the indices of an epoch.
 
 Each is a class that is made for N samples and makes everything else in `first`, which is timed:
 nothing is there beforehand but the integers that the order follows from. Seeds are fixed, since an

@@ -1,5 +1,5 @@
-"""How fast do samples come out of shards that MosaicML Streaming and LitData wrote, by headrace and
-by these libraries?
+"""Compares how fast samples come out of shards of MosaicML Streaming and LitData, by headrace and
+by these libraries.
 
     python benchmarks/others.py PATH [--limit N] [--workers 2] [--rounds 5] [--only NAME ...]
                                 [--work FOLDER] [--json]

@@ -1,4 +1,4 @@
-"""How is each peer used, so that it does the same job as headrace?
+"""The peers of `images.py`, each used so that it does the same job as headrace.
 
 Each function is a contestant (see `common.py`) that gives batches of 3 x 224 x 224 images of JPEG
 files, as the peer's own documentation shows it first, with the settings that it recommends where

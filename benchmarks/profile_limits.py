@@ -1,4 +1,4 @@
-"""Does `profile_dataloader` find a limit that was planted, and keep its predictions?
+"""Tests whether `profile_dataloader` finds a limit that was planted, and keeps its predictions.
 
     python benchmarks/profile_limits.py [--runs 10] [--seconds 24] [--only NAME ...] [--json]
 

@@ -1,5 +1,5 @@
-"""How fast does `headrace.read_rows` give random rows as one array, in one process, beside h5py's
-and zarr-python's fancy indexing?
+"""Compares how fast `headrace.read_rows` gives random rows as one array, in one process, with
+h5py's and zarr-python's fancy indexing.
 
     python benchmarks/read_rows.py [--side 96] [--samples 8192] [--rows 1024] [--rounds 5]
     [--layouts NAME ...] [--only NAME ...]

@@ -1,4 +1,4 @@
-"""How well does a block shuffle mix, beside a full shuffle?
+"""Measures how well a block shuffle mixes, beside a full shuffle.
 
     python benchmarks/shuffling.py [--seeds 5] [--json] [--write]
 

@@ -1,4 +1,4 @@
-"""How are rows of a sparse matrix read by headrace and by its peers?
+"""How headrace and its peers read rows of a sparse matrix.
 
 Each function is a contestant (see `common.py`), as the peer's own documentation shows it first,
 over the files of a `Cells`.

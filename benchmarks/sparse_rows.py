@@ -1,4 +1,4 @@
-"""How fast do random rows come out of sparse matrices that lie on a disk as AnnData wrote them?
+"""Compares how fast random rows come out of sparse matrices on a disk, as AnnData wrote them.
 
     python benchmarks/sparse_rows.py [--cells 200000] [--genes 20000] [--density 0.05] [--quick]
     [--workers N] [--seconds S] [--rounds 5]

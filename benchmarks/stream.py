@@ -1,4 +1,4 @@
-"""How fast are samples streamed from a server, and how soon does the first batch come?
+"""Compares how fast samples are streamed from a server, and how soon the first batch comes.
 
     python benchmarks/stream.py [PHOTOS] [--latency 1 20 100] [--order shuffled stored] [--samples
     32768] [--side 96] [--shard MB]

@@ -1,4 +1,4 @@
-"""How does each contestant of `stream.py` read samples from a server?
+"""How each contestant of `stream.py` reads samples from a server.
 
 Each function is a contestant (see `common.py`) that gives batches of uint8 images and their numbers
 out of files that lie on the server in its own format, as the peer's own documentation shows it

@@ -1,4 +1,4 @@
-"""Which server do all contestants of `stream.py` read from?
+"""The server that all contestants of `stream.py` read from.
 
     python benchmarks/stream_server.py FOLDER
 

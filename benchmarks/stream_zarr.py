@@ -1,4 +1,4 @@
-"""How fast do samples of a Zarr store come from a server, and how soon does the first batch come?
+"""Compares how fast samples of a Zarr store come from a server, and how soon the first batch comes.
 
     python benchmarks/stream_zarr.py [--rows 1 8 32] [--latency MS] [--samples 4096] [--side 96]
     [--bandwidth MB] [--workers N]

@@ -1,4 +1,4 @@
-"""How fast do rows come out of Arrow and Parquet files, at random and in blocks?
+"""Compares how fast rows come out of Arrow and Parquet files, at random and in blocks.
 
     python benchmarks/tables.py [--work DIR] [--rows 300000] [--width 256] [--workers N] [--rounds
     5] [--only NAME ...] [--json]

@@ -1,5 +1,5 @@
-"""How fast is a large text indexed, and how fast do random lines and blocks of tokens come out of
-it?
+"""Compares how fast a large text is indexed, and how fast random lines and blocks of tokens come
+out of it.
 
     python benchmarks/text.py [--work DIR] [--gb 5] [--tokens 200] [--workers N] [--rounds 5]
     [--only NAME ...] [--json]

@@ -1,5 +1,5 @@
-"""How fast does a small network train on photographs in each loading mode, and are the batches and
-losses the same?
+"""Measures how fast a small network trains on photographs in each loading mode, and compares
+batches and losses.
 
     # a folder of class folders, or a packed train.h5
     python benchmarks/training.py PATH [--epochs 4] [--json]

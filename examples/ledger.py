@@ -1,4 +1,4 @@
-"""Which samples were trained on, over all lives of a job, and which of their steps count?
+"""Records which samples were trained on, over all lives of a job, and which of their steps count.
 
 A life is what happens between a start and an end, be it wanted or not. Each rank of each life
 writes a file: a line that says where the life began, and a line for each step. Of a life that was

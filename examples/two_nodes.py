@@ -150,7 +150,7 @@ class Node:
 
 
 def _is_gone(process: psutil.Process) -> bool:
-    """Has it ended? Its new parent, a container's first process perhaps, may never ask how."""
+    """True if it has ended. Its new parent, perhaps a container's first process, never asks how."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -260,7 +260,7 @@ def free_port() -> int:
 
 
 def _may_isolate() -> bool:
-    """May this process make networks, and cables between them?"""
+    """True if this process may make networks, and cables between them."""
     if (
         sys.platform != "linux"
         or os.geteuid() != 0

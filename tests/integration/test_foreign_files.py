@@ -38,7 +38,7 @@ def written(script: str, kind: str, package: str, folder: Path) -> Any:
 
 
 def same(sample: Any, row: Any) -> bool:
-    """Is a sample the row that the library gives, bit by bit?"""
+    """True if a sample is the row that the library gives, bit by bit."""
     if isinstance(sample, dict):
         return all(same(value, row[name]) for name, value in sample.items())
     if isinstance(sample, tuple):

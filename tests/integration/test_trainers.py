@@ -181,7 +181,7 @@ def outcomes(cases: list[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def once(ranks: list[dict[str, Any]], n: int, doubled: int) -> bool:
-    """Has each of n samples come, and `doubled` of them twice?"""
+    """True if each of n samples has come, and `doubled` of them twice."""
     drawn = [index for rank in ranks for batch in rank["batches"] for index in batch]
     return set(drawn) == set(range(n)) and len(drawn) == n + doubled
 

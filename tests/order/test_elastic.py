@@ -46,7 +46,7 @@ def dealt(parts: list[list[int]]) -> list[int]:
 
 
 def is_too_short(n: int, world_size: int, drop_last: bool, pad: bool) -> bool:
-    """Can't each rank have a sample, where nothing may be repeated?"""
+    """True if a rank gets no sample, where nothing may be repeated."""
     return 0 < n < world_size and not pad and not drop_last
 
 

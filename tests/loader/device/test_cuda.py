@@ -86,8 +86,8 @@ def warm(loader: Any) -> Any:
 
 
 def is_right(batch: torch.Tensor, step: int) -> torch.Tensor:
-    """Asked of the current stream, which sleeps before and works in many small kernels after: is
-    it the batch of this step?
+    """True, on the current stream, if it is the batch of this step: the stream sleeps before and
+    works in many small kernels after.
     """
     torch.cuda._sleep(500_000)
     worked = batch
