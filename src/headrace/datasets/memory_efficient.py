@@ -89,13 +89,21 @@ class Foreign(Source):
     thread_safe = False
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self._length = _length_of(dataset)
-        self._dataset, self._seed = dataset, seed
+        if isinstance(dataset, (IterableDataset, Mapping, type)) or not (
+            hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        ):
+            raise ConfigError(
+                "data_path must be a path, or a dataset with __getitem__ and __len__, not "
+                f"{described(dataset)}"
+            )
+        try:
+            self._length = len(dataset)
+        except (TypeError, NotImplementedError) as error:
+            raise ConfigError(f"data_path: {described(dataset)} has no length: {error}") from error
+        self._dataset = dataset
+        self._seed = seed
         self._answers_batches = answers_batches(dataset)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._draws = False
+        self._draws = False  # True: its batches draw random numbers
         self._seeder: SampleSeeder | None = None
         # a thread may hold the parent's lock while it forks
         self._lock = PerProcess(threading.Lock)
@@ -167,15 +175,8 @@ class Foreign(Source):
         return f"finished samples of {name}, seed {self._seed}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("_draws", "_seeder", "_lock")
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        # another process finds its own generators, also those of functions that it imports
+        return {**vars(self), "_seeder": None}
 
 
 def copy_of(sample: Any) -> Any:
@@ -191,31 +192,6 @@ def copy_of(sample: Any) -> Any:
     except Exception as error:
         what = f"{type(sample).__name__} {sample!r:.60}"
         raise TypeError(f"samples must be picklable, and the {what} is not: {error}") from error
-
-
-def _length_of(dataset: Any) -> int:
-    if isinstance(dataset, (IterableDataset, Mapping, type)) or not (
-        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    ):
-        raise ConfigError(
-            "data_path must be a path, or a dataset with __getitem__ and __len__, not "
-            f"{described(dataset)}"
-        )
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise ConfigError(f"data_path: {described(dataset)} has no length: {error}") from error
-
-
-def foreign_targets(dataset: Any, length: int) -> Any:
-    """The `targets` of another library's dataset, if there is one per sample."""
-    targets: Any = getattr(dataset, "targets", None)
-    if isinstance(targets, torch.Tensor):
-        targets = targets.numpy(force=True)
-    is_column = isinstance(targets, (list, tuple)) or (
-        isinstance(targets, np.ndarray) and targets.ndim
-    )
-    return targets if is_column and len(targets) == length else None
 
 
 class MemoryEfficientDataset(BaseDataset):
@@ -275,7 +251,8 @@ class MemoryEfficientDataset(BaseDataset):
         options = {**options, "max_memory_usage": max_memory_usage, "loading_mode": loading_mode}
         check_common({**given, **options})
         self._adds_transforms = False
-        is_path = _is_path(data_path)
+        entries = data_path if isinstance(data_path, (list, tuple)) else [data_path]
+        is_path = all(isinstance(entry, (str, bytes, os.PathLike)) for entry in entries)
         if of_format and not is_path:
             names = ", ".join(of_format)
             raise ConfigError(f"{names}: data_path is a dataset, so pass this option to it instead")
@@ -318,7 +295,14 @@ class MemoryEfficientDataset(BaseDataset):
         """Caches the finished samples of another library's dataset."""
         source = Foreign(dataset, options.get("seed", 42))
         has_pairs = given["transforms"] is not None or given["target_transform"] is not None
-        targets = foreign_targets(dataset, len(source))
+        targets: Any = getattr(dataset, "targets", None)
+        if isinstance(targets, torch.Tensor):
+            targets = targets.numpy(force=True)
+        is_column = (
+            isinstance(targets, (list, tuple, np.ndarray)) and getattr(targets, "ndim", 1) > 0
+        )
+        if not is_column or len(targets) != len(source):
+            targets = None
         decoder = ForeignDecoder(has_pairs)
         super().__init__(source, sample_decoder=decoder, targets=targets, **given, **options)
         self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
@@ -354,11 +338,3 @@ class _Shown:
 
     def __repr__(self) -> str:
         return self._text
-
-
-def _is_path(data_path: Any) -> bool:
-    """True for a path, or a list of paths."""
-    one = (str, bytes, os.PathLike)
-    return isinstance(data_path, one) or (
-        isinstance(data_path, (list, tuple)) and all(isinstance(path, one) for path in data_path)
-    )

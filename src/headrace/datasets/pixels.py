@@ -32,7 +32,7 @@ from headrace.collate.vision import STATISTICS, Normalization
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import format_size
-from headrace.memory.processes import renew_after_fork
+from headrace.memory.processes import PerProcess
 
 
 class Plugin(NamedTuple):
@@ -83,21 +83,13 @@ Left = Callable[[], int]
 """Returns the bytes that the budget leaves to this process."""
 
 
-class _Claimed:
-    """The bytes that threads of this process have claimed. A child process starts with none, since
-    the parent's threads don't decode there.
-    """
+class _Claims(threading.Condition):
+    """The bytes that threads of this process have claimed; notified when some are released."""
 
-    def __init__(self) -> None:
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        self.changed = threading.Condition()
-        self.nbytes = 0
+    nbytes = 0
 
 
-_claimed = _Claimed()
+_claims = PerProcess(_Claims)  # a forked child has none: the parent's threads don't decode there
 
 
 @contextlib.contextmanager
@@ -122,17 +114,16 @@ def claimed(left: Left | None, height: int, width: int, nbytes: int) -> Iterator
             f"budget leaves {format_size(remaining)}: use fewer workers or a smaller batch_size, "
             "raise max_memory_usage, or shrink the image"
         )
-    with _claimed.changed:
-        _claimed.changed.wait_for(
-            lambda: not _claimed.nbytes or _claimed.nbytes + nbytes <= remaining
-        )
-        _claimed.nbytes += nbytes
+    claims = _claims.get()
+    with claims:
+        claims.wait_for(lambda: not claims.nbytes or claims.nbytes + nbytes <= remaining)
+        claims.nbytes += nbytes
     try:
         yield
     finally:
-        with _claimed.changed:
-            _claimed.nbytes -= nbytes
-            _claimed.changed.notify_all()
+        with claims:
+            claims.nbytes -= nbytes
+            claims.notify_all()
 
 
 def _image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | None) -> int:

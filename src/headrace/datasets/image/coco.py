@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,6 @@ class CocoTargets(FlatTargets):
             stored size of the image.
     """
 
-    counts: InitVar[Iterable[int]]
     arrays: dict[str, npt.NDArray[Any]]
     image_ids: IntArray
     file_sizes: IntArray
@@ -82,9 +81,6 @@ class CocoTargets(FlatTargets):
     segmentations: PackedNames | None
     where: str
     is_packed: bool = False
-
-    def __post_init__(self, counts: Iterable[int]) -> None:
-        super().__init__(counts)
 
     def _target(self, index: int) -> Any:
         found = self.objects(index)

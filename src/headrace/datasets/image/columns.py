@@ -25,25 +25,18 @@ from headrace.io.remote.options import RemoteOptions
 _CLASSES = "cls"
 
 
-def encoded_image(value: Any, column: str) -> bytes:
-    """The encoded image in a value of a column: the value itself, or its field "bytes".
-
-    Raises:
-        FormatError: there is no image.
-    """
-    data = value
-    if isinstance(value, dict):
-        data = value.get("bytes")
-    if isinstance(data, bytes):
-        return data
-    raise FormatError(f"column {column!r} must contain encoded images, not {value!r:.60}")
-
-
 class TableImages(TableSource):
-    """The encoded images in one column of a table."""
+    """The encoded images in one column of a table: its values, or their fields "bytes"."""
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        return [encoded_image(value, self.names[0]) for value in super().read(indices)]
+        values = super().read(indices)
+        images = [value.get("bytes") if isinstance(value, dict) else value for value in values]
+        for value, image in zip(values, images, strict=True):
+            if not isinstance(image, bytes):
+                raise FormatError(
+                    f"column {self.names[0]!r} must contain encoded images, not {value!r:.60}"
+                )
+        return images
 
 
 class TarImages(TarSource):

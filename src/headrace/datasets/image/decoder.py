@@ -204,8 +204,8 @@ class ImageDecoder(Decoder):
     def held_as(self) -> str:
         """Identifies how records become values."""
         return (
-            f"ImageDataset {self.color} {self.image_size} {self.channels_first} "
-            f"{self.is_stored_decoded}{' exact' if self.exact else ''}"
+            f"{type(self).__name__} {self.color} {self.image_size} {self.channels_first} "
+            f"{self.is_stored_decoded} {self.exact}"
         )
 
     def decode(self, record: Any) -> Any:
@@ -295,9 +295,16 @@ class ImageDecoder(Decoder):
         else:
             np.copyto(out, pixels)
 
+    def _target_row(self, size: tuple[int, ...]) -> ArraySpec | None:
+        """Shape and dtype of the target of an image of that size. None: targets are listed."""
+        return ArraySpec((), np.dtype(np.int64))
+
     def sample_nbytes(self) -> int | None:
         row = self._row(self.image_size)
-        return None if row is None else row.nbytes + 8
+        if row is None:
+            return None
+        target = self._target_row(row.shape[1:])
+        return None if target is None else row.nbytes + target.nbytes
 
     def unnormalized(self) -> Unnormalized | None:
         if self.transformed or self.normalize is not True:
@@ -317,10 +324,6 @@ class JointDecoder(ImageDecoder):
 
     splits_targets = True
 
-    @property
-    def held_as(self) -> str:
-        return f"{super().held_as} {type(self).__name__}"
-
     def value_spec(self) -> None:
         return None
 
@@ -330,17 +333,9 @@ class JointDecoder(ImageDecoder):
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
         row = self._row(self.image_size)
-        if row is None or not self._joins(collating):
+        if row is None or not collating.stacks:
             return None
         return row, self._target_row(row.shape[1:])
-
-    def _joins(self, collating: Collating) -> bool:
-        """True if the images of a batch are stacked."""
-        return collating.stacks
-
-    def _target_row(self, size: tuple[int, ...]) -> ArraySpec | None:
-        """Shape and dtype of the target of an image of that size. None: targets are listed."""
-        return ArraySpec((), np.dtype(np.int64))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -380,10 +375,6 @@ class MaskDecoder(JointDecoder):
             if self.transform_input == "numpy":
                 return image, np.array(mask)
         return image, torch.from_numpy(mask.astype(np.int64))
-
-    def sample_nbytes(self) -> int | None:
-        row = self._row(self.image_size)
-        return None if row is None else row.nbytes + self._target_row(row.shape[1:]).nbytes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -458,9 +449,12 @@ class BoxDecoder(JointDecoder):
         shape = record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left)
         return value, np.array(shape, np.int64)
 
-    def _joins(self, collating: Collating) -> bool:
+    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, None] | None:
+        row = self._row(self.image_size)
         function = collating.function
-        return type(function) is DetectionCollator and function.stack and collating.calls(function)
+        if row is None or type(function) is not DetectionCollator:
+            return None
+        return (row, None) if function.stack and collating.calls(function) else None
 
     def _target_row(self, size: tuple[int, ...]) -> None:
         return None
@@ -499,9 +493,6 @@ class BoxDecoder(JointDecoder):
                 masks[number] = cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
             made["masks"] = torch.from_numpy(masks)
         return made
-
-    def sample_nbytes(self) -> None:
-        return None
 
 
 def _areas(boxes: npt.NDArray[Any]) -> Any:

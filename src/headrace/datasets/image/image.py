@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -30,17 +30,22 @@ from headrace.datasets.image.decoder import (
 )
 from headrace.datasets.image.labels import (
     BY_FOLDERS,
+    FOLDERS,
     UNSET,
     Labels,
+    Table,
     TargetsArgument,
     Wanted,
     checked_targets,
-    given_targets,
+    encoded,
     is_coco,
+    keys_for,
+    labels_in,
     mask_numbers,
     metadata_beside,
     names_masks,
     read_labels,
+    separated,
 )
 from headrace.datasets.pixels import PLUGINS, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
@@ -118,22 +123,26 @@ def open_images(
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     """The targets of files other than masks: from their folders, a file of labels, or as given.
 
+    Strings become class numbers, in sorted order, and lists of strings multi-hot vectors
+    (`MultiHot`). Other values are unchanged.
+
     Raises:
-        ConfigError, DataNotFoundError, FormatError, MissingNameError, AccessError: see
-            `folder_targets`, `given_targets`, `read_labels` and `read_coco`.
+        ConfigError, DataNotFoundError: a file has no target, or a target no file.
+        FormatError, AccessError, RemoteError: the file of labels is damaged, or can't be read.
+        MissingNameError: a table has no column of that name.
     """
-    if wanted.targets in BY_FOLDERS:
-        beside = None
-        if wanted.targets is UNSET:
-            beside = metadata_beside(files, reach, wanted.delimiter)
-        if beside is not None:
-            names = [repr(name) for name in beside.columns if name != beside.key]
-            if len(names) == 1 or wanted.target_name is not None:
-                return given_targets(wanted._replace(targets=beside, delimiter=None), files)
-            raise ConfigError(
-                f"{beside.where} has the columns {', '.join(names)}: name one, or a list, by "
-                "target_name= (targets=None: no targets; targets='folders': class folders)"
-            )
+    targets = wanted.targets
+    if targets is UNSET:
+        targets = metadata_beside(files, reach, wanted.delimiter) or FOLDERS
+        if isinstance(targets, Table):
+            names = [repr(name) for name in targets.columns if name != targets.key]
+            if len(names) > 1 and wanted.target_name is None:
+                raise ConfigError(
+                    f"{targets.where} has the columns {', '.join(names)}: name one, or a list, by "
+                    "target_name= (targets=None: no targets; targets='folders': class folders)"
+                )
+            wanted = wanted._replace(delimiter=None)
+    if targets == FOLDERS:
         wanted.refuse_options()
         numbers, classes = folder_targets(files, only_classes=wanted.targets is UNSET)
         if numbers is None:
@@ -143,15 +152,28 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
                 "CSV of labels (targets=None: no targets)"
             )
         return Labels(numbers, classes)
-    if not isinstance(wanted.targets, (str, os.PathLike)):
-        return given_targets(wanted, files)
-    path = os.fspath(wanted.targets)
-    found = read_labels(path, files, reach, wanted.delimiter)
-    if isinstance(found, dict) and is_coco(found):
-        wanted.refuse_options("masks", "unused_targets")
-        boxes = read_coco(found, redact(path), files, wanted.masks, wanted.unused_targets)
-        return Labels(boxes, list(boxes.class_to_idx))
-    return given_targets(wanted._replace(targets=found, delimiter=None), files)
+    if isinstance(targets, (str, os.PathLike)):
+        path = os.fspath(targets)
+        targets = read_labels(path, files, reach, wanted.delimiter)
+        wanted = wanted._replace(delimiter=None)
+        if isinstance(targets, dict) and is_coco(targets):
+            wanted.refuse_options("masks", "unused_targets")
+            boxes = read_coco(targets, redact(path), files, wanted.masks, wanted.unused_targets)
+            return Labels(boxes, list(boxes.class_to_idx))
+    if isinstance(targets, Table):
+        wanted.refuse_options("target_name", "label_separator", "unused_targets")
+        return labels_in(targets, files, wanted)
+    if targets is None:
+        wanted.refuse_options("label_separator")
+        return Labels(None, [])
+    if isinstance(targets, Mapping):
+        wanted.refuse_options("label_separator", "unused_targets")
+        keys = keys_for(targets, files, unused=wanted.unused_targets)
+        values = [targets[key] for key in keys]
+    else:
+        wanted.refuse_options("label_separator")
+        values = list(map(targets, files))
+    return Labels(*encoded(separated(values, wanted.label_separator), "targets"))
 
 
 def _open_packed(

@@ -12,6 +12,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
@@ -128,36 +129,6 @@ def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
         "targets must be labels by file name (a mapping, a table, or the path of one), a callable, "
         f"a folder of masks, or None, not {described(targets)}: pass dict(zip(names, values))"
     )
-
-
-def given_targets(wanted: Wanted, files: FileSet) -> Labels:
-    """Targets from a mapping by relative path or file name, a table of these, or a callable.
-
-    Strings become class numbers, in sorted order, and lists of strings multi-hot vectors
-    (`MultiHot`). Other values are unchanged.
-
-    Args:
-        wanted: the targets and their options; see `ImageDataset`.
-        files: the files that they belong to.
-
-    Raises:
-        ConfigError, DataNotFoundError: a file has no target, or a target no file.
-        MissingNameError: a table has no column of that name.
-    """
-    targets = wanted.targets
-    if isinstance(targets, Table):
-        wanted.refuse_options("target_name", "label_separator", "unused_targets")
-        return _of_table(targets, files, wanted)
-    if isinstance(targets, Mapping):
-        wanted.refuse_options("label_separator", "unused_targets")
-        keys = keys_for(targets, files, unused=wanted.unused_targets)
-        values = [targets[key] for key in keys]
-    else:
-        wanted.refuse_options("label_separator")
-        if targets is None:
-            return Labels(None, [])
-        values = [targets(os.fsdecode(files.path(i))) for i in range(len(files.names))]
-    return Labels(*encoded(_separated(values, wanted.label_separator), "targets"))
 
 
 # -- names
@@ -352,6 +323,7 @@ def _common_end(names: Iterable[str]) -> str:
 # -- values
 
 
+@dataclass(eq=False)
 class FlatTargets(TargetSequence):
     """Targets of any number of items each. Items are concatenated in arrays, which views share.
 
@@ -359,7 +331,9 @@ class FlatTargets(TargetSequence):
         counts: number of items of each target ([n]).
     """
 
-    def __init__(self, counts: Iterable[int]) -> None:
+    counts: InitVar[Iterable[int]]
+
+    def __post_init__(self, counts: Iterable[int]) -> None:
         self._ends = np.cumsum([0, *counts], dtype=np.int64)
         self._chosen: IntArray = np.arange(len(self._ends) - 1)
 
@@ -428,19 +402,20 @@ def encoded(values: list[Any], where: str = "") -> tuple[Any, list[str]]:
     if are_labels and any(values):
         several = MultiHot(values)
         return several, several.classes
-    if all(_is_integer(value) and int(value) in _INT64 for value in values):
+    integers = [
+        value
+        for value in values
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    ]
+    too_large = [value for value in integers if int(value) not in _INT64]
+    if too_large and where:
+        raise ConfigError(f"{where} has {too_large[0]}, which does not fit int64: use a string")
+    if len(integers) == len(values) and not too_large:
         return np.array(values, np.int64), []
-    for value in values if where else ():
-        if _is_integer(value) and int(value) not in _INT64:
-            raise ConfigError(f"{where} has {value}, which does not fit int64: use a string")
     return list(values), []
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _separated(values: list[Any], separator: str | None) -> list[Any]:
+def separated(values: list[Any], separator: str | None) -> list[Any]:
     """Strings of several labels as lists of labels."""
     if separator is None or not all(isinstance(value, str) for value in values):
         return values
@@ -522,7 +497,7 @@ class Table(NamedTuple):
         where = f"targets: column {name!r} of {self.where}"
         values = [self.columns[name][row] for row in rows]
         if separator is not None:
-            values = _separated(values, separator)
+            values = separated(values, separator)
         elif self.is_text:
             column = parsed(self.columns[name])
             unclear = column.rounded or " and ".join(map(repr, column.same or ()))
@@ -553,7 +528,13 @@ def _is_missing(value: Any) -> bool:
     return value is None or bool(value != value) or value == ""
 
 
-def _of_table(table: Table, files: FileSet, wanted: Wanted) -> Labels:
+def labels_in(table: Table, files: FileSet, wanted: Wanted) -> Labels:
+    """The targets of files in a table.
+
+    Raises:
+        ConfigError, DataNotFoundError: a file has no target, or a target no file.
+        MissingNameError: the table has no column of that name.
+    """
     key = table.key_for(files)
     rows = table.rows_for(key, files, wanted.unused_targets)
     names = [name for name in table.columns if name != key]
