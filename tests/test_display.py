@@ -23,7 +23,7 @@ def test_explanations_show_as_lines() -> None:
 def test_bars_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of Jupyter, without ipywidgets."""
     ipython = ModuleType("IPython")
-    ipython.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})  # type: ignore[attr-defined]
+    ipython.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with progress_bar(None, total=3) as bar, progress_bar(None, is_short=True, total=3) as short:

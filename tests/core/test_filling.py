@@ -195,7 +195,7 @@ class TestFormatsOfOnesOwn:
 @pytest.mark.parametrize("mode", ["lazy", "eager", "cached"])
 def test_images(photos: Path, mode: str) -> None:
     for options in ({}, {"normalize": False, "hold": "encoded"}, {"color": "L"}):
-        images = ImageDataset(photos, image_size=32, loading_mode=mode, progress=False, **options)  # type: ignore[arg-type]
+        images = ImageDataset(photos, image_size=32, loading_mode=mode, progress=False, **options)
         lazy = ImageDataset(photos, image_size=32, **options)  # type: ignore[arg-type]
         wrapped = MemoryEfficientDataset(lazy, loading_mode=mode, progress=False)
         for dataset in (images, wrapped):

@@ -36,7 +36,7 @@ def test_tar_files_are_streamed(tmp_path: Path) -> None:
     with open_dataset(folder) as dataset:
         assert isinstance(dataset, StreamingDataset) and len(dataset) == 7
     for mode in ("lazy", "cached"):
-        with MemoryEfficientDataset(folder, loading_mode=mode, progress=False) as dataset:  # type: ignore[arg-type]
+        with MemoryEfficientDataset(folder, loading_mode=mode, progress=False) as dataset:
             assert [sample["__key__"] for sample in dataset] == [f"{n:06d}" for n in range(7)]
     with pytest.raises(FormatError):
         open_dataset(write(tmp_path / "packed", {"a.tar.gz": b"x"}))

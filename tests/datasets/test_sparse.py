@@ -100,7 +100,7 @@ def all_rows(dataset: Any) -> Any:
 def test_rows_of_all_layouts(files: dict[str, Path]) -> None:
     for name, path in files.items():
         for direct, layout in ((True, "csr"), (False, "dense")):
-            with SparseDataset(path, direct=direct, layout=layout) as dataset:  # type: ignore[arg-type]
+            with SparseDataset(path, direct=direct, layout=layout) as dataset:
                 assert dataset.shape == (ROWS, COLUMNS) and len(dataset) == ROWS
                 assert dataset.columns == [f"gene {n}" for n in range(COLUMNS)]
                 assert np.array_equal(all_rows(dataset), DENSE), (name, layout)
@@ -560,7 +560,7 @@ def test_pack_writes_dense_rows(gzipped: Path, tmp_path: Path) -> None:
         assert packed.sample_source.info.classes == [*KINDS]
     for layout in ("csr", "pairs"):
         with pytest.raises(ConfigError):
-            pack(SparseDataset(gzipped, layout=layout), tmp_path / "b.h5", progress=False)  # type: ignore[arg-type]
+            pack(SparseDataset(gzipped, layout=layout), tmp_path / "b.h5", progress=False)
 
 
 # -- the laws

@@ -73,7 +73,7 @@ def check(host: Any, device: Any, epochs: int = 1) -> list[Any]:
         assert same(batches, plain)
         all_batches += batches
     inputs = [batch[0] for batch in all_batches if isinstance(batch, tuple)]
-    map_tensors(inputs, lambda tensor: dtypes.append(tensor.dtype) or tensor)  # type: ignore[func-returns-value]
+    map_tensors(inputs, lambda tensor: dtypes.append(tensor.dtype) or tensor)
     assert torch.uint8 not in dtypes
     assert device.get_stats()["normalized_on_device"] == len(all_batches)
     assert host.get_stats()["normalized_on_device"] == 0

@@ -221,7 +221,7 @@ def test_arguments_that_make_no_sense(store: Path) -> None:
 def test_rows_of_several_stores(tmp_path: Path) -> None:
     data = [np.random.default_rng(n).integers(0, 99, (n, 4)) for n in (5, 9)]
     for number, rows in enumerate(data):
-        root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number)  # type: ignore[arg-type]
+        root = zarr.open_group(tmp_path / f"{number}.zarr", mode="w", zarr_format=2 + number)
         root.create_array("x", data=rows, chunks=(2, 4))
         root.create_array("y", data=np.arange(len(rows)), chunks=(4,))
     dataset = ZarrDataset(str(tmp_path / "*.zarr"), "x", target_name="y")

@@ -159,7 +159,7 @@ def test_a_worker_without_a_batch_in_its_first_epoch(plant: Plant, make_loader: 
     loader.close()
     loader = make_loader(Numbers(2), batch_size=2, num_workers=2, **FORKED)
     forks = iter([False, True])
-    plant._count = lambda: setattr(plant, "_is_doomed", next(forks, False))  # type: ignore[method-assign]
+    plant._count = lambda: setattr(plant, "_is_doomed", next(forks, False))
     try:
         for _ in range(2):
             assert batches_of(loader) == [[0, 1]]

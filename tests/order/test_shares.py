@@ -90,7 +90,7 @@ def test_a_sampler_s_subclass_and_other_loops_share_nothing_out() -> None:
 def test_a_share_is_shared_out_again() -> None:
     order = EpochOrder(40, global_batch=10)
     with pytest.raises(ConfigError, match=r"OrderSampler .* Shard"):
-        list(DataLoader(range(40), batch_sampler=Shard(BatchSampler(sampler(2), 5, False))))  # type: ignore[arg-type]
+        list(DataLoader(range(40), batch_sampler=Shard(BatchSampler(sampler(2), 5, False))))
     with pytest.raises(ConfigError, match=r"OrderSampler .* Wrapper"):
         list(DataLoader(range(40), 5, sampler=Wrapper(sampler(2))))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"RankBatches .* Shard"):

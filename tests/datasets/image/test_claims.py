@@ -82,7 +82,7 @@ def test_a_jpeg_counts_at_the_size_it_is_decoded_at(tmp_path: Path) -> None:
         ({"image_size": None}, "100"),
         ({"color": "L"}, "20[4-7]"),
     ):
-        dataset = ImageDataset(tmp_path, targets=None, max_memory_usage=FREE, **options)  # type: ignore[arg-type]
+        dataset = ImageDataset(tmp_path, targets=None, max_memory_usage=FREE, **options)
         with pytest.raises(SampleError, match=rf"takes {nbytes}\S+ MB, .* leaves 6\d\.\d MB"):
             dataset[0]
     dataset = ImageDataset(tmp_path, targets=None, max_memory_usage=FREE)

@@ -244,7 +244,7 @@ class TestExact:
         wanted = [resize_image(decoded(path), (12, 12)) for path in paths_of(photos)]
         whole = [RandomResizedCrop(12, (1, 1), (4 / 3, 4 / 3))]
         for options in ({"transform": whole}, {"image_size": 12}):
-            exact = ImageDataset(photos, decode="exact", normalize=False, **options)  # type: ignore[arg-type]
+            exact = ImageDataset(photos, decode="exact", normalize=False, **options)
             fast = ImageDataset(photos, normalize=False, **options)  # type: ignore[arg-type]
             for (image, _), pixels in zip(exact, wanted, strict=True):
                 assert np.array_equal(array_of(image), pixels)

@@ -296,7 +296,7 @@ class TestGiven:
         save(tmp_path / "own" / "1.png")
         for wrong, how in ((None, "skip"), (len, "skip"), ("folders", "skip"), ({}, "warn")):
             with pytest.raises(ConfigError, match="unused_targets"):
-                ImageDataset(tmp_path / "own", targets=wrong, unused_targets=how)  # type: ignore[arg-type]
+                ImageDataset(tmp_path / "own", targets=wrong, unused_targets=how)
 
 
 def csv(folder: Path, text: str | bytes, name: str = "targets.txt") -> str:

@@ -149,7 +149,7 @@ def test_samples_that_can_t_be_read(kind: str, tmp_path: Path) -> None:
             stand_in = dataset[1]
             with pytest.raises(SampleError, match="sample 2 "):
                 Batcher(dataset, collating(kind)).make(BatchRequest([1, 2], 0, 0))
-        with opened(tmp_path, kind, on_error=lambda *_: stand_in, **options) as dataset:  # noqa: B023
+        with opened(tmp_path, kind, on_error=lambda *_, one=stand_in: one, **options) as dataset:
             request = BatchRequest([1, 2, 0], 0, 0)
             made = Batcher(dataset, collating(kind)).make(request).batch
             slow = Batcher(dataset, collating(kind)).of_samples(request).batch

@@ -311,7 +311,9 @@ class DirectChunks(Chunks):
                 f"{self.where(number)} takes {self.nbytes:,} bytes when it is decoded, for which "
                 "there is no room"
             ) from error
-        return flat.view(self.dtype).reshape(self.grid.chunks, order=self.order)  # type: ignore[call-overload,no-any-return]
+        order: Any = self.order
+        chunk: AnyArray = flat.view(self.dtype).reshape(self.grid.chunks, order=order)
+        return chunk
 
     def by_row(self) -> DirectChunks:
         """The same array, whose rows lie in their chunks as they are, with one row a chunk."""

@@ -503,10 +503,9 @@ def _join_columns(
         raise ConfigError(f"join must be 'inner', 'outer' or None, not {join!r}")
     first = files[0]
     width = first.matrix.shape[1]
-    are_alike = all(
-        file.matrix.shape[1] == width and np.array_equal(file.names, first.names)  # type: ignore[arg-type]
-        for file in files
-    )
+    each: list[Any] = [file.names for file in files]  # None where a file names none
+    are_alike = all(np.array_equal(one, each[0]) for one in each)
+    are_alike = are_alike and all(file.matrix.shape[1] == width for file in files)
     are_named = columns is not None and np.asarray(columns).dtype.kind not in "biu"
     names: list[str] | None = None
     if not are_alike:
