@@ -152,7 +152,7 @@ def test_a_disk_that_becomes_full_ends_admission(
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         assert not store.put(2, content(1))
-        assert store._full and store.write_error is not None
+        assert store.header.full and store.write_error is not None
     assert (store.get(1) == content(1)).all() and store.get(2) is MISSING
     assert store.stats()["held"] == 1
 

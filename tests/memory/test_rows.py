@@ -125,7 +125,7 @@ def rows_of(count: int, shape: tuple[int, ...] = (4,), dtype: str = "f4") -> Any
 def test_rows_for_which_there_is_no_room_are_refused() -> None:
     store, rows = store_of(20, 8), rows_of(20)
     assert store.put_many(range(6), list(rows[:6])) and store.put_many(range(3, 8), rows[3:8])
-    assert not store.put(9, rows[9]) and store._full and store.get(9) is MISSING
+    assert not store.put(9, rows[9]) and store.header.full and store.get(9) is MISSING
     assert [np.array_equal(store.get(i), rows[i]) for i in range(8)] == [True] * 8
     store.use_lru()
     assert store.put_many(range(10, 14), rows[10:14])

@@ -227,16 +227,12 @@ class ProcessLock:
         self._fd = fd
         self._threads = PerProcess(threading.Lock)
 
-    def of_threads(self) -> threading.Lock:
-        """The lock among the threads of this process."""
-        return self._threads.get()
-
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
         """Yields True with the lock held; False where another process is stopped while it holds
         it.
         """
-        with self.of_threads():
+        with self._threads.get():
             if fcntl is None:  # Windows: what is locked is a process's own there
                 yield True
                 return

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import math
 import mmap
@@ -44,7 +45,6 @@ import pickle
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -85,19 +85,6 @@ class _Lease:
     __slots__ = ("__weakref__",)
 
 
-class _Return(weakref.ref[_Lease]):
-    """What a lease leaves at its death: a weak reference whose callback, an append to a deque, is
-    atomic and takes no lock, so that it may run in any thread and in the garbage collector; and it
-    runs no Python code, in which a KeyboardInterrupt would get lost.
-    """
-
-    __slots__ = ("slot",)
-    slot: int
-
-    def __index__(self) -> int:
-        return self.slot
-
-
 class _Window(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a slot, which hold its lease, as tensors over them hold this."""
 
@@ -119,9 +106,10 @@ class Ring:
         self.planned: int = max(1, int(slots))
         self.key: tuple[int, int] = (os.getpid(), next(_numbers))
         self._memory = AnonymousMemory(self.planned * STRIDE, "ring")
-        self._free: deque[int | _Return] = deque(range(self.planned))
+        # slots as keys, so that C code alone puts one back: see `lease`
+        self._free: dict[int, object] = dict.fromkeys(range(self.planned))
         # by slot: a weak reference that dies first calls nobody
-        self._returns: dict[int, _Return] = {}
+        self._leases: dict[int, weakref.ref[_Lease]] = {}
         self._idle: list[int] = []  # grown once, and without pages now
         self.total: int = self.planned
         self.grown: int = 0
@@ -138,7 +126,8 @@ class Ring:
     def take(self) -> int:
         """The number of a free slot."""
         while len(self._free) > self.planned:
-            extra = int(self._free.popleft())
+            extra, *_ = list(self._free)  # a list at once: a lease may die in any thread
+            del self._free[extra]
             self._maps.pop(extra, None)
             # the whole slot: a batch that failed was never mapped here
             if hasattr(mmap, "MADV_REMOVE"):
@@ -148,8 +137,8 @@ class Ring:
                 ):
                     whole.madvise(mmap.MADV_REMOVE)
             self._idle.append(extra)
-        with contextlib.suppress(IndexError):
-            return int(self._free.pop())
+        with contextlib.suppress(KeyError):
+            return self._free.popitem()[0]
         if self._idle:
             return self._idle.pop()
         self.grown += 1
@@ -201,11 +190,13 @@ class Ring:
         return mapped
 
     def lease(self, slot: int) -> _Lease:
-        """An object at whose death the slot is free again."""
+        """An object at whose death the slot is free again.
+
+        It may die in any thread and in the garbage collector: what is called then is atomic, takes
+        no lock, and runs no Python code, in which a KeyboardInterrupt would get lost.
+        """
         lease = _Lease()
-        returned = _Return(lease, self._free.append)
-        returned.slot = slot
-        self._returns[slot] = returned
+        self._leases[slot] = weakref.ref(lease, functools.partial(self._free.__setitem__, slot))
         return lease
 
     def window(self, slot: int, start: int, nbytes: int, lease: _Lease | None) -> _Window:

@@ -35,6 +35,7 @@ chance", implemented by appending a spared sample again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -42,6 +43,7 @@ import math
 import os
 import pickle
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -62,7 +64,6 @@ MISSING: Final[Any] = type(
 )()
 """What `get` returns for a sample that is not held (None may be a sample)."""
 
-POLICIES = ("keep", "lru")
 TABLE = 9
 """Bytes of the index table for each sample of the dataset, held or not."""
 _UNDECIDED, _ROWS, _MIXED = range(3)  # layouts
@@ -115,6 +116,14 @@ class Layout(NamedTuple):
         )
 
 
+def _fence() -> None:
+    """Keeps the loads before from passing the loads after, on every CPU."""
+    lock = threading.Lock()  # which nobody else holds, nor did at a fork
+    for _ in range(2):
+        with lock:
+            pass
+
+
 def _pieces_of(value: Any) -> list[memoryview]:
     """A sample of any kind as a pickle and the buffers that it left out."""
     buffers: list[memoryview] = []
@@ -154,17 +163,22 @@ def _value_of(entry: bytearray) -> Any:
     return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
-class _Number:
-    """One of the numbers at the start of a store's memory, for all processes."""
+class _Header(ctypes.Structure):
+    """The numbers at the start of a store's memory, for all processes."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def __get__(self, store: SampleStore, owner: type) -> int:
-        return store.header[self._at]
-
-    def __set__(self, store: SampleStore, value: int) -> None:
-        store.header[self._at] = value
+    head: int
+    tail: int
+    admitted: int
+    evicted: int
+    full: int
+    lru: int
+    reduced: int  # bytes of the capacity that may not be used now
+    capped: int  # bytes of the capacity that may never be used
+    released: int
+    clean: int  # position up to which pages were given back
+    looked: int  # when a process last checked for memory pressure
+    kind: int  # _UNDECIDED, _ROWS or _MIXED
+    _fields_ = [(name, ctypes.c_int64) for name in __annotations__]
 
 
 class SampleStore:
@@ -184,19 +198,6 @@ class SampleStore:
             None: anonymous memory.
     """
 
-    _head = _Number(0)
-    _tail = _Number(1)
-    _admitted = _Number(2)
-    _evicted = _Number(3)
-    _full = _Number(4)
-    _lru = _Number(5)
-    _reduced = _Number(6)  # bytes of the capacity that may not be used now
-    _capped = _Number(7)  # bytes of the capacity that may never be used
-    _released = _Number(8)
-    _clean = _Number(9)  # position up to which pages were given back
-    _looked = _Number(10)
-    _kind = _Number(11)  # _UNDECIDED, _ROWS or _MIXED
-
     def __init__(
         self,
         length: int,
@@ -205,10 +206,6 @@ class SampleStore:
         max_items: int | None = None,
         memory: AnonymousMemory | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"cache_policy must be one of {', '.join(POLICIES)}, not {policy!r}")
-        if max_items is not None and max_items < 1:
-            raise ConfigError(f"max_items must be at least 1 or None, not {max_items!r}")
         self.length: int = int(length)
         self.max_items: int | None = max_items
         self._memory = memory or AnonymousMemory(log_at(length) + max(0, int(capacity)), "store")
@@ -220,7 +217,7 @@ class SampleStore:
         memory = self._memory
         self._log_at = log_at(self.length)
         self.capacity: int = memory.nbytes - self._log_at
-        self.header: memoryview[int] = memoryview(memory.map)[:128].cast("q")
+        self.header = _Header.from_buffer(memory.map)
         self._table = memory.array(_TABLE_AT, (self.length,), np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, (self.length,), np.uint8)
         self._log = memoryview(memory.map)[self._log_at :]
@@ -233,7 +230,7 @@ class SampleStore:
     # -- what is held
 
     def __len__(self) -> int:
-        return max(0, self._admitted - self._evicted)
+        return max(0, self.header.admitted - self.header.evicted)
 
     def __contains__(self, index: int) -> bool:
         return bool(self._table[index])
@@ -244,29 +241,24 @@ class SampleStore:
         missing: list[int] = wanted[self._table[wanted] == 0].tolist()
         return missing
 
-    @property
-    def policy(self) -> str:
-        """ "keep" or "lru"."""
-        return POLICIES[self._lru]
-
     def use_lru(self) -> None:
         """From now on, and in all processes, what is read makes room for itself."""
-        self._lru = 1
+        self.header.lru = 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of the samples held."""
-        return self._head - self._tail
+        return self.header.head - self.header.tail
 
     @property
     def limit(self) -> int:
         """Bytes that may be held now: the capacity, or less since memory was short."""
-        return self.capacity - self._reduced
+        return self.capacity - self.header.reduced
 
     @property
     def is_mixed(self) -> bool:
         """True if the samples are not all arrays of numbers of one shape and dtype."""
-        return self._kind == _MIXED
+        return self.header.kind == _MIXED
 
     def stats(self) -> dict[str, int]:
         """Of all processes: samples held, their bytes, how many were admitted and evicted, bytes
@@ -275,9 +267,9 @@ class SampleStore:
         return {
             "held": len(self),
             "held_bytes": self.nbytes,
-            "admitted": self._admitted,
-            "evicted": self._evicted,
-            "released_bytes": self._released,
+            "admitted": self.header.admitted,
+            "evicted": self.header.evicted,
+            "released_bytes": self.header.released,
         }
 
     @staticmethod
@@ -293,7 +285,7 @@ class SampleStore:
     @property
     def layout(self) -> Layout | None:
         """The layout of the rows; None where entries are general, or none was written yet."""
-        if self._kind != _ROWS:
+        if self.header.kind != _ROWS:
             return None
         if self._layout is None:
             data = self._memory.map[_SPEC_AT:_TABLE_AT]
@@ -318,25 +310,29 @@ class SampleStore:
         whole = torch.frombuffer(self._log, dtype=dtype, count=shape[0] * entry // width)
         return whole.as_strided(shape, (entry // width, 1), at // width)
 
-    def _size(self, layout: Layout | None) -> int:
+    @property
+    def _size(self) -> int:
         """Bytes of the log that are used: rows never pass its end."""
+        layout = self.layout
         if layout is None:
             return self.capacity
         return self.capacity // layout.entry * layout.entry
 
-    def _copied(self, position: int, nbytes: int, size: int) -> bytearray:
+    def _copied(self, position: int, nbytes: int) -> bytearray:
+        """Bytes of the log from a position on."""
+        size = self._size
         start = position % size
         entry = bytearray(self._log[start : min(size, start + nbytes)])
         if len(entry) < nbytes:
             entry += self._log[: nbytes - len(entry)]
         return entry
 
-    def _head_at(self, position: int, layout: Layout | None) -> tuple[int, int]:
+    def _head_at(self, position: int) -> tuple[int, int]:
         """Index and bytes of an entry."""
-        head = np.frombuffer(self._copied(position, 16, self._size(layout)), np.int64)
-        if layout is not None:
-            return int(head[0]), layout.entry
-        return int(head[0]), int(head[1])
+        index, nbytes = np.frombuffer(self._copied(position, 16), np.int64).tolist()
+        if self.layout is not None:
+            nbytes = self.layout.entry
+        return index, nbytes
 
     # -- reading
 
@@ -347,23 +343,23 @@ class SampleStore:
         if position < 0:
             return MISSING
         if layout is None:
-            _, nbytes = self._head_at(position, layout)
+            _, nbytes = self._head_at(position)
             if not self._is_held(index, position, layout):
                 return MISSING
         else:
             nbytes = layout.entry
-        entry = self._copied(position, nbytes, self._size(layout))
+        entry = self._copied(position, nbytes)
         if not self._is_held(index, position, layout):
             return MISSING
-        if self._lru:
+        if self.header.lru:
             self._touched[index] = 1
         if layout is None:
             return _value_of(entry)
         return np.ndarray(layout.spec.shape, layout.spec.dtype, entry, layout.at)
 
     def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
-        self._fence()
-        if int(self._table[index]) != position + 1 or self._tail > position:
+        _fence()
+        if int(self._table[index]) != position + 1 or self.header.tail > position:
             return False
         return self.is_mixed is (layout is None)
 
@@ -375,15 +371,9 @@ class SampleStore:
         rows = Rows(self, layout, indices)
         if rows.oldest < 0:
             return None
-        if self._lru:
+        if self.header.lru:
             self._touched[indices] = 1
         return rows
-
-    def _fence(self) -> None:
-        # two lock pairs keep the loads before from passing the loads after, on every CPU
-        for _ in range(2):
-            with self._lock.of_threads():
-                pass
 
     # -- writing
 
@@ -397,7 +387,7 @@ class SampleStore:
         """Holds samples, which may be the rows of an array; False where there is no room for all of
         them.
         """
-        if self._full and not self._lru:
+        if self.header.full and not self.header.lru:
             return all(index in self for index in indices)
         layout = Layout.of_values(values)
         pieces: list[list[memoryview]] = []
@@ -417,28 +407,28 @@ class SampleStore:
                     values = [values[n] for n in missing]
                 return self._append_rows(indices, values, layout)
             except OSError as error:  # the disk of a shared file is full
-                self._full = 1
+                self.header.full = 1
                 self.write_error = error
                 return False
             finally:
-                if self._reduced and self._head - self._clean > _GRAIN:
+                if self.header.reduced and self.header.head - self.header.clean > _GRAIN:
                     self._give_pages_back()
 
     def _decide(self, layout: Layout | None) -> Layout | None:
         """How samples are written that have a layout themselves."""
-        if self._kind == _UNDECIDED and layout is not None:
+        if self.header.kind == _UNDECIDED and layout is not None:
             spec = pickle.dumps(tuple(layout.spec))
             self._memory.map[_SPEC_AT : _SPEC_AT + len(spec)] = spec
-            self._kind = _ROWS
+            self.header.kind = _ROWS
         known = self.layout
         if known is not None and known == layout:
             return layout
         if known is not None:
             # a writer killed on the way leaves the number too low, never too high
-            self._evicted = self._admitted
+            self.header.evicted = self.header.admitted
             self._table[:] = 0
-            self._tail = self._head
-        self._kind = _MIXED
+            self.header.tail = self.header.head
+        self.header.kind = _MIXED
         return None
 
     def _append_rows(
@@ -448,9 +438,9 @@ class SampleStore:
         entries = self._entries
         done = 0
         while done < len(indices):
-            if not self._makes_room(layout.entry, layout):
+            if not self._makes_room(layout.entry):
                 return False
-            head = self._head
+            head = self.header.head
             start = head // layout.entry % len(entries)
             count = min(len(indices) - done, len(entries) - start)
             count = min(count, (self.limit - self.nbytes) // layout.entry)
@@ -464,40 +454,38 @@ class SampleStore:
                 places["row"] = some
             else:
                 np.stack(some, out=places["row"])
-            self._head = head + places.nbytes
+            self.header.head = head + places.nbytes
             self._table[places["index"]] = head + layout.entry * np.arange(count) + 1
             self._touched[places["index"]] = 0
-            self._admitted += count
+            self.header.admitted += count
             done += count
         return True
 
     def _append(self, index: int, pieces: list[memoryview]) -> bool:
         head = _head_of(index, pieces)
-        if not self._makes_room(int(head[1]), None):
+        nbytes = int(head[1])
+        if not self._makes_room(nbytes):
             return False
-        self._write(index, int(head[1]), [head.data.cast("B"), *pieces], self.capacity)
+        self._write(index, nbytes, [head.data.cast("B"), *pieces])
         return True
 
-    def _makes_room(self, nbytes: int, layout: Layout | None) -> bool:
+    def _makes_room(self, nbytes: int) -> bool:
         """True if there is room for an entry, where samples may be evicted for it."""
-        if nbytes > min(self.limit, self._size(layout)):
+        if nbytes > min(self.limit, self._size):
             return False
+        most = math.inf if self.max_items is None else self.max_items
         spared = 0
-        while not self._has_room(nbytes):
-            if not self._lru:
-                self._full = 1
+        while len(self) >= most or self.nbytes + nbytes > self.limit:
+            if not self.header.lru:
+                self.header.full = 1
                 return False
-            spared += self._evict(spared < _SPARED, layout)
+            spared += self._evict(spared < _SPARED)
         return True
 
-    def _has_room(self, nbytes: int) -> bool:
-        if self.max_items is not None and len(self) >= self.max_items:
-            return False
-        return self.nbytes + nbytes <= self.limit
-
-    def _write(self, index: int, nbytes: int, pieces: Sequence[memoryview], size: int) -> None:
+    def _write(self, index: int, nbytes: int, pieces: Sequence[memoryview]) -> None:
         """Writes an entry, whose pieces are aligned."""
-        head = self._head
+        size = self._size
+        head = self.header.head
         at = head
         for piece in pieces:
             start = at % size
@@ -506,34 +494,34 @@ class SampleStore:
                 self._memory.allocate(self._log_at + begin, len(part))
                 self._log[begin : begin + len(part)] = part
             at += up(len(piece), _ALIGNED)
-        self._head = head + nbytes
+        self.header.head = head + nbytes
         self._table[index] = head + 1
         self._touched[index] = 0
-        self._admitted += 1
+        self.header.admitted += 1
 
-    def _evict(self, spare: bool, layout: Layout | None) -> bool:
+    def _evict(self, spare: bool) -> bool:
         """Gives the oldest entry's bytes back. True if it was read since, and so is to be spared:
         then it is written again, as the newest one.
         """
-        tail = self._tail
-        if tail == self._head:  # a writer was killed who had counted what is not there
-            self._evicted = self._admitted
+        tail = self.header.tail
+        if tail == self.header.head:  # a writer was killed who had counted what is not there
+            self.header.evicted = self.header.admitted
             return False
-        index, nbytes = self._head_at(tail, layout)
+        index, nbytes = self._head_at(tail)
         is_held = int(self._table[index]) == tail + 1
         is_spared = is_held and spare and bool(self._touched[index])
         copy = bytearray()
         if is_spared:
-            copy = self._copied(tail, nbytes, self._size(layout))
+            copy = self._copied(tail, nbytes)
         if is_held:
             # first: a writer killed here leaves the number too low, never too high
-            self._evicted += 1
+            self.header.evicted += 1
             self._table[index] = 0
-        self._tail = tail + nbytes
+        self.header.tail = tail + nbytes
         if is_spared:
-            self._write(index, nbytes, [memoryview(copy)], self._size(layout))
-            self._admitted -= 1
-            self._evicted -= 1
+            self._write(index, nbytes, [memoryview(copy)])
+            self.header.admitted -= 1
+            self.header.evicted -= 1
         return is_spared
 
     # -- memory pressure
@@ -543,9 +531,9 @@ class SampleStore:
         caller is to check then.
         """
         now = time.monotonic_ns()
-        if 0 <= now - self._looked < period * 1e9:
+        if 0 <= now - self.header.looked < period * 1e9:
             return False
-        self._looked = now
+        self.header.looked = now
         return True
 
     def release(self, nbytes: int) -> int:
@@ -560,7 +548,7 @@ class SampleStore:
                 return 0
             before = self.nbytes
             self._shrink_to(max(0, before - nbytes))
-            self._released += before - self.nbytes
+            self.header.released += before - self.nbytes
             return before - self.nbytes
 
     def cap(self, nbytes: int) -> None:
@@ -568,39 +556,38 @@ class SampleStore:
         with self._lock.held() as locked:
             if locked:
                 nbytes = min(max(0, nbytes), self.ceiling)
-                self._capped = self.capacity - nbytes
+                self.header.capped = self.capacity - nbytes
                 if nbytes < self.limit:
                     self._shrink_to(nbytes)
 
     @property
     def ceiling(self) -> int:
         """Bytes that may be held at most, ever."""
-        return self.capacity - self._capped
+        return self.capacity - self.header.capped
 
     def _shrink_to(self, nbytes: int) -> None:
-        layout = self.layout
-        self._reduced = self.capacity - nbytes
+        self.header.reduced = self.capacity - nbytes
         while self.nbytes > nbytes:
-            self._evict(False, layout)
+            self._evict(spare=False)
         self._give_pages_back()
 
     def grow(self, nbytes: int) -> None:
         """Allows so many bytes beyond those that are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
-                self._reduced = max(self._capped, self.capacity - self.nbytes - nbytes)
-                self._full = 0
+                self.header.reduced = max(self.header.capped, self.capacity - self.nbytes - nbytes)
+                self.header.full = 0
 
     def _give_pages_back(self) -> None:
         """Those of the log that hold no sample."""
-        size = self._size(self.layout)
-        head = self._head
+        size = self._size
+        head = self.header.head
         if size:
             begin = head % size
             end = begin + size - self.nbytes
             self._memory.punch(self._log_at + begin, self._log_at + min(end, size))
             self._memory.punch(self._log_at, self._log_at + end - size)
-        self._clean = head
+        self.header.clean = head
 
     # -- other processes
 
@@ -639,8 +626,8 @@ class Rows:
     def are_held(self) -> bool:
         """True if no sample was evicted since these rows were looked up."""
         store = self._store
-        store._fence()
-        if store.is_mixed or store._tail > self.oldest:
+        _fence()
+        if store.is_mixed or store.header.tail > self.oldest:
             return False
         return bool((store._table[self._indices] - 1 == self._positions).all())
 
