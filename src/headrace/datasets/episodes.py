@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_integer
-from headrace.casting import DTypeArgument, cast, cast_into, dtype_named, known_dtype
+from headrace.casting import DTypeArgument, cast, dtype_named, known_dtype
 from headrace.collate.sequences import Padding, to_rows
 from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
 from headrace.core.batcher import BatchReader, Collating, ColumnReader
@@ -83,7 +83,7 @@ class EpisodeDecoder(Decoder):
             return None
 
         def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
-            source.read_windows(indices, outs, cast_into)
+            source.read_windows(indices, outs)
             return sum(outs[key.name].size * key.dtype.itemsize for key in source.keys)
 
         return ColumnReader("windows straight from storage", dataset, self._specs, read)

@@ -125,7 +125,7 @@ def _are_episodes(
         return False
     try:
         files = where.server or LocalFiles(remote.cache_dir)
-        return features_beside(where.urls(), files) is not None
+        return features_beside(where, files) is not None
     except BaseException:
         if where.server is not None:
             where.server.close()

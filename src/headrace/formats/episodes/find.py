@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy as np
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError, MissingNameError, warn
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.episodes.rlds import DecodeImage, RecordEpisodes, Records
+from headrace.formats.episodes import rlds
+from headrace.formats.episodes.rlds import DecodeImage, RecordEpisodes
 from headrace.formats.episodes.source import (
     MASK,
     Episode,
@@ -35,7 +36,7 @@ from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.tree import StoredArray, Tree, join
 from headrace.formats.trees import look_into
 from headrace.formats.zarr.stores import ZARR
-from headrace.io.paths import listed_names
+from headrace.io.paths import listed_names, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
 
@@ -149,6 +150,23 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _is_pattern(name: str) -> bool:
     return any(letter in name for letter in "*?[")
+
+
+def _matching(pattern: str, keys: Sequence[str], static: Sequence[str]) -> list[str]:
+    """The keys that a pattern means, but for static ones; what is no pattern is a key itself."""
+    if not _is_pattern(pattern):
+        return [pattern.strip("/")]
+    return [key for key in keys if fnmatch.fnmatchcase(key, pattern) and key not in static]
+
+
+def _check_episodes(missing: Collection[str], names: Iterable[str]) -> None:
+    """Raises a MissingNameError if episodes that were asked for are missing."""
+    if missing:
+        absent = min(missing)
+        raise MissingNameError(
+            f"no file has an episode {absent!r}, which episodes= names; there are: "
+            f"{listed_names(names, absent)}"
+        )
 
 
 def by_key(option: str, given: Mapping[str, T], keys: Sequence[str]) -> dict[str, T]:
@@ -343,10 +361,7 @@ class _Finder:
                 )
         found: list[str] = []
         for pattern in patterns:
-            matches = [pattern.strip("/")]
-            if _is_pattern(pattern):
-                matches = [key for key in stored if fnmatch.fnmatchcase(key, pattern)]
-                matches = [key for key in matches if key not in self.options.static]
+            matches = _matching(pattern, stored, self.options.static)
             if not matches and self.options.keys is not None:
                 raise MissingNameError(
                     f"{tree.shown}: {group or '/'} has no arrays {pattern!r}; it has: "
@@ -417,7 +432,7 @@ def open_episodes(
     kind, where = look_for(data_path, (HDF5, ZARR, TFRECORD), reach)
     try:
         if isinstance(where, FileSet) and kind == TFRECORD:
-            return _of_records(Records(where, reach), options, windows, decode_image)
+            return _of_records(where, reach, options, windows, decode_image)
         return _of_trees(where, reach, options, windows, direct)
     except BaseException:
         if isinstance(where, FileSet) and where.server is not None:
@@ -426,45 +441,58 @@ def open_episodes(
 
 
 def _of_records(
-    records: Records, options: EpisodeOptions, windows: WindowOptions, decode_image: DecodeImage
+    found: FileSet,
+    reach: RemoteOptions,
+    options: EpisodeOptions,
+    windows: WindowOptions,
+    decode_image: DecodeImage,
 ) -> EpisodeSource:
     """The episodes of TFRecord files."""
+    source, features = rlds.open_records(found, reach)
     if options.groups is not None or isinstance(options.episodes, str):
         raise ConfigError(
             "groups=, and episodes= with the name of an array, are for HDF5 files and Zarr stores: "
             "of TFRecord files each record is an episode, and episodes= takes a list of names"
         )
-    lengths = records.source.steps
-    names = [f"episode_{number}" for number in range(len(lengths))]
-    chosen = lengths > 0
-    _warn_of_empty([records.source.location(number) for number in np.flatnonzero(~chosen).tolist()])
+    names = [f"episode_{number}" for number in range(len(source))]
+    chosen = source.steps > 0
+    _warn_of_empty([source.location(number) for number in np.flatnonzero(~chosen).tolist()])
     if options.episodes is not None:
-        missing = set(options.episodes).difference(names)
-        if missing:
-            absent = min(missing)
-            raise MissingNameError(
-                f"no file has an episode {absent!r}, which episodes= names; there are: "
-                f"{listed_names(names, absent)}"
-            )
+        _check_episodes(set(options.episodes).difference(names), names)
         chosen &= np.isin(names, options.episodes)
     numbers = np.flatnonzero(chosen)
-    found = dict.fromkeys(key for key in records.keys if key not in options.static)
-    if options.keys is not None:
-        found = {}
-        for pattern in options.keys:
-            matches = fnmatch.filter(records.keys, pattern) if _is_pattern(pattern) else [pattern]
-            found |= dict.fromkeys(matches)
-    steps = _windows_of([*found], options, windows)
-    keys: list[StepKey] = []
-    for name in found:
-        feature = records.feature(name)
-        keys.append(StepKey(name, feature.shape, np.dtype(feature.dtype), steps[name]))
-    static = {
-        name: _stacked(values) for name, values in records.static(options.static, numbers).items()
+    start = len(rlds.STEPS)
+    of_steps = {
+        name[start:]: feature for name, feature in features.items() if name.startswith(rlds.STEPS)
     }
-    named = [names[number] for number in numbers.tolist()]
-    cut = Windows(lengths[numbers], windows)
-    return RecordEpisodes(records, numbers, named, cut, keys, static, decode_image)
+    known = [name for name, feature in of_steps.items() if feature.encoding in rlds.READ]
+    wanted: dict[str, None] = {}
+    for pattern in options.keys or ("*",):
+        wanted |= dict.fromkeys(_matching(pattern, known, options.static))
+    steps = _windows_of([*wanted], options, windows)
+    keys: list[StepKey] = []
+    for name in wanted:
+        if name not in known:
+            reason = ""
+            if name in of_steps:
+                reason = f" (it holds {of_steps[name].encoding}: pass it in static=)"
+            raise MissingNameError(
+                f"{redact(source.shown[0])}: its steps have no {name!r} that can be cut into "
+                f"windows{reason}; they have: {listed_names(known, name)}"
+            )
+        feature = of_steps[name]
+        keys.append(StepKey(name, feature.shape, np.dtype(feature.dtype), steps[name]))
+    values = rlds.values_of(source, features, options.static, numbers)
+    return RecordEpisodes(
+        source,
+        numbers,
+        {name: of_steps[name] for name in wanted},
+        [names[number] for number in numbers.tolist()],
+        Windows(source.steps[numbers], windows),
+        keys,
+        {name: _stacked(each) for name, each in values.items()},
+        decode_image,
+    )
 
 
 def _of_trees(
@@ -482,12 +510,7 @@ def _of_trees(
         data_path, reach, None, finder, nodes=nodes, direct=direct, keeps=True
     )
     try:
-        if finder.missing:
-            absent = min(finder.missing)
-            raise MissingNameError(
-                f"no file has an episode {absent!r}, which episodes= names; there are: "
-                f"{listed_names(finder.known, absent)}"
-            )
+        _check_episodes(finder.missing, finder.known)
         episodes = [episode for each in found for episode in each]
         return _joined(episodes, finder, opened, windows)
     except BaseException:
@@ -523,7 +546,10 @@ def _joined(
         firsts = [edges[numbers[episode.path]] + episode.first for episode in episodes]
         rows = (np.array(firsts, np.int64), edges)
     lengths = np.array([episode.length for episode in episodes], np.int64)
-    return EpisodeSource(episodes, numbers, Windows(lengths, windows), arrays, static, opened, rows)
+    files = np.array([numbers[episode.path] for episode in episodes], np.int64)
+    names = [episode.name for episode in episodes]
+    cut = Windows(lengths, windows)
+    return EpisodeSource([*numbers], files, names, cut, arrays, static, opened, rows)
 
 
 def _warn_of_empty(episodes: Sequence[str]) -> None:

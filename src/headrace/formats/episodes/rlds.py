@@ -22,7 +22,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import Chunks, Grid
 from headrace.formats.arrays.reader import OpenArrays, visit
-from headrace.formats.episodes.source import Episode, EpisodeSource, Windows
+from headrace.formats.episodes.source import EpisodeSource, Windows
 from headrace.formats.files import check_splits
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.source import Description
@@ -40,7 +40,7 @@ STEPS = "steps/"
 _FEATURES = "features.json"
 _IMAGE = "image"
 _NUMBERS = "none"
-_READ = (_IMAGE, _NUMBERS, "bytes", "zlib")
+READ = (_IMAGE, _NUMBERS, "bytes", "zlib")
 """Encodings of what can be cut into windows."""
 
 
@@ -103,13 +103,20 @@ def _declared(node: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Fe
         yield name, Feature(str(node["pythonClassName"]).rpartition(".")[2])
 
 
-def features_beside(paths: Sequence[str], files: Files) -> dict[str, Feature] | None:
+def features_beside(found: FileSet, files: Files) -> dict[str, Feature] | None:
     """The features of the records of some files, by their names; None: the first of these has no
     `features.json` beside it that may be read, or it describes no steps.
 
     Raises:
         FormatError: one is damaged, or they differ.
     """
+    if _FEATURES not in found.beside:
+        found.beside[_FEATURES] = _read_features(found.urls(), files)
+    features: dict[str, Feature] | None = found.beside[_FEATURES]
+    return features
+
+
+def _read_features(paths: Sequence[str], files: Files) -> dict[str, Feature] | None:
     beside = list(dict.fromkeys(in_folder_of(path, _FEATURES) for path in paths))
     found: dict[str, Feature] | None = None
     try:
@@ -135,90 +142,63 @@ def features_beside(paths: Sequence[str], files: Files) -> dict[str, Feature] | 
     return found if found and FIRST in found else None
 
 
-class Records:
-    """The records of a data set of RLDS.
-
-    Args:
-        found: their files.
-        reach: how URLs are reached.
-
-    Attributes:
-        source: reads them.
-        features: by their names; those of steps begin with `STEPS`.
+def open_records(found: FileSet, reach: RemoteOptions) -> tuple[TFRecordSource, dict[str, Feature]]:
+    """The records of a data set of RLDS, and their features by name: those of steps begin with
+    `STEPS`.
 
     Raises:
         FormatError: there is no `features.json`; a file is damaged.
     """
-
-    def __init__(self, found: FileSet, reach: RemoteOptions) -> None:
-        check_splits(found)
-        paths = found.urls()
-        files: Files = found.server or LocalFiles(reach.cache_dir)
-        if found.server is None:
-            paths = list(map(os.path.abspath, paths))
-        features = features_beside(paths, files)
-        self.source: TFRecordSource = TFRecordSource(paths, files)
-        if features is None or not len(self.source.steps) == len(self.source):
-            raise FormatError(
-                f"{redact(paths[0])}: its records are not episodes of RLDS: each must have "
-                f"{FIRST!r}, which a {_FEATURES} in this folder describes, with all other "
-                "features: copy that file too, or read the records with open_dataset"
-            )
-        self.features: dict[str, Feature] = features
-        damaged = np.flatnonzero(self.source.steps < 0)
-        if len(damaged):
-            raise FormatError(
-                f"{self.source.location(int(damaged[0]))} is damaged: copy or write it again"
-            )
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of the features of steps that can be cut into windows."""
-        names = [name for name in self.features if name.startswith(STEPS)]
-        return [n[len(STEPS) :] for n in names if self.features[n].encoding in _READ]
-
-    def feature(self, name: str) -> Feature:
-        """A feature of the steps that can be cut into windows.
-
-        Raises:
-            MissingNameError: there is none.
-        """
-        if name in self.keys:
-            return self.features[STEPS + name]
-        reason = ""
-        if STEPS + name in self.features:
-            reason = f" (it holds {self.features[STEPS + name].encoding}: pass it in static=)"
-        raise MissingNameError(
-            f"{redact(self.source.shown[0])}: its steps have no {name!r} that can be cut into "
-            f"windows{reason}; they have: {listed_names(self.keys, name)}"
+    check_splits(found)
+    paths = found.urls()
+    files: Files = found.server or LocalFiles(reach.cache_dir)
+    if found.server is None:
+        paths = list(map(os.path.abspath, paths))
+    features = features_beside(found, files)
+    source = TFRecordSource(paths, files)
+    if features is None or not len(source.steps) == len(source):
+        raise FormatError(
+            f"{redact(paths[0])}: its records are not episodes of RLDS: each must have "
+            f"{FIRST!r}, which a {_FEATURES} in this folder describes, with all other "
+            "features: copy that file too, or read the records with open_dataset"
         )
+    damaged = np.flatnonzero(source.steps < 0)
+    if len(damaged):
+        raise FormatError(f"{source.location(int(damaged[0]))} is damaged: copy or write it again")
+    return source, features
 
-    def static(self, names: Sequence[str], numbers: IntArray) -> dict[str, list[Any]]:
-        """Values of records without an axis of time; of a feature of the steps that of the first.
 
-        Raises:
-            MissingNameError, FormatError: a record has no such feature, or is damaged.
-        """
-        stored = {name: STEPS + name if STEPS + name in self.features else name for name in names}
-        found: dict[str, list[Any]] = {name: [] for name in names}
-        ranges = self.source.byte_ranges(numbers if names else numbers[:0])
-        bounds = zip(ranges.file, ranges.start.tolist(), ranges.stop.tolist(), strict=True)
-        headers = {at: Headers(self.source.files, ranges.paths[at]) for at in set(ranges.file)}
-        for number, (file, start, stop) in zip(numbers.tolist(), bounds, strict=False):
-            values = values_in(headers[file], start, stop, [*stored.values()])
-            for name, place in stored.items():
-                feature = self.features.get(place)
-                if feature is None or not len(values.get(place, ())):
-                    raise MissingNameError(
-                        f"{self.source.location(number)} has no {name!r} for static=; there are: "
-                        f"{listed_names([*self.features], name)}"
-                    )
-                value = values[place][0]
-                if feature.encoding == _NUMBERS:
-                    first = values[place][: math.prod(feature.shape)]
-                    value = first.reshape(feature.shape).astype(feature.dtype)[()]
-                found[name].append(value)
-        return found
+def values_of(
+    source: TFRecordSource,
+    features: Mapping[str, Feature],
+    names: Sequence[str],
+    numbers: IntArray,
+) -> dict[str, list[Any]]:
+    """Values of some records without an axis of time; of a feature of the steps that of the first.
+
+    Raises:
+        MissingNameError, FormatError: a record has no such feature, or is damaged.
+    """
+    stored = {name: STEPS + name if STEPS + name in features else name for name in names}
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    ranges = source.byte_ranges(numbers if names else numbers[:0])
+    bounds = zip(ranges.file, ranges.start.tolist(), ranges.stop.tolist(), strict=True)
+    headers = {at: Headers(source.files, ranges.paths[at]) for at in set(ranges.file)}
+    for number, (file, start, stop) in zip(numbers.tolist(), bounds, strict=False):
+        values = values_in(headers[file], start, stop, [*stored.values()])
+        for name, place in stored.items():
+            feature = features.get(place)
+            if feature is None or not len(values.get(place, ())):
+                raise MissingNameError(
+                    f"{source.location(number)} has no {name!r} for static=; there are: "
+                    f"{listed_names([*features], name)}"
+                )
+            value = values[place][0]
+            if feature.encoding == _NUMBERS:
+                first = values[place][: math.prod(feature.shape)]
+                value = first.reshape(feature.shape).astype(feature.dtype)[()]
+            found[name].append(value)
+    return found
 
 
 class _Steps(NamedTuple):
@@ -283,8 +263,9 @@ class RecordEpisodes(EpisodeSource):
     """Episodes that are a record each, or windows over their steps.
 
     Args:
-        records: of all files.
+        source: the records of all files.
         numbers: those of the episodes.
+        features: of the steps, by key.
         names: of the episodes.
         windows, keys, static: see `EpisodeSource`.
         decode_image: decodes images.
@@ -292,24 +273,21 @@ class RecordEpisodes(EpisodeSource):
 
     def __init__(
         self,
-        records: Records,
+        source: TFRecordSource,
         numbers: IntArray,
+        features: Mapping[str, Feature],
         names: Sequence[str],
         windows: Windows,
         keys: Sequence[Any],
         static: dict[str, Any],
         decode_image: DecodeImage,
     ) -> None:
-        source = records.source
-        paths = [source.shown[number] for number in source.file_of(numbers).tolist()]
-        episodes = [
-            Episode(path, name, {}, {}, 0, 0) for path, name in zip(paths, names, strict=True)
-        ]
-        files = {path: number for number, path in enumerate(dict.fromkeys(paths))}
-        super().__init__(episodes, files, windows, keys, static, OpenArrays(source.files))
+        files = source.file_of(numbers)
+        opened = OpenArrays[Any](source.files)
+        super().__init__(source.shown, files, names, windows, keys, static, opened)
         self._numbers = numbers
-        self._features = {key.name: records.feature(key.name) for key in keys}
-        self._chunks = _RecordChunks(source, self._features)
+        self._features = features
+        self._chunks = _RecordChunks(source, features)
         self._decode_image = decode_image
 
     def _fetch(self, spans: Any, overlap: bool | None = None) -> None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.casting import cast_into
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
@@ -316,8 +317,9 @@ class EpisodeSource(ReadersSource):
     windows also `MASK`, bool [window].
 
     Args:
-        episodes: all of them.
-        numbers: of the files, by path: first those of episodes, then others that hold arrays.
+        paths: of the files: first those of episodes, then others that hold arrays.
+        file_of: [episodes] the number of the file of each.
+        names: of the episodes.
         windows: which steps a sample has.
         keys: the arrays.
         static: by name the value of each episode that has no axis of time.
@@ -328,8 +330,9 @@ class EpisodeSource(ReadersSource):
 
     def __init__(
         self,
-        episodes: Sequence[Episode],
-        numbers: Mapping[str, int],
+        paths: Sequence[str],
+        file_of: IntArray,
+        names: Iterable[str],
         windows: Windows,
         keys: Sequence[EpisodeArrays],
         static: dict[str, Sequence[Any] | SharedArray],
@@ -338,13 +341,12 @@ class EpisodeSource(ReadersSource):
     ) -> None:
         readers = [reader for key in keys for reader in key.readers]
         super().__init__("", opened, readers)
-        self.paths = list(numbers)
-        self.names = PackedNames(episode.name.encode() for episode in episodes)
+        self.paths = list(paths)
+        self.names = PackedNames(map(str.encode, names))
         self.windows = windows
         self.keys = tuple(keys)
         self.static = static
-        files_of = [numbers[episode.path] for episode in episodes]
-        self._file_of = SharedArray(np.array(files_of, np.int64))
+        self._file_of = SharedArray(file_of)
         self._rows = None if rows is None else tuple(map(SharedArray, rows))
 
     def __len__(self) -> int:
@@ -363,10 +365,9 @@ class EpisodeSource(ReadersSource):
         self,
         indices: IntArray,
         outs: Mapping[str, npt.NDArray[Any]],
-        cast_into: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None],
     ) -> None:
-        """Writes windows into arrays [windows, window, ...] by key, and their masks into that of
-        `MASK`. Those of another dtype than the key's are written by `cast_into`.
+        """Writes windows into arrays [windows, window, ...] by key, cast to their dtypes, and their
+        masks into that of `MASK`.
         """
         episodes, starts = self.windows.places(indices)
         into = {}

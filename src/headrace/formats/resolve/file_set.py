@@ -236,6 +236,7 @@ class FileSet(Sequence[str]):
         server: reads the files. None: they are local.
         given: the `data_path`, as the user passed it.
         kind: their format.
+        beside: what was read in files beside them, by the names of these files.
     """
 
     roots: tuple[str, ...]
@@ -247,6 +248,7 @@ class FileSet(Sequence[str]):
     server: RemoteFiles | None = None
     given: Any = None
     kind: Format | None = None
+    beside: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
