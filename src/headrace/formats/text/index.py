@@ -9,6 +9,7 @@ Line endings are those of Python's ``open``: LF, CR and CRLF.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -271,27 +272,32 @@ def _field_quotes(
     return np.array(found, np.int64)
 
 
-def _piece(start: int, part: bytes | bytearray) -> Piece:
-    data = np.frombuffer(part, np.uint8)
-    return Piece(start, data, _behind_feeds(data), CR in part)
+def _piece(start: int, buffer: bytes | bytearray, size: int) -> Piece:
+    data = np.frombuffer(buffer, np.uint8, size)
+    return Piece(start, data, _behind_feeds(data), buffer.find(CR, 0, size) >= 0)
 
 
 def _behind_feeds(data: npt.NDArray[np.uint8]) -> IntArray:
-    """The places right behind LFs: few words of eight bytes have one, and only those are searched
-    (`flatnonzero` over all bytes takes a fifth longer).
+    """The places right behind LFs: first the groups of sixteen bytes that have one are searched,
+    since `flatnonzero` is slow where few of very many are true.
     """
-    is_feed = np.empty(-(-data.size // 8) * 8, bool)
-    is_feed[data.size :] = False
-    np.equal(data, LF, out=is_feed[: data.size])
-    words = is_feed.view(np.uint64)
-    found = np.flatnonzero(words != 0)
-    inside = np.flatnonzero(words[found].view(bool))  # in the words found
-    places: IntArray = found[inside >> 3]
-    places <<= 3
-    inside &= 7
-    places += inside
-    places += 1
-    return places
+    is_feed = data == LF
+    groups = np.zeros(-(-data.size // 16), "<u2")  # a bit for each byte
+    groups.view(np.uint8)[: -(-data.size // 8)] = np.packbits(is_feed, bitorder="little")
+    found = np.flatnonzero(groups != 0)
+    if 2 * found.size > groups.size:
+        return np.flatnonzero(is_feed) + 1
+    bits = groups[found]
+    places = [np.empty(0, np.int64)]
+    while found.size:
+        others = bits & (bits - np.uint16(1))
+        lowest = (bits ^ others).astype(np.float64)
+        # the exponent of a float that is a power of two tells which bit that is
+        places.append(16 * found + (lowest.view(np.int64) >> 52) - 1022)
+        left = np.flatnonzero(others)
+        found = found[left]
+        bits = others[left]
+    return np.sort(np.concatenate(places), kind="stable")
 
 
 # -- the pass over all texts
@@ -374,23 +380,26 @@ class Scan:
         if self.files.is_remote:
             for start, part in in_order(cast(RemoteFiles, self.files), whole):
                 bar.update(len(part))
-                yield _piece(start, bytes(part))
+                yield _piece(start, bytes(part), len(part))
             return
         threads = min(THREADS, usable_cpus())
+        ranges = whole.split(PIECE)[0].each()
+        # reused: when all are taken, the next piece takes the place of the first
+        buffers = itertools.cycle([bytearray(PIECE) for _ in range(2 * threads)])
         with ThreadPoolExecutor(threads, "headrace-lines") as pool:
             tasks = (
-                (path, pool.submit(self._read, path, start, stop))
-                for path, start, stop in whole.split(PIECE)[0].each()
+                (path, pool.submit(self._read, path, start, stop, buffer))
+                for (path, start, stop), buffer in zip(ranges, buffers, strict=False)
             )
             with contextlib.closing(ordered.in_order(tasks, 2 * threads)) as read:
                 for _, piece in read:
                     bar.update(piece.data.size)
                     yield piece
 
-    def _read(self, path: str, start: int, stop: int) -> Piece:
-        buffer = bytearray(stop - start)
-        self.files.read_into(ByteRanges.of([(path, start, stop)]), [memoryview(buffer)])
-        return _piece(start, buffer)
+    def _read(self, path: str, start: int, stop: int, buffer: bytearray) -> Piece:
+        part = memoryview(buffer)[: stop - start]
+        self.files.read_into(ByteRanges.of([(path, start, stop)]), [part])
+        return _piece(start, buffer, len(part))
 
     def _pieces(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Those of one text, without the mark of UTF-8, which the first piece holds whole."""
