@@ -64,19 +64,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.formats.source.LONGEST", 8_000)
 
 
-# -- one value, one order
-
-
 # -- what is asked for
-
-
-def test_opening_with_an_index_is_one_round_trip(server: RangeServer, far_of: Any) -> None:
-    for attempt in range(2):
-        server.counts()
-        far_of(["a.h5", "b.h5"], "packed", target_name="targets", loading_mode="streaming")
-        counts = server.counts()
-        assert bool(counts["ranges"]) != bool(attempt)
-    assert counts["requests"] == 2  # versions of two files, at once
 
 
 @pytest.mark.usefixtures("small_blocks")

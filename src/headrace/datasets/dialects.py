@@ -12,7 +12,6 @@ from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.sparse import SparseDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.errors import DataNotFoundError
-from headrace.formats.arrays.packed import info_in
 from headrace.formats.episodes import find
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import DataPath
@@ -25,7 +24,7 @@ from headrace.io.remote.options import RemoteOptions
 
 def _packed_kind(tree: Tree) -> str | None:
     """ "image", "text" or "array"."""
-    info = info_in(tree.attrs(""), tree.path)
+    info = tree.info()
     return None if info is None else info.kind
 
 

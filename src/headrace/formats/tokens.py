@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, info_in
+from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
@@ -124,7 +124,7 @@ class PackedFile(NamedTuple):
         if not opened.files.is_remote:
             path = os.path.abspath(path)
         with opened.tree(path) as tree:
-            info = info_in(tree.attrs(""), path)
+            info = tree.info()
         if info is None or info.kind != KIND:
             raise FormatError(
                 f"{redact(path)} holds no texts that headrace packed: open it with "

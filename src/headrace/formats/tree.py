@@ -93,6 +93,10 @@ class Tree(ABC):
     def dtype(self, name: str) -> np.dtype[Any]:
         """The dtype of an array."""
 
+    def info(self) -> PackedInfo | None:
+        """What a pack says about itself; None: it is none."""
+        return info_in(self.attrs(""), self.path)
+
     def axis_names(self, name: str) -> Sequence[str]:
         """The names of an array's axes; empty ones where the file doesn't say."""
         return [""] * len(self.shape(name))
@@ -282,7 +286,7 @@ class TreeSource(ArraysSource):
         wanted: list[Any] = [name] if is_one else list(name or ())
         with opened.tree(path, [*wanted, targets]) as tree:
             self._file = tree.path
-            self.info: PackedInfo | None = info_in(tree.attrs(""), tree.path)
+            self.info: PackedInfo | None = tree.info()
             found = [tree.array_named(one, targets) for one in wanted]
             fields = {one: tree.reader(one) for one in found}
             for one, field in fields.items():

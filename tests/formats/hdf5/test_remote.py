@@ -8,16 +8,17 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
 import pytest
 
-from headrace import HDF5Dataset, create_dataloader
+from headrace import HDF5Dataset, create_dataloader, pack
 from headrace.errors import (
     AccessError,
     DataNotFoundError,
+    FileChangedError,
     FormatError,
     MissingNameError,
     RemoteError,
@@ -27,6 +28,7 @@ from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
+from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer
 
 N = 300
@@ -91,6 +93,16 @@ def test_rows_in_stored_order_are_fetched_once(server: RangeServer, tmp_path: Pa
 # -- many files
 
 
+class CountingFile(hdf5_far.RemoteFile):
+    """Files that h5py has opened."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __init__(self, files: RemoteFiles, known: hdf5_far.Known) -> None:
+        super().__init__(files, known)
+        self.opened.append(known.url)
+
+
 @pytest.fixture
 def shards(server: RangeServer, folder: Path, tmp_path: Path) -> list[str]:
     made = folder / tmp_path.name
@@ -117,6 +129,44 @@ def test_many_files_are_opened_at_once(
             assert bool(ranges(server)) != bool(attempt)
             assert [int(far[60 * number][0][0]) for number in range(10)] == [0, 1, 2, 3, 4] * 2
     assert gc.isenabled()
+
+
+def test_files_with_an_index_are_not_opened_by_h5py(
+    server: RangeServer, folder: Path, shards: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Until they are replaced."""
+    home = folder / tmp_path.name
+    with HDF5Dataset(folder / "a.h5", "packed", target_name="targets") as near:
+        pack(near, home / "pack.h5", workers=1)
+    jobs: list[tuple[Any, ...]] = [
+        (shards, "raw"),
+        (shards, ["packed", "raw"]),
+        ([server.url + "/a.h5"], "packed"),
+        ([f"{server.url}/{home.name}/pack.h5"], None),
+    ]
+    opened = CountingFile.opened
+    monkeypatch.setattr(hdf5_far, "RemoteFile", CountingFile)
+    for urls, names in jobs:
+        found = []
+        for most in (len(urls), 0):
+            opened.clear()
+            server.counts()
+            with HDF5Dataset(urls, names, target_name="targets", cache_dir=home / "cache") as far:
+                requests = server.counts()["requests"]
+                samples = [far[number] for number in range(0, len(far), 7)]
+                found.append([samples, far.fingerprint, far.explain()])
+            assert opened == urls[:most]
+        assert requests == len(urls)  # for their versions
+        assert same(*found)
+    options: Any = {"target_name": "targets", "cache_dir": home / "cache"}
+    with HDF5Dataset(shards, "raw", **options) as far:
+        with h5py.File(home / "3.h5", "r+") as file:
+            file["raw"][:] = 9
+        with pytest.raises(FileChangedError, match=r"3\.h5"):
+            far[200]
+    with HDF5Dataset(shards, "raw", **options) as far:
+        assert far[200][0].unique().tolist() == [9]
+    assert opened == [shards[3]]
 
 
 def test_a_bad_file_among_others_leaves_nothing_running(

@@ -10,8 +10,8 @@ import itertools
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -52,6 +52,43 @@ from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 
 _CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
+
+
+Filter = tuple[int, Sequence[int], str]
+"""The code of a filter, its values, and its name, as the file says it."""
+
+
+class Layout(NamedTuple):
+    """What it takes to read a dataset directly.
+
+    Attributes:
+        path: of the file that it lies in.
+        shape, chunks: of its grid.
+        filters: of its chunks.
+        fill: the value of chunks that were never written ([], of the elements' dtype).
+        places, written: see `ChunkTable`.
+    """
+
+    path: str
+    shape: Sequence[int]
+    chunks: Sequence[int]
+    filters: Sequence[Filter]
+    fill: AnyArray
+    places: IntArray
+    written: IntArray | None
+
+    def opened(self, name: str, files: Files) -> DirectChunks:
+        """The chunks of the dataset of that name."""
+        return DirectChunks(
+            Grid(tuple(self.shape), tuple(self.chunks)),
+            self.fill.dtype,
+            ChunkTable(self.path, files, self.places, self.written),
+            _pipeline_of(self.filters),
+            files,
+            path=self.path,
+            name=name,
+            fill=self.fill[()],
+        )
 
 
 class HDF5Array(LibraryRows):
@@ -107,8 +144,9 @@ class HDF5Array(LibraryRows):
 
 def rows_of(
     dataset: h5py.Dataset, path: str, name: str, opened: OpenTrees[h5py.File]
-) -> DirectChunks | LibraryChunks | HDF5Array:
-    """The chunks of a dataset of numbers, or the rows of one of objects.
+) -> Layout | LibraryChunks | HDF5Array:
+    """The layout of a dataset that is read directly; else its chunks, or its rows if it holds
+    objects.
 
     Args:
         dataset: open.
@@ -125,16 +163,16 @@ def rows_of(
     if not dataset.shape:
         raise FormatError(f"{where} is a single value without an axis of samples")
     behind = files_behind(dataset, path, opened.files)
-    chunks: DirectChunks | str = "direct=False"
+    layout: Layout | str = "direct=False"
     are_objects = holds_objects(dataset.dtype, where)
     if are_objects:
-        chunks = "elements of any size"
+        layout = "elements of any size"
     elif opened.direct:
-        chunks = _direct_chunks(dataset, name, opened.files, behind[0])
-    if isinstance(chunks, DirectChunks):
-        return chunks
+        layout = _layout_of(dataset, name, opened.files, behind[0])
+    if isinstance(layout, Layout):
+        return layout
     _check_filters(dataset, where)
-    array = HDF5Array(dataset, path, name, opened, behind, chunks)
+    array = HDF5Array(dataset, path, name, opened, behind, layout)
     if are_objects:
         return array
     elements, dtype = _elements(dataset)
@@ -172,8 +210,8 @@ def _elements(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
 # -- direct reads
 
 
-def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) -> DirectChunks | str:
-    """The chunks for direct reads, or why only h5py can read them."""
+def _layout_of(dataset: h5py.Dataset, name: str, files: Files, path: str) -> Layout | str:
+    """The layout for direct reads, or why only h5py can read the dataset."""
     why = _obstacle_of(dataset)
     if why is not None:
         return why
@@ -211,19 +249,18 @@ def _direct_chunks(dataset: h5py.Dataset, name: str, files: Files, path: str) ->
     fill = _fill_value(dataset, dtype)
     if fill is None and not is_whole:
         return "what was not written is no zeros, and each element an array"
-    chunks = DirectChunks(
-        Grid(shape, (*grid.chunks, *elements)),
-        dtype,
-        ChunkTable(path, files, places, None if is_whole else written),
-        Pipeline(_codecs_of(dataset)),
-        files,
-        path=path,
-        name=name,
-        fill=fill,
+    layout = Layout(
+        path,
+        shape,
+        (*grid.chunks, *elements),
+        _filters_of(dataset),
+        np.zeros((), dtype) if fill is None else fill,
+        places,
+        None if is_whole else written,
     )
-    if chunks.pipeline and _lacks_filters(chunks, grid, written, places):
+    if layout.filters and _lacks_filters(layout.opened(name, files), grid, written, places):
         return "chunks at its edge may lie there without their filters"
-    return chunks
+    return layout
 
 
 def _lacks_filters(chunks: DirectChunks, grid: Grid, written: IntArray, places: IntArray) -> bool:
@@ -267,7 +304,7 @@ def _obstacle_of(dataset: h5py.Dataset) -> str | None:
     if len(grows) == 1 and grows != [0]:
         return "HDF5 can't list the chunks of what grows along another axis than the first"
     try:
-        Pipeline(_codecs_of(dataset))
+        _pipeline_of(_filters_of(dataset))
     except ValueError as error:
         return str(error)
     return None
@@ -291,19 +328,19 @@ def place_of(dataset: h5py.h5d.DatasetID) -> int | None:
     return place
 
 
-def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> Any:
-    """The value of chunks that were never written; None: h5py can't tell it."""
+def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> AnyArray | None:
+    """The value of chunks that were never written ([]); None: h5py can't tell it."""
     plist = dataset.id.get_create_plist()
     if (
         plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED
         or plist.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
     ):
-        return np.zeros((), dtype)[()]
+        return np.zeros((), dtype)
     if ordered(dataset.dtype) != dtype:
         return None
     fill = np.zeros((), dtype)
     plist.get_fill_value(fill)
-    return fill[()]
+    return fill
 
 
 def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[IntArray, IntArray] | None:
@@ -344,43 +381,44 @@ def _counted(dataset: h5py.Dataset, grid: Grid, shown: str) -> tuple[IntArray, I
 
 # -- filters
 
-_Filter = tuple[int, int, tuple[int, ...], bytes]
 
-
-def _filters_of(dataset: h5py.Dataset) -> list[_Filter]:
+def _filters_of(dataset: h5py.Dataset) -> list[Filter]:
+    """The filters, in the order in which they encode."""
     plist = dataset.id.get_create_plist()
-    return [plist.get_filter(number) for number in range(plist.get_nfilters())]
+    filters: list[Filter] = []
+    for number in range(plist.get_nfilters()):
+        code, _, values, name = plist.get_filter(number)
+        if code == 2 and not values:  # shuffle
+            values = (dataset.dtype.itemsize,)
+        shown = name.decode("utf-8", "replace").partition(";")[0] or f"filter {code}"
+        filters.append((code, values, shown))
+    return filters
 
 
-def _name_of(filter_: _Filter) -> str:
-    """The name of a filter, as the file says it, or its number."""
-    return filter_[3].decode("utf-8", "replace").partition(";")[0] or f"filter {filter_[0]}"
-
-
-def _codecs_of(dataset: h5py.Dataset) -> list[Codec]:
-    """The filters, in the order in which they encode.
+def _pipeline_of(filters: Iterable[Filter]) -> Pipeline:
+    """Our own codecs for filters.
 
     Raises:
-        ValueError: there is one that we have not.
+        ValueError: there is one that we have not; see `Pipeline`.
     """
     codecs: list[Codec] = []
-    for filter_ in _filters_of(dataset):
-        code, _, values, _ = filter_
+    for code, values, name in filters:
         if code == 2:
-            codecs.append(Unshuffle(values[0] if values else dataset.dtype.itemsize))
+            codecs.append(Unshuffle(values[0]))
         elif code in _CODECS:
             codecs.append(_CODECS[code]())
         else:
-            raise ValueError(f"filter {_name_of(filter_)}")
-    return codecs
+            raise ValueError(f"filter {name}")
+    return Pipeline(codecs)
 
 
 def _check_filters(dataset: h5py.Dataset, where: str) -> None:
     """Raises a FormatError if h5py lacks a filter of a dataset."""
-    missing = [one for one in _filters_of(dataset) if not h5py.h5z.filter_avail(one[0])]
+    filters = _filters_of(dataset)
+    missing = [name for code, _, name in filters if not h5py.h5z.filter_avail(code)]
     if missing:
         raise FormatError(
-            f"{where} is packed with {', '.join(map(_name_of, missing))}, which h5py lacks: pip "
+            f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip "
             "install hdf5plugin, and import it; or register the filter with HDF5 "
             "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
         )

@@ -1,13 +1,15 @@
 """Gives h5py a remote file to read, and caches what opening it reads, so that the next start needs
-no requests.
+neither requests nor h5py.
 
 NOTE [ h5py and remote files ]
 
 * h5py reads through a file object, here `RemoteFile`: from the known pages of the file, else in
   aligned pieces from the server.
-* While a dataset is opened, the pages that h5py reads are recorded and become the file's index:
-  superblock, groups, headers, lists of chunks, the columns of packed files. Later openings find it
-  there. If they need more (another name), it is fetched, and the index is cached again with both.
+* While a dataset is opened, the pages that h5py reads are recorded (superblock, groups, headers,
+  lists of chunks), and so is what they say: shapes, layouts of arrays that are read directly,
+  columns such as targets. All of it becomes the file's index. Later openings find it there, and
+  h5py need not open the file, which takes a millisecond. If they need more (another name), it is
+  fetched, and the index is cached again with both.
 * h5py calls the file object while it holds its global lock. Destroying an h5py object needs the
   same lock. The garbage collector may do so in any thread, including those of the connections,
   which would then deadlock with the thread that waits for them. Therefore garbage collection is off
@@ -17,7 +19,9 @@ NOTE [ h5py and remote files ]
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -28,6 +32,7 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
+from headrace.dtypes import AnyArray
 from headrace.errors import BudgetError, FormatError, HeadraceError, MissingNameError
 from headrace.formats.hdf5.files import not_whole, without_gc
 from headrace.io.array_file import Arrays
@@ -54,35 +59,87 @@ _HELD = 8 << 20  # bytes of pages that are not recorded, for each open file
 T = TypeVar("T")
 
 
-class Pages:
-    """The pages of a file that are known: those of its index, and those that were fetched last.
+class Known:
+    """What is known of a remote file: its index, and the pages that were fetched last.
 
     Args:
-        url, size: of the file.
+        files, url: of the file.
         arrays: the index, if there is one.
+
+    Attributes:
+        facts: JSON values and arrays of numbers that were read, by kind and name.
+        is_new: something is known that is not in the index.
     """
 
-    def __init__(self, url: str, size: int, arrays: Arrays | None = None) -> None:
+    def __init__(self, files: RemoteFiles, url: str, arrays: Arrays | None = None) -> None:
         self.url = url
-        self.size = size
+        self.size: int = files.version(url).size
         self.is_new: bool = arrays is None
         self.is_recording = False
-        self.file: h5py.File | None = None
+        self.facts: dict[str, Any] = {}
+        self._files = files
+        self._file: h5py.File | None = None
         self._indexed: dict[int, bytes | memoryview] = {}
         self._fetched: OrderedDict[int, memoryview] = OrderedDict()
         if arrays is not None:
-            numbers, data = arrays
+            numbers, data, facts = arrays
             view = memoryview(data)  # type: ignore[arg-type]
             for at, number in enumerate(numbers.tolist()):
                 self._indexed[number] = view[at * PAGE : (at + 1) * PAGE]
+            self.facts = json.loads(facts.tobytes(), object_hook=_array_in)
 
     def arrays(self) -> Arrays:
-        """The index: the numbers of pages, sorted, and their bytes."""
+        """The index: the numbers of pages, sorted; their bytes; the facts."""
         numbers = sorted(self._indexed)
+        pages = b"".join([self._indexed[number] for number in numbers])
+        facts = json.dumps(self.facts, default=_as_json).encode()
         return [
             np.array(numbers, np.int64),
-            np.frombuffer(b"".join([self._indexed[number] for number in numbers]), np.uint8),
+            np.frombuffer(pages, np.uint8),
+            np.frombuffer(facts, np.uint8),
         ]
+
+    def note(self, key: str, value: Any) -> None:
+        """Adds to `facts`."""
+        self.facts[key] = value
+        self.is_new = True
+
+    def fact(self, key: str, find: Callable[[], T]) -> T:
+        """What `find` gives, or gave when the index was made."""
+        if key not in self.facts:
+            self.note(key, find())
+        value: T = self.facts[key]
+        return value
+
+    def column(self, name: str, read: Callable[[], AnyArray]) -> AnyArray:
+        """A whole array, which `read` gives or gave. Of numbers the pages need not be recorded."""
+        key = f"column {name}"
+        column: AnyArray | None = self.facts.get(key)
+        if column is None:
+            before = self._indexed.copy()
+            column = read()
+            if is_plain(column.dtype):
+                self._indexed = before
+                self.note(key, column)
+        return column
+
+    def opened(self) -> h5py.File:
+        """The file, which h5py opens now, if it hasn't yet."""
+        if self._file is None:
+            with asking("h5py", redact(self.url)):
+                try:
+                    self._file = h5py.File(RemoteFile(self._files, self), "r")
+                except OSError as error:
+                    if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
+                        raise
+                    raise not_whole(self.url, error) from error
+        return self._file
+
+    def close(self) -> None:
+        """Closes the file, if it is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def hold(self, start: int, data: memoryview | None) -> None:
         """Holds the pages of a piece, which begins with one, for a while."""
@@ -112,10 +169,27 @@ class Pages:
         return True
 
 
+def is_plain(dtype: np.dtype[Any]) -> bool:
+    """True if ``dtype.str`` says all of a dtype."""
+    return dtype.kind in "biufc" and dtype.metadata is None
+
+
+def _as_json(array: AnyArray) -> dict[str, Any]:
+    data = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.str, "shape": array.shape, "base64": data}
+
+
+def _array_in(said: dict[str, Any]) -> Any:
+    """The array that `_as_json` was given; other JSON objects as they are."""
+    if "base64" not in said:
+        return said
+    return np.frombuffer(base64.b64decode(said["base64"]), said["dtype"]).reshape(said["shape"])
+
+
 class RemoteFile(HeldBytes):
     """A remote file as a seekable file object for h5py, which reads it in one thread at a time."""
 
-    def __init__(self, files: RemoteFiles, known: Pages) -> None:
+    def __init__(self, files: RemoteFiles, known: Known) -> None:
         super().__init__(known.size, (), lambda start, stop: memoryview(b""))
         self._files = files
         self._known = known
@@ -151,22 +225,22 @@ class RemoteFile(HeldBytes):
 
 
 class _Here(threading.local):
-    opening: Pages | None = None
+    opening: Known | None = None
     """Of the file that this thread is opening."""
 
 
 _here = _Here()
 
 
-def known_of(files: RemoteFiles, kind: IndexKind, urls: Sequence[str]) -> list[Pages]:
-    """The known pages of files: their indices, or their ends, which are fetched together."""
-    every: list[Pages] = []
-    ends: list[tuple[Pages, int, int]] = []
+def known_of(files: RemoteFiles, kind: IndexKind, urls: Sequence[str]) -> list[Known]:
+    """What is known of files: their indices, or their ends, which are fetched together."""
+    every: list[Known] = []
+    ends: list[tuple[Known, int, int]] = []
     for url in urls:
-        size = files.version(url).size
-        known = Pages(url, size, found_index(files, url, kind))
+        known = Known(files, url, found_index(files, url, kind))
         every.append(known)
         if known.is_new:
+            size = known.size
             first = min(ENDS, size)
             ends += [(known, 0, first), (known, max(first, (size - ENDS) // PAGE * PAGE), size)]
     ranges = ByteRanges.of((known.url, start, stop) for known, start, stop in ends)
@@ -177,31 +251,21 @@ def known_of(files: RemoteFiles, kind: IndexKind, urls: Sequence[str]) -> list[P
 
 def open_remote(files: RemoteFiles, kind: IndexKind, url: str) -> h5py.File:
     """A remote file, opened for reading; see `headrace.formats.hdf5.files.open_file`."""
-    known = _here.opening
-    if known is None or known.url != url:
-        known = known_of(files, kind, [url])[0]
-    with asking("h5py", redact(url)):
-        try:
-            return h5py.File(RemoteFile(files, known), "r")
-        except OSError as error:
-            if isinstance(error, HeadraceError) or error.errno in OF_THE_MACHINE:
-                raise
-            raise not_whole(url, error) from error
+    return known_of(files, kind, [url])[0].opened()
 
 
 @contextlib.contextmanager
-def reading_remote(files: RemoteFiles, kind: IndexKind, url: str) -> Iterator[h5py.File]:
-    """See `headrace.formats.hdf5.files.reading`; a file that this thread is opening is opened
-    once.
+def reading_remote(files: RemoteFiles, kind: IndexKind, url: str) -> Iterator[Known]:
+    """What is known of a remote file, which is closed at the end; of one that this thread is
+    opening when it has been opened. See `headrace.formats.hdf5.files.reading`.
     """
     known = _here.opening
-    if known is None or known.url != url:
-        with open_remote(files, kind, url) as file, asking("h5py", redact(url)):
-            yield file
+    if known is not None and known.url == url:
+        with asking("h5py", redact(url)):
+            yield known
         return
-    known.file = known.file or open_remote(files, kind, url)
-    with asking("h5py", redact(url)):
-        yield known.file
+    with contextlib.closing(known_of(files, kind, [url])[0]) as known, asking("h5py", redact(url)):
+        yield known
 
 
 def read_each(
@@ -237,13 +301,13 @@ def read_each(
     return results
 
 
-def _read(files: RemoteFiles, kind: IndexKind, known: Pages, function: Callable[[str], T]) -> T:
+def _read(files: RemoteFiles, kind: IndexKind, known: Known, function: Callable[[str], T]) -> T:
     began = time.monotonic()
     try:
         result = recorded(known, function)
     except (FormatError, MissingNameError, BudgetError):
         # what was read before may have been damaged on its way, or here
-        known = Pages(known.url, known.size)
+        known = Known(files, known.url)
         with files.bypassing_cache():
             result = recorded(known, function)
     if known.is_new:
@@ -251,14 +315,12 @@ def _read(files: RemoteFiles, kind: IndexKind, known: Pages, function: Callable[
     return result
 
 
-def recorded(known: Pages, function: Callable[[str], T]) -> T:
-    """Calls a function that opens a file, once, and records the pages that it reads."""
+def recorded(known: Known, function: Callable[[str], T]) -> T:
+    """Calls a function that opens a file, and records what it reads."""
     known.is_recording = True
     _here.opening = known
     try:
         return function(known.url)
     finally:
         _here.opening = None
-        if known.file is not None:
-            known.file.close()
-            known.file = None
+        known.close()

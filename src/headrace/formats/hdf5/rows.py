@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
-from headrace.formats.arrays.chunks import LibraryRows
+from headrace.formats.arrays.chunks import Chunks, LibraryRows
 from headrace.formats.arrays.packed import (
     BESIDE,
     CRC,
@@ -28,7 +28,9 @@ from headrace.formats.arrays.packed import (
     NAME_OFFSETS,
     NAMES,
     OFFSETS,
+    PACKED_ATTRIBUTE,
     TARGETS,
+    PackedInfo,
     are_offsets,
     are_targets,
     crc_of,
@@ -37,7 +39,7 @@ from headrace.formats.arrays.packed import (
     target_named,
 )
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.hdf5.chunks import is_as_stored, place_of, rows_of
+from headrace.formats.hdf5.chunks import Layout, is_as_stored, place_of, rows_of
 from headrace.formats.hdf5.files import (
     check_files,
     check_has_values,
@@ -50,7 +52,14 @@ from headrace.formats.hdf5.files import (
     read_part,
     reading,
 )
-from headrace.formats.hdf5.remote import Pages, open_remote, read_each, reading_remote, recorded
+from headrace.formats.hdf5.remote import (
+    Known,
+    is_plain,
+    open_remote,
+    read_each,
+    reading_remote,
+    recorded,
+)
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Description, PackPart, Rows
 from headrace.formats.tree import NodeKind, OpenTrees, StoredArray, Tree, TreeSource
@@ -89,12 +98,12 @@ class OpenHDF5(OpenTrees[h5py.File]):
     ) -> Iterator[HDF5Tree]:
         path = os.fspath(path)
         if self._server is not None:
-            with reading_remote(self._server, INDEX, path) as file:
-                yield HDF5Tree(file, path, self)
+            with reading_remote(self._server, INDEX, path) as known:
+                yield RemoteTree(known, self)
             return
         path = os.path.abspath(os.path.expanduser(path))
         with reading(path) as file:
-            yield HDF5Tree(file, path, self)
+            yield HDF5Tree(lambda: file, path, self)
 
     def learn(self, paths: Sequence[str]) -> None:
         learn_indexed(self.files, paths, INDEX)
@@ -111,18 +120,22 @@ class HDF5Tree(Tree):
     """An HDF5 file, local or remote.
 
     Args:
-        file: by h5py.
+        open_file: opens it by h5py, if it is not open.
         path, opened: see `Tree`.
     """
 
     dataset_class = "HDF5Dataset"
     opened: OpenHDF5
 
-    def __init__(self, file: h5py.File, path: str, opened: OpenHDF5) -> None:
+    def __init__(self, open_file: Callable[[], h5py.File], path: str, opened: OpenHDF5) -> None:
         super().__init__(path, opened)
-        self.file = file
+        self._open_file = open_file
         self._number: int | None = None  # of the file, once it was compared with its version
         self._parent: tuple[str, Any] | None = None  # the group that was looked into last
+
+    @property
+    def file(self) -> h5py.File:
+        return self._open_file()
 
     def kind(self, name: str) -> NodeKind | None:
         found = self.file.get(name, getclass=True) if name else h5py.Group
@@ -166,12 +179,16 @@ class HDF5Tree(Tree):
     def dtype(self, name: str) -> np.dtype[Any]:
         return ordered(self.dataset(name).dtype)
 
+    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
+        return rows_of(self.dataset(name), self.path, name, self.opened)
+
     def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
         opened = self.opened
-        dataset = self.dataset(name)
-        rows = rows_of(dataset, self.path, name, opened)
+        rows = self._rows(name)
         if isinstance(rows, LibraryRows):
             return rows
+        if isinstance(rows, Layout):
+            rows = rows.opened(name, opened.files)
         return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
 
     def whole(self, name: str) -> AnyArray:
@@ -218,14 +235,61 @@ class HDF5Tree(Tree):
         return StoredArray(tuple(shape), dtype, self.path, begin, None)
 
 
+class RemoteTree(HDF5Tree):
+    """A remote HDF5 file, which h5py opens for what its index doesn't say.
+
+    Args:
+        known: of the file.
+        opened: see `Tree`.
+    """
+
+    def __init__(self, known: Known, opened: OpenHDF5) -> None:
+        super().__init__(known.opened, known.url, opened)
+        self._known = known
+
+    def info(self) -> PackedInfo | None:
+        def text() -> str | None:
+            info_in(self.attrs(""), self.path)  # compares the checksum
+            return self.text("", PACKED_ATTRIBUTE)
+
+        return info_in({PACKED_ATTRIBUTE: self._known.fact("pack", text)}, self.path)
+
+    def kind(self, name: str) -> NodeKind | None:
+        return self._known.fact(f"kind {name}", functools.partial(super().kind, name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._known.fact(f"shape {name}", functools.partial(super().shape, name)))
+
+    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
+        find = functools.partial(super().extents, name, reader)
+        return self._known.fact(f"extents {name}", find)
+
+    def array_named(self, name: str | None, targets: str | None = None) -> str:
+        find = functools.partial(super().array_named, name, targets)
+        return self._known.fact(f"array {[name, targets]}", find)
+
+    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
+        key = f"layout {name}"
+        if self.opened.direct and key in self._known.facts:
+            return Layout(self.path, *self._known.facts[key])
+        rows = super()._rows(name)
+        if isinstance(rows, Layout) and is_plain(rows.fill.dtype):
+            self._known.note(key, rows[1:])
+        return rows
+
+    def whole(self, name: str) -> AnyArray:
+        return self._known.column(name, functools.partial(super().whole, name))
+
+
 # -- the index of a remote file
 
 
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
     """Of all datasets of a file, whichever will be asked for."""
-    pages = Pages(url, files.learn([url])[0].size)
-    recorded(pages, functools.partial(_read_all, OpenHDF5(files)))
-    return pages.arrays()
+    files.learn([url])
+    known = Known(files, url)
+    recorded(known, functools.partial(_read_all, OpenHDF5(files)))
+    return known.arrays()
 
 
 def _read_all(opened: OpenHDF5, url: str) -> None:
@@ -233,7 +297,7 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
     columns of a packed file.
     """
     with opened.tree(url) as tree:
-        is_packed = info_in(tree.file.attrs, url) is not None
+        is_packed = tree.info() is not None
         tree.file.visititems(_read_attributes)
         for name in dataset_names(tree.file):
             try:
@@ -244,7 +308,7 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
                     # the values of a sparse matrix are no part of what opening it takes
                     is_column |= not name.endswith(("/data", "/indices"))
                 if is_column:
-                    np.asarray(dataset)
+                    tree.whole(name)
                 if shape:
                     tree.reader(name)
             except (RemoteError, FileChangedError):
@@ -260,8 +324,8 @@ def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
             item.attrs.get(key)
 
 
-INDEX = IndexKind("hdf5", 2, ("<i8", "u1"), _make_index)
-"""The numbers of the pages that h5py reads of a file to open datasets, and these pages."""
+INDEX = IndexKind("hdf5", 3, ("<i8", "u1", "u1"), _make_index)
+"""See `Known.arrays`."""
 
 
 # -- rows
