@@ -208,7 +208,10 @@ def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> AnyArray
                 outs = out[places[0] : places[-1] + 1]
             source.read_into(rows[places].tolist(), outs)
 
-        with ThreadPoolExecutor(len(parts), "headrace-rows") as pool:
-            list(pool.map(read, parts))
+        if len(parts) == 1:  # threads take longer to start than few rows to be read
+            read(order)
+        else:
+            with ThreadPoolExecutor(len(parts), "headrace-rows") as pool:
+                list(pool.map(read, parts))
     whole = out.reshape((*shape, *row_shape))
     return whole if shape or first.holds_objects else whole[()]
