@@ -68,52 +68,19 @@ class AlignedChunks(Chunks):
             array.check_cached(number)
 
 
-class AlignedReader(ArrayReader):
-    """Reads 1-D arrays whose chunks have the same rows; they share a cache."""
+class JoinedReader(ArrayReader):
+    """Reads the same spans of several 1-D arrays.
+
+    Args:
+        readers: of arrays whose chunks have the same rows; they share a cache.
+    """
 
     def __init__(self, readers: Sequence[ArrayReader]) -> None:
         chunks = AlignedChunks([reader.chunks for reader in readers])
         super().__init__(chunks, readers[0].cache, "\0".join(reader.key for reader in readers))
-        self._dtypes = [reader.dtype for reader in readers]
+        self._readers = readers
         for reader in readers:  # which asks what is cached
             reader.key = self.key
-
-    def joined(self, cuts: Cuts, run: Map) -> list[AnyArray]:
-        """Of each array the elements of all parts, one part behind the other, read-only."""
-        begins = cuts.chunks * self.height
-        starts = (cuts.starts - begins).tolist()
-        stops = (cuts.stops - begins).tolist()
-        pieces: list[Sequence[Any]] = [()] * len(starts)
-        # of many chunks none is held for its parts
-        is_copied = len(starts) * self.chunks.nbytes > GROUP
-
-        def take(numbers: IntArray, chunk: Any) -> None:
-            for number in numbers.tolist():
-                parts = [view[starts[number] : stops[number]] for view in chunk.views]
-                pieces[number] = list(map(bytes, parts)) if is_copied else parts
-
-        self._visit_parts(self.chunks, cuts.chunks, cuts.stops - cuts.starts, take, run)
-        by_array = zip(self._dtypes, zip(*pieces, strict=True), strict=True)
-        return [np.frombuffer(b"".join(parts), dtype) for dtype, parts in by_array]
-
-
-class JoinedReader:
-    """Reads the same spans of several 1-D arrays.
-
-    Args:
-        readers: of the arrays, which share a cache.
-    """
-
-    def __init__(self, readers: Sequence[ArrayReader]) -> None:
-        self._readers = readers
-        self._heights = {reader.height for reader in readers}
-        alike: dict[tuple[int, bool], list[int]] = {}
-        for place, reader in enumerate(readers):
-            if reader.raw is None:
-                alike.setdefault((reader.height, reader.chunks.decodes), []).append(place)
-        self._aligned: list[tuple[list[int], AlignedReader]] = []
-        for places in alike.values():
-            self._aligned.append((places, AlignedReader([readers[place] for place in places])))
 
     def read(self, firsts: IntArray, ends: IntArray, run: Map) -> list[AnyArray]:
         """Of each array the elements ``firsts[i]`` to ``ends[i] - 1`` of all spans, one span behind
@@ -128,9 +95,9 @@ class JoinedReader:
         Raises:
             FormatError, OSError: a chunk is damaged; a file can't be read.
         """
-        is_there = ends > firsts
-        firsts = firsts[is_there]
-        ends = ends[is_there]
+        is_full = ends > firsts
+        firsts = firsts[is_full]
+        ends = ends[is_full]
         if not len(firsts):
             return [np.empty(0, reader.dtype) for reader in self._readers]
         is_new = np.ones(len(firsts), bool)
@@ -138,13 +105,29 @@ class JoinedReader:
         if not is_new.all():
             ends = ends[np.append(np.flatnonzero(is_new)[1:], len(ends)) - 1]
             firsts = firsts[is_new]
-        cuts = {height: Cuts.of_spans(firsts, ends, height) for height in self._heights}
-        found: list[Any] = [None] * len(self._readers)
-        for place, reader in enumerate(self._readers):
-            if reader.raw is not None:
-                found[place] = reader.raw_joined(cuts[reader.height])
-        for places, aligned in self._aligned:
-            arrays = aligned.joined(cuts[aligned.height], run)
-            for place, array in zip(places, arrays, strict=True):
-                found[place] = array
-        return found
+        cuts = Cuts.of_spans(firsts, ends, self.height)
+        if self._readers[0].raw is not None:
+            return [reader.raw_joined(cuts) for reader in self._readers]
+        begins = cuts.chunks * self.height
+        starts = (cuts.starts - begins).tolist()
+        stops = (cuts.stops - begins).tolist()
+        pieces: list[Sequence[Any]] = [()] * len(starts)
+        # of many chunks none is held for its parts
+        is_copied = len(starts) * self.chunks.nbytes > GROUP
+
+        def take(numbers: IntArray, chunk: Any) -> None:
+            for number in numbers.tolist():
+                parts = [view[starts[number] : stops[number]] for view in chunk.views]
+                pieces[number] = list(map(bytes, parts)) if is_copied else parts
+
+        self._visit_parts(self.chunks, cuts.chunks, cuts.stops - cuts.starts, take, run)
+        each = zip(self._readers, zip(*pieces, strict=True), strict=True)
+        return [np.frombuffer(b"".join(parts), reader.dtype) for reader, parts in each]
+
+
+def joined_readers(readers: Sequence[ArrayReader]) -> list[JoinedReader]:
+    """What reads the same spans of arrays: together, where their chunks have the same rows."""
+    kinds = {(reader.height, reader.raw is None, reader.chunks.decodes) for reader in readers}
+    if len(kinds) == 1:
+        return [JoinedReader(readers)]
+    return [JoinedReader([reader]) for reader in readers]

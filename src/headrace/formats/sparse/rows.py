@@ -14,7 +14,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.joined import JoinedReader
+from headrace.formats.arrays.joined import joined_readers
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.source import ConcatSource, Description
@@ -164,7 +164,7 @@ class SparseSource(ReadersSource):
         of_columns: str = "",
     ) -> None:
         super().__init__(path, opened, [matrix.indices, matrix.data])
-        self._joined = JoinedReader(self._readers)
+        self._joined = joined_readers(self._readers)
         self.group: str = matrix.group
         self.shape: tuple[int, int] = (matrix.shape[0], columns)
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
@@ -198,7 +198,8 @@ class SparseSource(ReadersSource):
         firsts, ends = self._spans(indices)
         if self.files.is_remote:  # both at once
             self.files.prefetch(self.missing_ranges(indices), True)
-        columns, values = self._joined.read(firsts, ends, self.run)
+        arrays = [joined.read(firsts, ends, self.run) for joined in self._joined]
+        columns, values = itertools.chain.from_iterable(arrays)
         if len(columns) and not 0 <= columns.min() <= columns.max() < self._width:
             raise FormatError(
                 f"values lie in columns {columns.min():,} to {columns.max():,}, but the matrix "
