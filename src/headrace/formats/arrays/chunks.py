@@ -49,12 +49,7 @@ class Grid(NamedTuple):
 
     def place(self, number: int) -> tuple[int, ...]:
         """The coordinates of a chunk, counted in chunks."""
-        number = int(number)
-        place: list[int] = []
-        for count in reversed(self.counts):
-            number, at = divmod(number, count)
-            place.append(at)
-        return tuple(reversed(place))
+        return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
     def part(self, number: int) -> tuple[slice, ...]:
         """Where a chunk lies in the array."""
@@ -79,11 +74,6 @@ class ChunkIndex(ABC):
 
     needs_io: bool = False
     """True if locating chunks performs requests, so that many had better be located at once."""
-    whole_files: bool = False
-    """True if each chunk is a file of its own, read whole: its size is not known, and it may
-    turn out to be missing.
-    """
-
     nbytes: int | None = None
     """Stored bytes of all chunks; None: not known."""
 

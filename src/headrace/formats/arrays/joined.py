@@ -108,9 +108,8 @@ class JoinedReader(ArrayReader):
         cuts = Cuts.of_spans(firsts, ends, self.height)
         if self._readers[0].raw is not None:
             return [reader.raw_joined(cuts) for reader in self._readers]
-        begins = cuts.chunks * self.height
-        starts = (cuts.starts - begins).tolist()
-        stops = (cuts.stops - begins).tolist()
+        starts = cuts.starts.tolist()
+        stops = cuts.stops.tolist()
         pieces: list[Sequence[Any]] = [()] * len(starts)
         # of many chunks none is held for its parts
         is_copied = len(starts) * self.chunks.nbytes > GROUP

@@ -176,18 +176,8 @@ def visit(
         cache.counts["chunks_decoded"] += len(missing) * chunks.width
 
 
-class Piece(NamedTuple):
-    """A part of a chunk, and where it goes.
-
-    Attributes:
-        out: the number of the array that it goes to.
-        source: slices of the chunk.
-        target: slices of that array.
-    """
-
-    out: int
-    source: tuple[slice, ...]
-    target: tuple[slice, ...]
+Slices = tuple[slice, ...]
+"""A part of an array: a slice along each axis."""
 
 
 class ArrayReader:
@@ -270,41 +260,38 @@ class ArrayReader:
             return None
         return int(ranges.start[0]) if ranges.size else 0
 
-    def byte_ranges(self, cuts: Cuts, missing: bool = False) -> ByteRanges:
-        """Where the stored bytes of parts lie, with all chunks that are decoded as a whole; none
-        where only another library can read them.
+    def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
+        """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with all
+        chunks that are decoded as a whole; none where only another library can read them.
 
         Args:
-            cuts: the parts.
+            firsts, ends: [spans].
             missing: leaves out the chunks that are cached.
         """
+        cuts = Cuts.of_spans(firsts, ends, self.height)
         if not len(cuts.chunks):
             return ByteRanges.of([])
         if self.raw is not None:
             ranges = cuts.ranges(self.raw)
             return ranges.take(ranges.is_written)
-        inner = self.inner
         bands = distinct(cuts.chunks)
-        return self._chunk_ranges((bands[:, None] * inner + np.arange(inner)).reshape(-1), missing)
+        numbers = bands[:, None] * self.inner + np.arange(self.inner)
+        return self._chunk_ranges(numbers.reshape(-1), missing)
+
+    def box_ranges(
+        self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]], missing: bool = False
+    ) -> ByteRanges:
+        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
+        extents; `missing`: as for `span_ranges`.
+        """
+        pieces = pieces_of(self.chunks.grid, *zip(*boxes, strict=True)) if boxes else {}
+        return self._chunk_ranges(np.array(list(pieces), np.int64), missing)
 
     def _chunk_ranges(self, numbers: IntArray, missing: bool) -> ByteRanges:
         if missing and len(self.cache):
             is_cached = [(self.key, number) in self.cache for number in numbers.tolist()]
             numbers = numbers[~np.array(is_cached, bool)]
         return self.chunks.byte_ranges(numbers)
-
-    def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
-        """See `byte_ranges`: of spans of rows, ``firsts[i]`` to ``ends[i] - 1``."""
-        return self.byte_ranges(Cuts.of_spans(firsts, ends, self.height), missing)
-
-    def box_ranges(
-        self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]], missing: bool = False
-    ) -> ByteRanges:
-        """Where the stored bytes of boxes lie, each from its lowest corner on and of its own
-        extents; `missing`: as for `byte_ranges`.
-        """
-        pieces = pieces_of(self.chunks.grid, *zip(*boxes, strict=True)) if boxes else {}
-        return self._chunk_ranges(np.array(list(pieces), np.int64), missing)
 
     # -- reading
 
@@ -333,7 +320,7 @@ class ArrayReader:
         if grid.inner > 1:
             corners = [(row, *[0] * (len(grid.shape) - 1)) for row in rows]
             boxes = [row_at(outs, number)[np.newaxis] for number in range(len(rows))]
-            self._read_boxes(chunks, corners, boxes, run, are_rows=True)
+            self.read_boxes(corners, boxes, run, are_rows=True)
             return
         clip: tuple[Any, ...] = tuple(slice(0, extent) for extent in grid.shape[1:])
         fill = self.chunks.fill
@@ -402,21 +389,15 @@ class ArrayReader:
             return
         ends = firsts + np.array([len(out) if out.size else 0 for out in outs], np.int64)
         cuts = Cuts.of_spans(firsts, ends, self.height)
-        begins = firsts[cuts.spans]
-        starts = (cuts.starts - begins).tolist()
-        stops = (cuts.stops - begins).tolist()
-        each = zip(cuts.spans.tolist(), starts, stops, strict=True)
-        used = np.zeros(len(cuts.spans), np.int64) if overlap else cuts.stops - cuts.starts
-        self._read_cuts(cuts, [outs[span][start:stop] for span, start, stop in each], used, run)
-
-    def _read_cuts(self, cuts: Cuts, parts: Sequence[AnyArray], used: IntArray, run: Map) -> None:
-        """Copies parts of chunks, each of whole rows; `used`: rows that won't be needed again."""
+        starts = cuts.starts.tolist()
+        stops = cuts.stops.tolist()
+        parts: list[AnyArray] = []
+        moves = (cuts.chunks * self.height - firsts[cuts.spans]).tolist()
+        for span, move, start, stop in zip(cuts.spans.tolist(), moves, starts, stops, strict=True):
+            parts.append(outs[span][start + move : stop + move])
         if self.raw is not None:
             self.raw.read_raw(cuts.ranges(self.raw), list(map(bytes_of, parts)))
             return
-        begins = cuts.chunks * self.height
-        starts = (cuts.starts - begins).tolist()
-        stops = (cuts.stops - begins).tolist()
         fill = self.chunks.fill
         clip = tuple(slice(0, extent) for extent in self.shape[1:])
 
@@ -427,6 +408,7 @@ class ArrayReader:
                     rows = chunk[(slice(starts[number], stops[number]), *clip)]
                 parts[number][...] = rows
 
+        used = np.zeros(len(parts), np.int64) if overlap else cuts.stops - cuts.starts
         self._visit_parts(self.chunks, cuts.chunks, used, take, run)
 
     def whole(self, run: Map) -> AnyArray:
@@ -436,38 +418,32 @@ class ArrayReader:
         return rows
 
     def read_boxes(
-        self, corners: Sequence[Sequence[int]], outs: Sequence[AnyArray], run: Map
-    ) -> None:
-        """Copies boxes, which lie inside of the array, from their lowest corner on; each as
-        large as its array in `outs`.
-        """
-        self._read_boxes(self.chunks, corners, outs, run)
-
-    def _read_boxes(
         self,
-        chunks: Chunks,
         corners: Sequence[Sequence[int]],
         outs: Sequence[AnyArray],
         run: Map,
         are_rows: bool = False,
     ) -> None:
+        """Copies boxes, which lie inside of the array, from their lowest corner on; each as
+        large as its array in `outs`. `are_rows`: they are whole rows, each wanted once.
+        """
+        chunks = self._rows if are_rows else self.chunks
         pieces = pieces_of(chunks.grid, corners, [out.shape for out in outs])
         each = list(pieces.values())
 
         def use(at: int, chunk: AnyArray | None) -> None:
-            for piece in each[at]:
-                part = chunks.fill if chunk is None else chunk[piece.source]
-                outs[piece.out][piece.target] = part
+            for out, source, target in each[at]:
+                outs[out][target] = chunks.fill if chunk is None else chunk[source]
 
-        height, *rest = chunks.grid.chunks
         used: list[int] | None = None
         if chunks.decodes and are_rows:
             used = list(map(len, each))
         elif chunks.decodes:
-            whole = tuple(slice(0, extent) for extent in (height, *rest))
+            height = self.height
+            whole = tuple(slice(0, extent) for extent in chunks.grid.chunks)
             used = [0] * len(each)
             for at, (number, some) in enumerate(pieces.items()):
-                is_whole = any(piece.source == whole for piece in some)
+                is_whole = any(source == whole for _, source, _ in some)
                 # what is cached stays: other boxes may overlap this one
                 if is_whole and (self.key, number) not in self.cache:
                     used[at] = height
@@ -494,20 +470,19 @@ class Cuts(NamedTuple):
     Attributes:
         spans: the number of the span of each part.
         chunks: the number of its chunk, along the rows.
-        starts, stops: its first row, and its end.
-        height: rows of a chunk.
+        starts, stops: its first row in the chunk, and its end.
     """
 
     spans: IntArray
     chunks: IntArray
     starts: IntArray
     stops: IntArray
-    height: int
 
     @classmethod
     def of_rows(cls, rows: IntArray, height: int) -> Cuts:
-        """Of spans of one row each."""
-        return cls(np.arange(len(rows)), rows // height, rows, rows + 1, height)
+        """Of spans of one row each, in chunks of so many rows."""
+        chunks, starts = np.divmod(rows, height)
+        return cls(np.arange(len(rows)), chunks, starts, starts + 1)
 
     @classmethod
     def of_spans(cls, firsts: IntArray, ends: IntArray, height: int) -> Cuts:
@@ -517,29 +492,29 @@ class Cuts(NamedTuple):
         spans = np.repeat(np.arange(len(firsts)), counts)
         chunks = (first_chunks - np.cumsum(counts) + counts)[spans] + np.arange(len(spans))
         begins = chunks * height
-        starts = np.maximum(firsts[spans], begins)
-        stops = np.minimum(ends[spans], begins + height)
-        return cls(spans, chunks, starts, stops, height)
+        starts = np.maximum(firsts[spans] - begins, 0)
+        stops = np.minimum(ends[spans] - begins, height)
+        return cls(spans, chunks, starts, stops)
 
     def ranges(self, raw: DirectChunks) -> ByteRanges:
         """Where the parts lie, in chunks whose rows lie as they are."""
-        row_bytes = raw.nbytes // self.height
+        row_bytes = raw.nbytes // raw.grid.chunks[0]
         whole = raw.raw_ranges(self.chunks)
         if whole.is_whole.any():  # files of one row each
             return whole
-        begins = whole.start + (self.starts - self.chunks * self.height) * row_bytes
-        begins[~whole.is_written] = -1
-        ends = begins + (self.stops - self.starts) * row_bytes
-        ends[~whole.is_written] = -1
+        begins = np.where(whole.is_written, whole.start + self.starts * row_bytes, -1)
+        ends = np.where(whole.is_written, whole.start + self.stops * row_bytes, -1)
         return ByteRanges(whole.paths, whole.file, begins, ends)
 
 
 def pieces_of(
     grid: Grid, corners: Sequence[Sequence[int]], boxes: Sequence[Sequence[int]]
-) -> dict[int, list[Piece]]:
-    """By chunk, the parts that boxes are made of."""
+) -> dict[int, list[tuple[int, Slices, Slices]]]:
+    """By chunk, the pieces that boxes are made of: the number of the box, the part of the chunk,
+    and the part of the box.
+    """
     strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(grid.shape))]
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[tuple[int, Slices, Slices]]] = {}
     for out, (corner, box) in enumerate(zip(corners, boxes, strict=True)):
         axes = [
             [(place * stride, source, target) for place, source, target in _cuts(*along)]
@@ -547,7 +522,7 @@ def pieces_of(
         ]
         for parts in itertools.product(*axes):
             numbers, sources, targets = zip(*parts, strict=True)
-            pieces.setdefault(sum(numbers), []).append(Piece(out, sources, targets))
+            pieces.setdefault(sum(numbers), []).append((out, sources, targets))
     return pieces
 
 

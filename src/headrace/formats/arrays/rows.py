@@ -16,7 +16,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, LibraryRows, shown_array
 from headrace.formats.arrays.packed import PackedInfo
-from headrace.formats.arrays.reader import ArrayReader, Cuts, OpenArrays
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.source import ArraySource, Description, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
@@ -68,6 +68,16 @@ class ReadersSource(ArraySource):
             return self._located(indices, True)
         except HeadraceError:  # as above
             return []
+
+    @property
+    def _cached(self) -> list[ArrayReader]:
+        """Readers of chunks that are decoded as a whole, and worth caching."""
+        return [reader for reader in self._readers if reader.caches_chunks]
+
+    @property
+    def _tallest(self) -> int:
+        """Rows of the tallest chunk that is decoded as a whole; 1: there are none."""
+        return max((reader.height for reader in self._cached), default=1)
 
     @property
     def is_direct(self) -> bool:
@@ -233,22 +243,25 @@ class ArraysSource(ReadersSource):
         ]
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
-        return [
-            reader.byte_ranges(Cuts.of_rows(indices, reader.height), missing)
-            for reader in self._readers
-        ]
+        return [reader.span_ranges(indices, indices + 1, missing) for reader in self._readers]
 
     # -- blocks
 
     @property
     def cut_nbytes(self) -> int:
-        if any(reader.caches_chunks for reader in self._readers):
+        if self._cached:
             return 0
         return self.total_bytes
 
     def blocks_of(self, nbytes: int) -> IntArray:
+        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a
+        chunk, or as many as take `nbytes`.
+        """
         rows = len(self)
-        height = self._rows_a_block(nbytes)
+        height = self._tallest
+        if height == 1:
+            heights = [reader.height for reader in self._readers if 1 < reader.height < rows]
+            height = min([max(1, nbytes // max(1, self._row_bytes)), *heights])
         count = -(-rows // height)
         if count > _MOST_BLOCKS:
             raise BudgetError(
@@ -257,24 +270,12 @@ class ArraysSource(ReadersSource):
             )
         return np.diff(np.append(np.arange(count) * height, rows))
 
-    def _rows_a_block(self, nbytes: int) -> int:
-        """Of chunks that must be decoded as a whole, the rows of the tallest; else those of a
-        chunk, or as many as take `nbytes`.
-        """
-        cached = [reader.height for reader in self._readers if reader.caches_chunks]
-        if cached:
-            return max(cached)
-        heights = [reader.height for reader in self._readers if 1 < reader.height < len(self)]
-        return min([max(1, nbytes // max(1, self._row_bytes)), *heights])
-
     @property
     def block_nbytes(self) -> int:
         """Bytes of the decoded chunks of a block, which are cached while it is in use."""
-        cached = [reader for reader in self._readers if reader.caches_chunks]
-        tallest = max((reader.height for reader in cached), default=1)
         return sum(
-            reader.chunks.nbytes * reader.chunks.grid.inner * -(-tallest // reader.height)
-            for reader in cached
+            reader.chunks.nbytes * reader.inner * -(-self._tallest // reader.height)
+            for reader in self._cached
         )
 
     def fingerprint(self) -> str:

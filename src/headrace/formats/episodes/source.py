@@ -464,7 +464,7 @@ class EpisodeSource(ReadersSource):
         """Bands as large as a window, or 64 KiB, or the tallest chunk that is decoded: what is
         worth caching together.
         """
-        tallest = self._tallest()
+        tallest = self._tallest
         height = max(self.windows.options.window or 1, _BAND // max(1, self.step_bytes))
         if tallest * self.step_bytes <= _MOST_BAND:
             height = -(-height // tallest) * tallest
@@ -533,14 +533,9 @@ class EpisodeSource(ReadersSource):
 
     # -- blocks
 
-    def _tallest(self) -> int:
-        """Steps of the tallest chunk that is decoded as a whole; 1: there are none."""
-        readers = (reader for reader in self._readers if reader.caches_chunks)
-        return max((reader.chunks.grid.chunks[0] for reader in readers), default=1)
-
     @property
     def cut_nbytes(self) -> int:
-        if self.windows.options.window is None or self._tallest() > 1:
+        if self.windows.options.window is None or self._tallest > 1:
             return 0
         return int(self.windows.lengths.sum()) * self.step_bytes
 
@@ -549,7 +544,7 @@ class EpisodeSource(ReadersSource):
         episodes lie each by itself. Of replay buffers, windows or episodes that begin in the same
         chunk.
         """
-        height = self._tallest()
+        height = self._tallest
         if self._rows is not None and height > 1:
             begins, edges = (shared.array for shared in self._rows)
             return self.windows.blocks(height, begins, edges)
@@ -568,7 +563,7 @@ class EpisodeSource(ReadersSource):
             steps = int(self.windows.lengths.max(initial=0))
         if steps is None:
             return 0
-        steps += self._tallest()
+        steps += self._tallest
         total = 0
         for key in self.keys:
             decoded = [reader.chunks for reader in key.readers if reader.caches_chunks]

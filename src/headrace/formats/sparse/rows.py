@@ -13,7 +13,6 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
-from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.joined import joined_readers
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
@@ -239,24 +238,19 @@ class SparseSource(ReadersSource):
 
     # -- blocks
 
-    @property
-    def _chunked(self) -> list[Chunks]:
-        """Chunks that are decoded as a whole."""
-        return [reader.chunks for reader in self._readers if reader.caches_chunks]
-
     def _block_values(self, nbytes: int) -> int:
         """Values of a block: of several chunks that are decoded as a whole, or as many as take
         `nbytes`.
         """
         value_nbytes = sum(reader.dtype.itemsize for reader in self._readers)
-        height = max((chunks.grid.chunks[0] for chunks in self._chunked), default=0)
-        if not height:
+        height = self._tallest
+        if height == 1:
             return max(1, nbytes // value_nbytes)
         return height * max(_LEAST_CHUNKS, source.LONGEST // value_nbytes // height)
 
     @property
     def cut_nbytes(self) -> int:
-        if self._chunked:
+        if self._cached:
             return 0
         return self._count * sum(reader.dtype.itemsize for reader in self._readers)
 
@@ -269,7 +263,7 @@ class SparseSource(ReadersSource):
     def block_nbytes(self) -> int:
         values = self._block_values(0)
         return sum(
-            chunks.nbytes * (-(-values // chunks.grid.chunks[0]) + 1) for chunks in self._chunked
+            reader.chunks.nbytes * (-(-values // reader.height) + 1) for reader in self._cached
         )
 
     # -- what it is
