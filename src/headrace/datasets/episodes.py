@@ -41,22 +41,46 @@ class EpisodeDecoder(Decoder):
     """Decodes episodes or windows to dicts of tensors by key.
 
     Args:
-        dtypes: the dtype that numbers are cast to, by key.
+        source: the episodes.
+        window: steps of the longest window. None: samples are whole episodes.
+        dtype: dtype that numbers are cast to, or a dict of dtypes by key or pattern.
         encoding: encoding of strings. None: strings are bytes.
-        specs: shape and dtype of each value of a sample, if they are the same for all.
+
+    Raises:
+        ConfigError: a dtype is invalid, or a pattern matches no key.
+        FormatError: a key has numbers that torch does not support.
     """
 
     stores_values = False
 
     def __init__(
         self,
-        dtypes: Mapping[str, np.dtype[Any]],
+        source: EpisodeSource,
+        window: int | None,
+        dtype: DTypeArgument | Mapping[str, DTypeArgument] | None,
         encoding: str | None,
-        specs: Mapping[str, ArraySpec] | None,
     ) -> None:
-        self._dtypes = dict(dtypes)
+        named: Mapping[str, Any] = dtype if isinstance(dtype, Mapping) else {"*": dtype}
+        of_patterns = {pattern: dtype_named(kind) for pattern, kind in named.items()}
+        chosen = by_key("dtype", of_patterns, [key.name for key in source.keys])
+        specs = dict[str, ArraySpec]()
+        self._dtypes = dict[str, np.dtype[Any]]()
+        for key in source.keys:
+            kind = key.dtype.newbyteorder("=")
+            cast_to = chosen.get(key.name)
+            if cast_to is not None and kind.kind in "biufc":
+                self._dtypes[key.name] = kind = cast_to
+            elif long_doubles_in(kind) == "":
+                raise FormatError(
+                    f"{key.name!r} holds long doubles ({kind}), which torch does not have: pass "
+                    f'dtype={{"{key.name}": "float64"}}'
+                )
+            specs[key.name] = ArraySpec((key.window or 0, *key.row_shape), kind)
         self._encoding = encoding
-        self._specs = specs
+        self._specs: dict[str, ArraySpec] | None = None
+        """Shape and dtype of all values of a sample, if they are the same for all samples."""
+        if window is not None and not source.static:
+            self._specs = {**specs, MASK: ArraySpec((window,), np.dtype(bool))}
 
     def decode(self, record: Any) -> Any:
         values = {name: as_value(value, self._encoding) for name, value in record.items()}
@@ -246,7 +270,7 @@ class EpisodeDataset(BaseDataset):
         )
         source = open_episodes(data_path, reach, how, windows, direct, _pixels)
         try:
-            dtypes = _dtypes_of(source, dtype)
+            decoder = EpisodeDecoder(source, longest, dtype, encoding)
             lengths = source.windows.lengths
             if longest is not None and not len(source) and len(lengths):
                 raise ConfigError(
@@ -259,7 +283,7 @@ class EpisodeDataset(BaseDataset):
             raise
         super().__init__(
             source,
-            sample_decoder=EpisodeDecoder(dtypes, encoding, _specs_of(source, longest, dtypes)),
+            sample_decoder=decoder,
             transform=transform,
             loading_mode=loading_mode,
             **common,
@@ -285,7 +309,7 @@ class EpisodeDataset(BaseDataset):
         """Episode number of each sample ([n] int64). ``split(0.9,
         groups=dataset.episode_numbers())`` keeps episodes whole.
         """
-        return self.sample_source.windows.episode_of(self.whole_indices(np.arange(len(self))))
+        return self.sample_source.windows.places(self.whole_indices(np.arange(len(self))))[0]
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Number of steps of each sample ([n] int64). None for windows, which have equal
@@ -403,38 +427,3 @@ def _window_options(
                 "has at least one step"
             )
     return WindowOptions(window, stride or 1, before, window - 1 if after is None else after, pad)
-
-
-def _specs_of(
-    source: EpisodeSource, window: int | None, dtypes: Mapping[str, np.dtype[Any]]
-) -> dict[str, ArraySpec] | None:
-    """Shape and dtype of all keys of a window, and of its mask. None for whole episodes, and with
-    static values.
-    """
-    if window is None or source.static:
-        return None
-    specs = dict[str, ArraySpec]()
-    for key in source.keys:
-        dtype = dtypes.get(key.name, key.dtype.newbyteorder("="))
-        specs[key.name] = ArraySpec((key.window or 0, *key.row_shape), dtype)
-    specs[MASK] = ArraySpec((window,), np.dtype(bool))
-    return specs
-
-
-def _dtypes_of(source: EpisodeSource, dtype: Any) -> dict[str, np.dtype[Any]]:
-    """The dtype that each key is cast to."""
-    if not isinstance(dtype, Mapping):
-        dtype = {"*": dtype}
-    named = {pattern: dtype_named(kind) for pattern, kind in dtype.items()}
-    chosen = by_key("dtype", named, [key.name for key in source.keys])
-    found: dict[str, np.dtype[Any]] = {}
-    for key in source.keys:
-        kind = chosen.get(key.name)
-        if kind is not None and key.dtype.kind in "biufc":
-            found[key.name] = kind
-        elif long_doubles_in(key.dtype) == "":
-            raise FormatError(
-                f"{key.name!r} holds long doubles ({key.dtype}), which torch does not have: pass "
-                f'dtype={{"{key.name}": "float64"}}'
-            )
-    return found

@@ -597,8 +597,3 @@ def writable(pixels: Pixels) -> Pixels:
 def to_channels_first(pixels: Pixels) -> Pixels:
     """[H, W, C] -> contiguous [C, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def to_channels_last(pixels: Pixels) -> Pixels:
-    """[C, H, W] -> contiguous [H, W, C]."""
-    return np.ascontiguousarray(pixels.transpose(1, 2, 0))

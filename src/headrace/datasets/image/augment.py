@@ -18,7 +18,7 @@ from PIL import Image
 
 from headrace.arguments import checks_keywords
 from headrace.core.decoder import chained
-from headrace.datasets.pixels import Box, resize_image, to_channels_first, to_channels_last
+from headrace.datasets.pixels import Box, resize_image, to_channels_first
 from headrace.errors import ConfigError
 
 _ATTEMPTS = 10
@@ -192,7 +192,8 @@ def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray
             return Image.fromarray(function(array))
         return Image.fromarray(function(array[:, :, None])[:, :, 0])
     if isinstance(image, torch.Tensor):
-        return torch.from_numpy(to_channels_first(function(to_channels_last(image.numpy()))))
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0))
+        return torch.from_numpy(to_channels_first(function(pixels)))
     if isinstance(image, np.ndarray) and image.ndim == 3:
         return function(image)
     what = type(image).__name__

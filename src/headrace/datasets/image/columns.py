@@ -65,19 +65,21 @@ class TarImages(TarSource):
             self.target = _CLASSES if _CLASSES in first else None
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        return [self._picked(record) for record in super().read(indices)]
-
-    def _picked(self, record: dict[str, Any]) -> Any:
-        image = self._column
-        if image is None:
-            endings = (name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS)
-            image = next(endings, "jpg")
-        for name in (image, self.target):
-            if name is not None and name not in record:
-                raise FormatError(f"the sample has no member {name!r}; it has {', '.join(record)}")
-        if self.target is None:
-            return record[image]
-        return record[image], record[self.target]
+        picked = list[Any]()
+        for record in super().read(indices):
+            image = self._column
+            if image is None:
+                endings = (name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS)
+                image = next(endings, "jpg")
+            for name in (image, self.target):
+                if name is not None and name not in record:
+                    has = ", ".join(record)
+                    raise FormatError(f"the sample has no member {name!r}; it has {has}")
+            sample = record[image]
+            if self.target is not None:
+                sample = (sample, record[self.target])
+            picked.append(sample)
+        return picked
 
 
 def _are_encoded(source: Any) -> bool:

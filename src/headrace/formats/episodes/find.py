@@ -70,7 +70,7 @@ class EpisodeOptions(NamedTuple):
 
 def claims(tree: Tree) -> str | None:
     """ "" if a file unmistakably holds episodes; None: it holds something else."""
-    return "" if is_replay(tree) or numbered_groups(tree) is not None else None
+    return "" if is_replay(tree) or has_numbered_groups(tree) else None
 
 
 def is_replay(tree: Tree) -> bool:
@@ -78,17 +78,16 @@ def is_replay(tree: Tree) -> bool:
     return tree.is_group(STEPS) and tree.is_array(ENDS)
 
 
-def numbered_groups(tree: Tree) -> str | None:
-    """The pattern of the episodes of a file that holds nothing else but them, as robomimic and
-    LIBERO lay them out: ``data`` is a group of groups that are numbered, and have several arrays;
-    None: it holds something else.
+def has_numbered_groups(tree: Tree) -> bool:
+    """True if ``data`` is a group of numbered groups with several arrays each, as in robomimic and
+    LIBERO.
     """
     names = tree.children(STEPS)
     if not names or not all(map(_NUMBERED.match, names)):
-        return None
+        return False
     if not all(tree.is_group(f"{STEPS}/{name}") for name in names[:64]):
-        return None
-    return f"{STEPS}/*" if len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1 else None
+        return False
+    return len(arrays_in(tree, f"{STEPS}/{names[0]}")) > 1
 
 
 def groups_matching(tree: Tree, pattern: str) -> list[str]:
@@ -244,9 +243,8 @@ class _Finder:
 
     def _pattern(self, tree: Tree) -> str:
         """The pattern of the episodes if the user did not pass it."""
-        found = numbered_groups(tree)
-        if found is not None:
-            return found
+        if has_numbered_groups(tree):
+            return f"{STEPS}/*"
         kinds = {name: tree.kind(name) for name in tree.children("")}
         are_numbered = all(_NUMBERED.match(name) for name in kinds)
         if kinds and are_numbered and {*kinds.values()} == {"group"}:

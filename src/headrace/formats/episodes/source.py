@@ -94,13 +94,9 @@ class Windows:
         """[episodes] windows of each."""
         return np.diff(self._first.array)
 
-    def episode_of(self, indices: npt.NDArray[np.int64]) -> IntArray:
-        """The number of the episode that each window lies in."""
-        return np.searchsorted(self._first.array, indices, side="right") - 1
-
     def places(self, indices: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
         """The episode of each window, and the step that it begins at, which may be below 0."""
-        episodes = self.episode_of(indices)
+        episodes = np.searchsorted(self._first.array, indices, side="right") - 1
         numbers = indices - self._first.array[episodes]
         return episodes, numbers * self.options.stride - self.options.before
 
@@ -143,18 +139,14 @@ class Windows:
         episodes = np.searchsorted(begins, borders, side="right") - 1
         is_before = episodes < 0  # the first chosen episode may begin later
         episodes[is_before] = 0
-        begun = self._begun(episodes, borders - begins[episodes])
+        # windows of earlier episodes, and of this one; the first ones begin before its first step
+        steps = borders - begins[episodes]
+        own = -(-(steps + self.options.before) // self.options.stride)
+        own = np.where(steps > 0, np.minimum(own, self.counts[episodes]), 0)
+        begun = self._first.array[episodes] + own
         begun[is_before] = 0
         sizes: IntArray = np.diff(begun, prepend=0, append=len(self))
         return sizes[sizes > 0]
-
-    def _begun(self, episodes: IntArray, steps: IntArray) -> IntArray:
-        """How many windows begin in earlier episodes, or in this one before a step; those that
-        begin before its first step do so there.
-        """
-        before = -(-(steps + self.options.before) // self.options.stride)
-        own = np.where(steps > 0, np.minimum(before, self.counts[episodes]), 0)
-        return self._first.array[episodes] + own
 
 
 class Episode(NamedTuple):
