@@ -257,25 +257,25 @@ class TestCached:
         first = cached_of(1000, budget)
         assert int(100_000 * SHARE) - 64 <= budget.reserved <= int(100_000 * SHARE)
         for i in range(1000):
-            first.admit({i: np.zeros(100)})
+            first.admit([i], [np.zeros(100)])
         stats = first.stats()
         assert stats["held"] > 40 and stats["held_bytes"] + 9 * 1000 <= budget.reserved
         second = cached_of(1000, budget)  # has what is left
         assert budget.reserved <= 100_000
         third = cached_of(10**9, budget_of(MB))  # not even the table fits: holds nothing, and works
-        third.admit({3: b"x"})
+        third.admit([3], [b"x"])
         assert third.get([3]) == [MISSING]
         for mode in (first, second, third):
             mode.close()
         assert budget.reserved == 0 and first.get([1]) == [MISSING] and first.stats() == {}
-        first.admit({1: b"late"})  # a worker that is slow to hear of it
+        first.admit([1], [b"late"])  # a worker that is slow to hear of it
 
     def test_no_more_is_reserved_than_all_samples_take(self) -> None:
         budget = budget_of(100 * MB)
         first = cached_of(100, budget, nbytes=100 * 1000)
         assert budget.reserved < 2 * MB
         for i in range(100):
-            first.admit({i: bytes(1000)})
+            first.admit([i], [bytes(1000)])
         assert first.stats()["held"] == 100
         first.close()
 

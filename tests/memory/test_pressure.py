@@ -52,7 +52,7 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
     reserved = MemoryBudget("10MB").reserve(0, "a store")
     mode = Held(Records(source), SampleStore(40, 4 << 20), reserved)
     for i in range(40):
-        mode.admit({i: np.full(100_000, i, np.uint8)})
+        mode.admit([i], [np.full(100_000, i, np.uint8)])
     everything = range(40)
     assert all(value is not MISSING for value in mode.get(everything))
     machine.free = 500_000  # a neighbour allocates
@@ -66,5 +66,5 @@ def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.Monkey
     machine.free = 15 * MB  # and goes away
     mode.get([0])
     for i in everything:
-        mode.admit({i: np.full(100_000, i, np.uint8)})
+        mode.admit([i], [np.full(100_000, i, np.uint8)])
     assert all(value is not MISSING for value in mode.get(everything))

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from headrace.arguments import check_integer, checks_keywords, described
 from headrace.core.ahead import WINDOW, Ahead
 from headrace.core.decoder import Decoder, Overriding, chained
-from headrace.core.held import BlockMemory, Held, Load, MachineShare, cached, eager
+from headrace.core.held import ALONE, BlockMemory, Held, Load, Sharing, cached, eager
 from headrace.core.options import (
     JointTransform,
     LoadingMode,
@@ -853,10 +853,10 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             nbytes: bytes of all values. None: not known.
             spec: shape and dtype of all values, if they are arrays of one spec.
         """
-        share = self.machine_share()
+        sharing = self.sharing()
         if self.loading_mode is LoadingMode.CACHED:
             size, policy = self._cache_size, self._cache_policy
-            return cached(values, length, self.budget, size, policy, nbytes, share)
+            return cached(values, length, self.budget, size, policy, nbytes, sharing)
         return eager(
             values,
             length,
@@ -866,7 +866,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             self._progress,
             chosen=self._held_of,
             threads=None if self.sample_source.thread_safe else 1,
-            share=share,
+            sharing=sharing,
             spec=spec,
         )
 
@@ -875,10 +875,10 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """The cache of samples. None: there is none now."""
         return None if self._value_source is None else self._value_source.find(Held)
 
-    def machine_share(self) -> MachineShare | None:
-        """The cache that all ranks of a machine share. None: each rank has its own."""
+    def sharing(self) -> Sharing:
+        """The ranks that share what is held here."""
         if self._shared == "rank":
-            return None
+            return ALONE
         if not self._arguments:  # which are known when the constructor is through
             raise ConfigError(
                 "shared='machine': samples are read before the constructor has finished: read them "
@@ -891,9 +891,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             fingerprint = fingerprint_of_view(fingerprint, self._held_of)
         # files of one layout have one fingerprint
         key = [self.loading_mode.value, fingerprint, held, self.held_as(), self.held_from()]
-        return MachineShare(
-            cache_folder(self._cache_dir), "\0".join(key), world.local_rank, world.local_world_size
-        )
+        folder = cache_folder(self._cache_dir)
+        return Sharing(world.local_rank, world.local_world_size, folder, "\0".join(key))
 
     def _with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
         """The decoder of a view with that transform, and the part that the view must call."""

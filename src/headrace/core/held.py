@@ -44,15 +44,28 @@ _MOST = 4096
 _MOST_BYTES = 256 << 10  # of small rows that are read together
 
 
-class MachineShare(NamedTuple):
-    """A rank's part in a store that all ranks of a machine share."""
+class Sharing(NamedTuple):
+    """The ranks that share a store: this one alone, or all of its machine."""
 
-    folder: Path
-    key: str
-    """Names what is cached."""
-    rank: int
-    """This process among those of its machine."""
-    ranks: int
+    rank: int = 0
+    """This process among them."""
+    ranks: int = 1
+    folder: Path | None = None
+    """Folder of a store that is shared."""
+    key: str = ""
+    """Names what is cached there."""
+
+    def make_store(
+        self, length: int, capacity: int, policy: str = "keep", max_items: int | None = None
+    ) -> SampleStore:
+        """Makes or opens the store, to which each rank brings `capacity` bytes of its budget."""
+        if self.folder is None:
+            return SampleStore(length, capacity, policy, max_items)
+        capacity *= self.ranks
+        return open_machine_store(self.folder, self.key, length, capacity, policy, max_items)
+
+
+ALONE = Sharing()
 
 
 class Held(ValueSource):
@@ -92,16 +105,17 @@ class Held(ValueSource):
         self._follow_pressure(store)
         return [store.get(index) for index in indices]
 
-    def admit(self, values: dict[int, Any]) -> bool:
-        """Offers values that were read, by index; an error is not held. False: there is no room for
-        all of them.
-        """
-        sound = {
-            index: value for index, value in values.items() if not isinstance(value, SampleError)
-        }
-        if self.store is None or not sound:
-            return not sound
-        return self.store.put_many(list(sound), list(sound.values()))
+    def admit(self, indices: Sequence[int], values: list[Any] | AnyArray) -> bool:
+        """Offers values that were read; an error is not held. False: there is no room for all."""
+        if isinstance(values, list):
+            sound = [
+                number for number, value in enumerate(values) if not isinstance(value, SampleError)
+            ]
+            indices = [indices[number] for number in sound]
+            values = [values[number] for number in sound]
+        if not len(indices):
+            return True
+        return self.store is not None and self.store.put_many(indices, values)
 
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
         values = self.get(indices)
@@ -110,11 +124,11 @@ class Held(ValueSource):
         if missing:
             wanted = [indices[position] for position in missing]
             read = read_many(self.parent, wanted, access)
+            self.admit(wanted, read)
             if isinstance(read, np.ndarray):
                 read = list(as_rows(read))
             for position, value in zip(missing, read, strict=True):
                 values[position] = value
-            self.admit(dict(zip(wanted, read, strict=True)))
         return used(values, use, access)
 
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
@@ -159,11 +173,7 @@ class Held(ValueSource):
         """
         store = self.store
         assert store is not None
-        if isinstance(values, np.ndarray):
-            are_held = store.put_many(indices, values)
-        else:
-            are_held = self.admit(dict(zip(indices, values, strict=True)))
-        if are_held:
+        if self.admit(indices, values):
             return
         if store.write_error is not None:
             raise WriteError(
@@ -226,7 +236,7 @@ def cached(
     cache_size: int | str | None = None,
     policy: str = "auto",
     nbytes: int | None = None,
-    share: MachineShare | None = None,
+    sharing: Sharing = ALONE,
 ) -> Held:
     """Holds values from their first use on, as many as fit.
 
@@ -241,17 +251,17 @@ def cached(
             repeatedly (`expect_skew`). "keep" is the default because under a fresh permutation each
             epoch an LRU of half of the samples has 15 % hits, and "keep" 50 %.
         nbytes: bytes of all values, if known.
-        share: a store for all ranks of the machine. None: a store of this rank.
+        sharing: the ranks that share the store.
     """
     items, most = check_cache_size(cache_size)
-    ranks = 1 if share is None else share.ranks
+    ranks = sharing.ranks
     table = TABLE * length // ranks
     capacity = max(0, int(budget.available * SHARE) - table)
     if nbytes is not None:
         capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
     if most is not None:
         capacity = min(capacity, most // ranks)
-    store = _make_store(share, length, capacity, "lru" if policy == "lru" else "keep", items)
+    store = sharing.make_store(length, capacity, "lru" if policy == "lru" else "keep", items)
     needed = -(-store.capacity // ranks) + table  # of an open store its own
     reserved = budget.reserve(min(needed, budget.available), "cached samples")
     return Held(parent, store, reserved, ranks, policy)
@@ -263,23 +273,6 @@ def check_cache_size(cache_size: int | str | None) -> tuple[int | None, int | No
         return None, parse_size(cache_size, "cache_size, given as a string,")
     name = "cache_size, a number of samples (of bytes: a string such as '2GB'),"
     return check_integer(name, cache_size, 1, optional=True), None
-
-
-def _make_store(
-    share: MachineShare | None,
-    length: int,
-    capacity: int,
-    policy: str = "keep",
-    max_items: int | None = None,
-) -> SampleStore:
-    """A store of this rank alone; or one of all ranks of the machine, each of which brings
-    `capacity` bytes of its budget.
-    """
-    if share is None:
-        return SampleStore(length, capacity, policy, max_items)
-    return open_machine_store(
-        share.folder, share.key, length, capacity * share.ranks, policy, max_items
-    )
 
 
 # -- eager
@@ -295,7 +288,7 @@ def eager(
     *,
     chosen: IntArray | None = None,
     threads: int | None = None,
-    share: MachineShare | None = None,
+    sharing: Sharing = ALONE,
     spec: ArraySpec | None = None,
 ) -> Held:
     """Reads all values now, in parallel, and holds them.
@@ -309,7 +302,7 @@ def eager(
         progress: show a progress bar. None: only on a terminal.
         chosen: indices of the only ones that are held. None: all are.
         threads: number of threads that call `load`. None: one per usable CPU.
-        share: a store that all ranks of the machine fill together. None: a store of this rank.
+        sharing: the ranks that fill the store together.
         spec: shape and dtype of all values, if they are arrays of one kind. If one differs, all are
             held in the general form.
 
@@ -318,7 +311,7 @@ def eager(
         WriteError: the file that all ranks share can't be written.
     """
     numbers = range(length) if chosen is None else distinct(chosen).tolist()
-    ranks = 1 if share is None else share.ranks
+    ranks = sharing.ranks
     size = _GROUP
     first: dict[int, Any] = {}
     layout = None if spec is None or nbytes is None else Layout.of(spec)
@@ -338,13 +331,13 @@ def eager(
         )
     reserved = budget.reserve(part, "eager samples")
     try:
-        store = _make_store(share, length, budget.available + part)
+        store = sharing.make_store(length, budget.available + part)
         held = Held(parent, store, reserved, ranks)
         held.put(list(first), list(first.values()), len(numbers))
         first.clear()
         groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         # each rank begins elsewhere, and skips what the others have read by then
-        begin = 0 if share is None else len(groups) * share.rank // ranks
+        begin = len(groups) * sharing.rank // ranks
         groups = groups[begin:] + groups[:begin]
         held.fill(load, groups, threads or usable_cpus(), progress)
         if store.is_mixed and len(store) < len(numbers):

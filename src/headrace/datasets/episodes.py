@@ -382,9 +382,8 @@ class HeldSteps(ValueSource):
         missing = [number for number, band in held.items() if band is MISSING]
         if missing:
             bands = self._source.read_bands(missing, self._bands)
-            read = dict(zip(missing, bands, strict=True))
-            self._held.admit(read)
-            held |= read
+            self._held.admit(missing, bands)
+            held |= zip(missing, bands, strict=True)
         hits = sum(set(missing).isdisjoint(some) for some in needed)
         counts["cache_hits"] += hits
         counts["cache_misses"] += len(needed) - hits
