@@ -367,9 +367,9 @@ class Batcher:
                 decoder.write_input(value, drawn, rows[position, ...])
                 if targets is not None:
                     targets[position] = decoder.placed(target, drawn)
+            except FormatError as error:
+                return dataset.undecodable(index, error)
             except Exception as error:
-                if isinstance(error, FormatError):
-                    return dataset.undecodable(index, error)
                 error.add_note(
                     f"headrace: while making sample {index} ({dataset.source_of(index)})"
                 )

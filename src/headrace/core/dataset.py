@@ -38,7 +38,7 @@ from headrace.core.options import (
     joined_class,
     passed_arguments,
 )
-from headrace.core.reader import OnError, SampleReader, WorkerThreads, nothing_readable
+from headrace.core.reader import OnError, SampleReader, WorkerThreads
 from headrace.core.values import Access, Coming, Decoded, Records, ValueSource, read_many
 from headrace.core.views import (
     TargetSequence,
@@ -116,6 +116,7 @@ class _Constructed(ABCMeta):
             if isinstance(dataset.data_path, FileSet):
                 dataset.data_path = dataset.data_path.given
             dataset._arguments = arguments
+            dataset._held_as = dataset._held_as or (cls, arguments)
             dataset._settle()
             return dataset
 
@@ -280,8 +281,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._value_source: ValueSource | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
-        # the class and arguments that decide what is cached, if they are not its own
-        self._held_as: tuple[type, dict[str, Any]] | None = None
+        # the class and arguments that decide what is cached; None: not known yet
+        self._held_as: Any = None
         self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
         streams = self.loading_mode is LoadingMode.STREAMING
         self.block_memory = BlockMemory(source, streams, self.budget)
@@ -305,9 +306,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._held_of = inner._chosen
         self._length = inner._length
         self.sample_reader = self.sample_reader.another(is_view=inner._chosen is not None)
-        parts = classes_of(type(inner))
-        self._held_as = inner._held_as or (parts[-1], inner._arguments)
-        self.__class__ = joined_class(type(self), *parts)
+        self._held_as = inner._held_as
+        self.__class__ = joined_class(type(self), *classes_of(type(inner)))
 
     # -- the steps from a record to a sample, which a subclass may override; default: the decoder's
 
@@ -382,7 +382,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             ConfigError: an argument can't be compared with that of another process. Override this
                 method then.
         """
-        return describe_held(*(self._held_as or (type(self), self._arguments)))
+        return describe_held(*self._held_as)
 
     def held_from(self) -> str:
         """The paths of the data, as text that is equal in all processes.
@@ -390,7 +390,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         Raises:
             ConfigError: it is an object without such a text.
         """
-        _, arguments = self._held_as or (type(self), self._arguments)
+        _, arguments = self._held_as
         return describe_data(arguments.get("data_path"))
 
     @property
@@ -879,7 +879,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """The ranks that share what is held here."""
         if self._shared == "rank":
             return ALONE
-        if not self._arguments:  # which are known when the constructor is through
+        if self._held_as is None:
             raise ConfigError(
                 "shared='machine': samples are read before the constructor has finished: read them "
                 "later"
@@ -959,7 +959,10 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             if is_random and last is not None and current_request() is None:
                 self._warn_of_repeats(len(request), last)
         if failure is not None and not samples:
-            raise nothing_readable(failure, len(request))
+            raise EmptyBatchError(
+                f"none of the {len(request)} samples of a batch can be read; the first: {failure}; "
+                "use a larger batch_size, or an on_error=callable that returns a stand-in"
+            )
         return samples, indices
 
     @contextlib.contextmanager
@@ -991,9 +994,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             else:
                 value, target = self._call_seeded(decoder, value, target, key)
             sample = self.make_sample(value, target)
+        except FormatError as error:
+            return self.undecodable(index, error)
         except Exception as error:
-            if isinstance(error, FormatError):
-                return self.undecodable(index, error)
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise
         return _with_index(sample, index) if self.return_index else sample
@@ -1062,8 +1065,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
 
     def _settle(self) -> None:
         self.block_memory.settle()
-        if self.loading_mode is LoadingMode.STREAMING:
-            self._become_iterable()
+        self._become_iterable()
         if self.loading_mode in (LoadingMode.EAGER, LoadingMode.CACHED):
             self.value_source  # noqa: B018  # made before any worker is forked: all share it
 
@@ -1071,7 +1073,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """Makes a streaming dataset an `IterableDataset` (law 8): torch decides by `isinstance`.
         The mode may be unknown until the constructor has finished.
         """
-        self.__class__ = joined_class(type(self), IterableDataset)
+        if self.loading_mode is LoadingMode.STREAMING:
+            self.__class__ = joined_class(type(self), IterableDataset)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickles the dataset as its plain class; for a worker with its cache, else without."""
@@ -1090,8 +1093,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             self.__dict__[name] = value.array if isinstance(value, SharedArray) else value
-        if self.loading_mode is LoadingMode.STREAMING:
-            self._become_iterable()
+        self._become_iterable()
 
     def _mapped_by_workers(self, name: str) -> Any:
         """An attribute as it is pickled for a spawned worker: a large array is moved to memory that

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -156,9 +156,9 @@ class Decoder:
         """
         return self, chained(transform)
 
-    def unnormalized(self) -> Unnormalized | None:
-        """The format that leaves images uint8 for a device that normalises them. None: inputs are
-        not images, or stay what they are.
+    def unnormalized(self) -> tuple[Decoder, Normalization] | None:
+        """The same format, but with images as uint8 [C, H, W], and how a device normalises them.
+        None: inputs are not images, or stay what they are.
         """
         return None
 
@@ -167,18 +167,6 @@ class Decoder:
         collate function.
         """
         return None
-
-
-class Unnormalized(NamedTuple):
-    """A format with the same inputs as another one, before they are normalised.
-
-    Attributes:
-        format: returns images as uint8 [C, H, W].
-        normalization: converts them to what the other format returns.
-    """
-
-    format: Decoder
-    normalization: Normalization
 
 
 _SHARED = (

@@ -18,7 +18,6 @@ from torch.utils.data import get_worker_info
 from headrace.core.decoder import Decoder
 from headrace.errors import (
     AccessError,
-    EmptyBatchError,
     FileChangedError,
     FormatError,
     RemoteError,
@@ -280,14 +279,6 @@ class SampleReader:
         self.counts["skipped"] += 1
         self.skipped.append((index, path, str(failure)))
         return []
-
-
-def nothing_readable(failure: SampleError, samples: int) -> EmptyBatchError:
-    """The error of a batch all of whose samples are skipped."""
-    remedy = "use a larger batch_size, or an on_error=callable that returns a stand-in"
-    return EmptyBatchError(
-        f"none of the {samples} samples of a batch can be read; the first: {failure}; {remedy}"
-    )
 
 
 def _forget_frames(error: BaseException) -> None:

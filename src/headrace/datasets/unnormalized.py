@@ -11,7 +11,7 @@ from headrace.collate import DetectionCollator, VisionCollator, list_collate
 from headrace.collate.vision import Normalization
 from headrace.core.batcher import Batcher, Collating, MadeBatch
 from headrace.core.dataset import BaseDataset
-from headrace.core.decoder import Unnormalized
+from headrace.core.decoder import Decoder
 from headrace.core.views import parts_of
 from headrace.memory.tree import map_tensors
 from headrace.order.ranks import BatchRequest
@@ -84,7 +84,7 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
     """What makes batches of images that a device normalises. None: nothing normalises images here,
     or the user's code may receive them.
     """
-    left: Unnormalized | None = None
+    left: tuple[Decoder, Normalization] | None = None
     for part in parts_of(dataset, opaque=BaseDataset):
         if left is None and isinstance(part, BaseDataset):
             left = part.sample_decoder.unnormalized()
@@ -100,7 +100,8 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
     only_joins = function is list_collate or type(function) is DetectionCollator
     if not collating.stacks and not (only_joins and collating.calls(function)):
         return None
-    return DevicePixels(left.normalization, dataset, collating, left.format)
+    decoder, normalization = left
+    return DevicePixels(normalization, dataset, collating, decoder)
 
 
 def _may_look_at_images(dataset: BaseDataset) -> bool:

@@ -283,18 +283,13 @@ def write_full_from(fd: int, buffers: Sequence[memoryview], offset: int) -> None
         rest = _after(rest, written)
 
 
-def write_full(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Writes all bytes, at a place in the file; None: at its position."""
+def write_full(fd: int, data: bytes | memoryview) -> None:
+    """Writes all bytes at the file's position."""
     rest = memoryview(data)
     if rest.nbytes:
         rest = rest.cast("B")
     while rest.nbytes:
-        if offset is None:
-            rest = rest[os.write(fd, rest) :]
-        else:
-            written = os.pwrite(fd, rest, offset)
-            offset += written
-            rest = rest[written:]
+        rest = rest[os.write(fd, rest) :]
 
 
 def _after(buffers: list[memoryview], nbytes: int) -> list[memoryview]:

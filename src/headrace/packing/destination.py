@@ -44,7 +44,7 @@ from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
-from headrace.memory.processes import HAS_LOCKS, try_lock, write_full
+from headrace.memory.processes import HAS_LOCKS, try_lock, write_full_from
 
 _log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -131,7 +131,7 @@ class PartFile:
     def write(self, data: Any, offset: int) -> None:
         """Writes bytes at an offset."""
         with self.explained():
-            write_full(self.fd, data, offset)
+            write_full_from(self.fd, [memoryview(data)], offset)
 
     def commit(self) -> None:
         """Makes the file durable, and gives it its final name.

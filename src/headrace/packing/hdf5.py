@@ -28,7 +28,7 @@ from h5py import h5d, h5f, h5p, h5s, h5t
 from headrace.formats.arrays import packed
 from headrace.formats.arrays.codecs import compress, shuffled, shuffles
 from headrace.formats.hdf5.chunks import add_filters
-from headrace.memory.processes import read_full, write_full, write_full_from
+from headrace.memory.processes import read_full, write_full_from
 from headrace.packing.destination import PartFile
 from headrace.packing.plan import Plan
 
@@ -164,7 +164,7 @@ class _Written(io.FileIO):
         place = self.tell()
         if self.error is None:
             try:
-                write_full(self.fileno(), data, place)
+                write_full_from(self.fileno(), [memoryview(data)], place)
             except BaseException as error:  # an interruption too
                 self.error = error
         self.seek(place + count)

@@ -16,9 +16,10 @@ from PIL import Image
 
 from headrace.casting import FLOAT32, as_tensor, known_dtype
 from headrace.collate import DetectionCollator
+from headrace.collate.vision import Normalization
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
-from headrace.core.decoder import Decoder, Unnormalized
+from headrace.core.decoder import Decoder
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.pixels import (
@@ -306,11 +307,11 @@ class ImageDecoder(Decoder):
         target = self._target_row(row.shape[1:])
         return None if target is None else row.nbytes + target.nbytes
 
-    def unnormalized(self) -> Unnormalized | None:
+    def unnormalized(self) -> tuple[Decoder, Normalization] | None:
         if self.transformed or self.normalize is not True:
             return None
         normalization = replace(IMAGENET, dtype=known_dtype(self.dtype) or torch.float32)
-        return Unnormalized(replace(self, normalize=False), normalization)
+        return replace(self, normalize=False), normalization
 
 
 _LEAST = 1.0  # pixels that a crop must leave of a box
