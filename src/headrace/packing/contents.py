@@ -14,6 +14,7 @@ import functools
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -38,7 +39,6 @@ from headrace.packing.plan import (
     GROUP_BYTES,
     GROUP_SAMPLES,
     Column,
-    Packing,
     PackOptions,
     PackPlan,
     Plan,
@@ -174,13 +174,12 @@ class Contents:
         """Plans all parts.
 
         Raises:
-            ConfigError: there are no samples; see `packing`.
-            SampleError: see `packing`.
+            ConfigError: there are no samples; see `plan_file`.
+            SampleError: see `plan_file`.
         """
-        packing = self.packing(None)
-        plan = packing.plan
+        plan = self.plan_file(None)
         sizes = np.zeros(len(self.dataset), np.int64)
-        sizes[np.setdiff1d(np.arange(len(sizes)), list(packing.left_out))] = plan.sizes
+        sizes[np.setdiff1d(np.arange(len(sizes)), list(plan.left_out))] = plan.sizes
         options = {"rows": plan.rows.as_json(), **self.layout_options(plan.rows, {})}
         return self._parts(plan.info, sizes, options)
 
@@ -269,12 +268,12 @@ class Contents:
 
     # -- a file
 
-    def packing(self, part: PartFile | None) -> Packing:
-        """Prepares a file.
+    def plan_file(self, part: PartFile | None) -> Plan:
+        """Plans a file.
 
         Args:
-            part: beside which a spool may be; None: nothing is written, and images that are
-                re-encoded are planned as they are.
+            part: the file, which a spool may lie beside. None: nothing is written, and images that
+                are re-encoded are planned as they are.
 
         Raises:
             ConfigError: samples or targets can't be packed, or are not alike; the message names
@@ -305,28 +304,29 @@ class Contents:
                 yield range(start, min(start + some, len(self.dataset)))
                 start += some
 
-        def use(number: int, sample: Value) -> None:
+        left_out = dict[int, str]()
+        values = self.readable(
+            lambda group: self.each(group, self._value), groups(), "reading samples", left_out
+        )
+        for number, sample in values:
             samples.add(f"sample {number}", sample.row, sample.values)
             if spool is not None:
                 spool.append(packed.bytes_of(sample.row))
-            if sample.target is not None:
-                nbytes = sample.target.nbytes * len(self.dataset)
-                if not targets.lengths and not budget.fits(nbytes):
-                    raise BudgetError(
-                        f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, "
-                        f"and {format_size(budget.available)} of memory are available: make large "
-                        "ones a field of the samples, in decode or __getitem__, or raise "
-                        "max_memory_usage"
-                    )
-                targets.add(f"the target of sample {number}", sample.target)
-                target_bytes.extend(sample.target.tobytes())
-
-        def task(group: range) -> list[Value | SampleError]:
-            return self.each(group, self._value)
-
-        left_out = self.made(task, groups(), "reading samples", use)
+            if sample.target is None:
+                continue
+            nbytes = sample.target.nbytes * len(self.dataset)
+            if not targets.lengths and not budget.fits(nbytes):
+                raise BudgetError(
+                    f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, "
+                    f"and {format_size(budget.available)} of memory are available: make large "
+                    "ones a field of the samples, in decode or __getitem__, or raise "
+                    "max_memory_usage"
+                )
+            targets.add(f"the target of sample {number}", sample.target)
+            target_bytes.extend(sample.target.tobytes())
         plan = self.without(left_out)._values_plan(samples, targets, target_bytes)
-        return Packing(plan, (lambda group: []) if spool is None else spool.read, left_out)
+        plan = replace(plan, left_out=left_out)
+        return plan if spool is None else replace(plan, prepare=spool.read)
 
     def _values_plan(self, samples: _Alike, of_targets: _Alike, target_bytes: bytearray) -> Plan:
         """The plan of exactly these samples."""
@@ -346,12 +346,10 @@ class Contents:
         is_ragged = samples.values is not None or len(set(samples.lengths)) > 1
         if self.rows is not None:
             is_ragged = self.rows.store == "ragged"
-        lengths = None
-        rows = Rows("decoded", samples.dtype, samples.shape)
-        if is_ragged:
-            lengths = np.array(samples.lengths, np.int64)
-            rows = Rows("ragged", samples.dtype, samples.shape[1:], samples.values)
-        return self._plan(rows, lengths, targets, **self._about(targets))
+        if not is_ragged:
+            return self._plan(Rows("decoded", samples.dtype, samples.shape), None, targets)
+        rows = Rows("ragged", samples.dtype, samples.shape[1:], samples.values)
+        return self._plan(rows, np.array(samples.lengths, np.int64), targets)
 
     def _plan(
         self,
@@ -359,28 +357,24 @@ class Contents:
         lengths: IntArray | None,
         targets: Any,
         columns: Mapping[str, Column] | None = None,
-        **about: Any,
+        image: Mapping[str, Any] | None = None,
     ) -> Plan:
         """The plan of exactly these samples.
 
         Args:
             rows: what they have in common.
-            lengths: [n] int64, the items of the first axis of each; None: they are rows.
-            targets: one a sample, or None.
+            lengths: [n] int64, length of the first axis of each. None: they are rows.
+            targets: one per sample, or None.
             columns: others beside the samples, by name.
-            about: what `PackedInfo` says of them besides.
+            image: `PackedInfo.image`.
 
         Raises:
             ConfigError: see `target_arrays`, `chunks_for`; a chunk would be too large.
         """
         columns = {**target_arrays(targets), **(columns or {})}
-        count = len(self.dataset) if lengths is None else len(lengths)
-        if lengths is None:
-            shape = (count, *rows.shape)
-            sizes = np.full(count, rows.nbytes, np.int64)
-        else:
-            shape = (int(lengths.sum()), *rows.shape)
-            sizes = lengths * rows.nbytes
+        count = len(self.dataset)
+        if lengths is not None:
+            count = len(lengths)
             columns[packed.OFFSETS] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         names = self.names
         if names is not None:
@@ -392,11 +386,12 @@ class Contents:
             part=self.part,
             values=rows.values,
             checksums={name: packed.crc_of(column) for name, column in sorted(columns.items())},
-            **about,
+            image=dict(image or {}),
+            **self._about(targets),
         )
         chunks = chunks_for(self.options, rows, count)
         compression = None if chunks is None else self.options.compression
-        return Plan(info, rows, shape, sizes, sizes, columns, compression, chunks)
+        return Plan(info, rows, columns, compression, chunks)
 
     def _about(self, targets: Any) -> dict[str, Any]:
         """The fields of `PackedInfo` for the kind of samples, their classes and their targets."""
@@ -466,31 +461,28 @@ class Contents:
             return Value(row, None, kind)
         return Value(row, as_row(f"the target of {what}", target), kind)
 
-    def made(
+    def readable(
         self,
         task: Callable[[range], Sequence[T | SampleError]],
         groups: Iterator[range],
         what: str,
-        use: Callable[[int, T], None],
+        left_out: dict[int, str],
         workers: int | None = None,
-    ) -> dict[int, str]:
-        """Runs a task for each group, and calls `use` for each readable sample, in order. Returns
-        the errors of the others.
+    ) -> Iterator[tuple[int, T]]:
+        """Runs a task for each group. Yields the number and the result of each readable sample, in
+        order, and adds the errors of the others to `left_out`.
         """
-        count = len(self.dataset)
-        left_out = dict[int, str]()
         if workers is None:
             workers = self.workers
-        with contextlib.closing(
-            stream(task, groups, workers, self.options.progress, count, what)
-        ) as results:
+        progress = self.options.progress
+        results = stream(task, groups, workers, progress, len(self.dataset), what)
+        with contextlib.closing(results):
             for group, samples in results:
                 for number, sample in zip(group, samples, strict=True):
                     if isinstance(sample, SampleError):
                         left_out[number] = str(sample)
                     else:
-                        use(number, sample)
-        return left_out
+                        yield number, sample
 
 
 _SAMPLES = (

@@ -53,42 +53,36 @@ class PackedWriter:
         self._plan = plan
         self._crc = np.zeros(len(plan.sizes), np.uint32)
         self._done = 0
-        self._written: _Written | None = None
-        self._file: h5py.File | None = None
+        self._is_compressed = plan.compression is not None and all(plan.shape)
         text = packed.info_text(plan.info)
         needed = sum(column.nbytes for column in plan.columns.values()) + self._crc.nbytes
         needed += len(text) + _SLACK
-        is_compressed = plan.compression is not None and all(plan.shape)
-        if not is_compressed:
+        if not self._is_compressed:
             needed += int(plan.sizes.sum())
         part.reserve(needed)
-        access = _access(plan)
+        self._written = _Written(part.fd)
         with part.explained():
-            if is_compressed:
-                os.ftruncate(part.fd, 0)
-                self._written = _Written(part.fd)
-                access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._written)
-                self._file, self._offsets = _created(b"chunks", access, plan, text)
-            else:
-                file, self._offsets = _created(os.fsencode(part.path), access, plan, text)
-                file.close()
+            os.ftruncate(part.fd, 0)
+            self._file = _created(part.path, self._written if self._is_compressed else None, plan)
+            try:
+                self._offsets = _lay_out(self._file, plan, text)
+                if not self._is_compressed:
+                    self.close()
+                self._written.check()
+                for name, column in plan.columns.items():
+                    part.write(packed.bytes_of(column).data, self._offsets[name])
+            except BaseException:
+                # HDF5 would write what it has in memory later, to whatever has the descriptor then
+                self.close()
+                raise
         self._at = self._offsets[packed.DATA]
         self._flushed = self._at
-        if not is_compressed:
+        if not self._is_compressed:
             part.sum_ahead(np.concatenate([[self._at], self._at + np.cumsum(plan.sizes)]))
-        try:
-            for name, column in plan.columns.items():
-                part.write(packed.bytes_of(column).data, self._offsets[name])
-        except BaseException:
-            # HDF5 would write what it has in memory later, to whatever has the descriptor then
-            self.close()
-            raise
 
     def close(self) -> None:
-        """Closes the HDF5 file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Closes the HDF5 file, which writes what HDF5 has in memory."""
+        self._file.close()
 
     def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
         """The bytes to write for the next samples: as they are, or whole chunks, except for the
@@ -112,35 +106,29 @@ class PackedWriter:
     def append(self, blocks: Sequence[Any], checksums: Sequence[int]) -> None:
         """Writes what `encode` returned for the next samples, whose checksums are these."""
         with self._part.explained():
-            if self._file is None:
-                write_full_from(self._part.fd, blocks, self._at)
+            if self._is_compressed:
+                data = self._file[packed.DATA]
+                rows = data.chunks[0]
+                for row, block in zip(itertools.count(self._done, rows), blocks, strict=False):
+                    data.id.write_direct_chunk((row, *[0] * (data.ndim - 1)), block)
+                    self._written.check()
             else:
-                self._append_chunks(self._file[packed.DATA].id, blocks)
-        if self._file is None:
-            self._at += sum(map(len, blocks))
-            if self._at - self._flushed >= _FLUSHED:
-                self._part.forget(self._flushed, self._at - self._flushed)
-                self._flushed = self._at
-                assert self._part.ahead is not None
-                self._part.ahead.written(self._at)
+                write_full_from(self._part.fd, blocks, self._at)
+                self._at += sum(map(len, blocks))
+                if self._at - self._flushed >= _FLUSHED:
+                    self._part.forget(self._flushed, self._at - self._flushed)
+                    self._flushed = self._at
+                    assert self._part.ahead is not None
+                    self._part.ahead.written(self._at)
         self._crc[self._done : self._done + len(checksums)] = checksums
         self._done += len(checksums)
-
-    def _append_chunks(self, data: h5d.DatasetID, blocks: Sequence[bytes]) -> None:
-        assert self._written is not None
-        shape = self._plan.shape
-        rows = min(self._plan.chunks or 1, shape[0])
-        for row, block in zip(itertools.count(self._done, rows), blocks, strict=False):
-            data.write_direct_chunk((row, *[0] * (len(shape) - 1)), block)
-            self._written.check()
 
     def finish(self) -> None:
         """Writes the checksums of the samples."""
         assert self._done == len(self._plan.sizes), "samples are missing"
         with self._part.explained():
-            self.close()  # which writes what HDF5 has in memory
-            if self._written is not None:
-                self._written.check()
+            self.close()
+            self._written.check()
         self._part.write(packed.bytes_of(self._crc).data, self._offsets[packed.CRC])
 
 
@@ -185,40 +173,37 @@ class _Written(io.FileIO):
         return self.tell() if size is None else size
 
 
-def _access(plan: Plan) -> h5p.PropFAID:
+def _created(path: str, written: _Written | None, plan: Plan) -> h5py.File:
+    """Creates an empty file, which HDF5 writes by itself, or through `written`."""
     access = h5p.create(h5p.FILE_ACCESS)
     version = h5f.LIBVER_V18 if plan.chunks is None else h5f.LIBVER_V110
     access.set_libver_bounds(version, version)
-    access.set_file_locking(False, True)  # ours is on the file already
     if plan.info.kind == "text":
         access.set_alignment(1, _ALIGNED)  # of arrays that are read by ranges
-    return access
-
-
-def _created(
-    name: bytes, access: h5p.PropFAID, plan: Plan, text: bytes
-) -> tuple[h5py.File, dict[str, int]]:
-    """Creates an empty file. Returns it open, with the offset of the content of each dataset."""
+    if written is None:
+        access.set_file_locking(False, True)  # ours is on the file already
+    else:
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, written)
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
+    return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access))
+
+
+def _lay_out(file: h5py.File, plan: Plan, text: bytes) -> dict[str, int]:
+    """Creates the attributes and datasets. Returns the offset of the content of each dataset."""
+    file.attrs.create(packed.PACKED_ATTRIBUTE, np.bytes_(text))
+    file.attrs.create(packed.PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
     datasets = {name: (column.shape, column.dtype) for name, column in sorted(plan.columns.items())}
-    datasets[packed.CRC] = ((len(plan.sizes),), np.dtype(np.uint32))
+    datasets[packed.CRC] = ((plan.info.count,), np.dtype(np.uint32))
     datasets[packed.FILE_CRC] = ((1,), np.dtype("<u4"))  # zeros until the file is read back
-    file = h5py.File(h5f.create(name, h5f.ACC_TRUNC, creation, access))
-    try:
-        file.attrs.create(packed.PACKED_ATTRIBUTE, np.bytes_(text))
-        file.attrs.create(packed.PACKED_CHECKSUM, zlib.crc32(text), dtype=np.uint32)
-        offsets = {
-            name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()
-        }
-        # last: all that a reader needs first lies together
-        offsets[packed.DATA] = _allocate(
-            file, packed.DATA, plan.shape, plan.rows.dtype, plan.chunks, plan.compression
-        )
-    except BaseException:
-        file.close()
-        raise
-    return file, offsets
+    offsets = {
+        name: _allocate(file, name, shape, dtype) for name, (shape, dtype) in datasets.items()
+    }
+    # last: all that a reader needs first lies together
+    offsets[packed.DATA] = _allocate(
+        file, packed.DATA, plan.shape, plan.rows.dtype, plan.chunks, plan.compression
+    )
+    return offsets
 
 
 def _allocate(

@@ -73,7 +73,7 @@ def freeze(folder: Destination, plan: PackPlan, overwrite: bool) -> None:
             they differ.
         WriteError, AccessError: it can't be written.
     """
-    there = read_plan(folder)
+    there = read_plan(folder)  # anew: another process may have planned meanwhile
     replaces = there is not None and there.digest != plan.digest
     if there is None or (overwrite and replaces):
         # another process made a plan at the same moment
@@ -111,7 +111,7 @@ def check_same(folder: Destination, there: PackPlan | None, plan: PackPlan) -> N
 
 def _flat(plan: PackPlan) -> dict[str, Any]:
     """The fields of a plan by name, the most telling ones first."""
-    said = plan.said
+    said = manifests.checked_json(plan.text)
     options = said.pop("options")
     return {**options, **options.get("versions", {}), **said}
 
@@ -339,11 +339,11 @@ def remove_other(folder: Destination, plan: PackPlan) -> None:
 
 
 def refuse_foreign(folder: Destination) -> None:
-    """Raises a TargetExistsError if a pack into a folder without a plan would replace or remove
+    """Raises a TargetExistsError if a pack into a folder that has no plan would replace or remove
     files.
     """
     replaced = [name for name in folder.sizes() if name == MANIFEST or is_of_part(name)]
-    if replaced and folder.read(PLAN) is None:
+    if replaced:
         raise TargetExistsError(
             f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
             "replaced or removed: pack to another folder, or pass overwrite=True (--overwrite), "

@@ -23,7 +23,7 @@ from headrace.display import Lines, progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.codecs import COMPRESSIONS
-from headrace.formats.arrays.packed import PackedInfo
+from headrace.formats.arrays.packed import OFFSETS, PackedInfo
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.resolve.manifests import checked_text
@@ -208,12 +208,8 @@ class PackPlan:
     @functools.cached_property
     def text(self) -> bytes:
         """The content of `plan.json`: the same for the same plan."""
-        return checked_text(self.said)
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """The fields by name. (`asdict` would copy each number.)"""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        # `asdict` would copy each number
+        return checked_text({one.name: getattr(self, one.name) for one in fields(self)})
 
     @functools.cached_property
     def digest(self) -> str:
@@ -285,45 +281,46 @@ def checks_of(names: PackedNames | None, sizes: IntArray, edges: list[int]) -> l
     return checks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
-    """The contents and layout of a packed file.
+    """The contents and layout of a packed file, and how its samples are read.
 
     Attributes:
-        info: what it will say about itself.
+        info: the file's description of itself.
         rows: what its samples have in common.
-        shape: of the dataset of samples: [n, *row], or [items, *item] of flat ones.
-        sizes: [n] int64, bytes of each sample in the file.
-        read_sizes: [n] int64, bytes of each sample where it comes from.
         columns: the datasets beside the samples and their checksums, by name.
-        compression: of the chunks of samples that are rows; None: they are as they are.
-        chunks: samples a chunk, of the last one fewer; None: there are no chunks.
+        compression: of the chunks of samples that are rows. None: not compressed.
+        chunks: samples per chunk; the last one may have fewer. None: contiguous.
+        prepare: returns the samples of a group as they will be stored; a SampleError for one that
+            may be left out.
+        read_sizes: [n] int64, bytes of each sample in the source. None: as in the file.
+        left_out: the error of each sample that can't be read, by its number, if samples were read
+            to plan the file.
     """
 
     info: PackedInfo
     rows: Rows
-    shape: tuple[int, ...]
-    sizes: IntArray
-    read_sizes: IntArray
     columns: dict[str, Column]
-    compression: str | None = None
-    chunks: int | None = None
+    compression: str | None
+    chunks: int | None
+    prepare: Callable[[range], Sequence[npt.NDArray[Any] | SampleError]] = lambda group: ()
+    read_sizes: IntArray | None = None
+    left_out: dict[int, str] = field(default_factory=dict)
 
+    @functools.cached_property
+    def sizes(self) -> IntArray:
+        """Bytes of each sample in the file ([n])."""
+        if OFFSETS in self.columns:
+            return np.diff(self.columns[OFFSETS]) * self.rows.nbytes
+        return np.full(self.info.count, self.rows.nbytes, np.int64)
 
-class Packing(NamedTuple):
-    """A plan, and how its samples are read.
-
-    Attributes:
-        plan: of the file.
-        prepare: gives the samples of a group as they will be stored; a SampleError for one that may
-            be left out.
-        left_out: what is wrong with each sample that can't be read, by its number; of samples that
-            are read when they are written none.
-    """
-
-    plan: Plan
-    prepare: Callable[[range], Sequence[npt.NDArray[Any] | SampleError]]
-    left_out: dict[int, str]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dataset of samples: [n, *row], or [items, *item] of flat ones."""
+        length = self.info.count
+        if OFFSETS in self.columns:
+            length = int(self.columns[OFFSETS][-1])
+        return (length, *self.rows.shape)
 
 
 def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
@@ -372,21 +369,15 @@ def groups_of(sizes: IntArray, most: int = GROUP_SAMPLES, together: int = 1) -> 
         most: samples of a group.
         together: so many that lie one after the other are never parted.
     """
-    if together > 1 and len(sizes):
-        units = np.add.reduceat(sizes, np.arange(0, len(sizes), together))
-        for group in groups_of(units, max(1, most // together)):
-            yield range(group.start * together, min(group.stop * together, len(sizes)))
-        return
+    units = np.add.reduceat(sizes, np.arange(0, len(sizes), together))
+    ends = np.cumsum(units)
+    most = max(1, most // together)
     start = 0
-    nbytes = 0
-    for i, size in enumerate(sizes.tolist()):
-        if i > start and (nbytes + size > GROUP_BYTES or i - start >= most):
-            yield range(start, i)
-            start = i
-            nbytes = 0
-        nbytes += size
-    if start < len(sizes):
-        yield range(start, len(sizes))
+    while start < len(units):
+        fitting = np.searchsorted(ends, ends[start] - units[start] + GROUP_BYTES, side="right")
+        stop = min(max(start + 1, int(fitting)), start + most)
+        yield range(start * together, min(stop * together, len(sizes)))
+        start = stop
 
 
 def some_of(count: int) -> list[int]:

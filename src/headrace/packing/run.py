@@ -44,7 +44,7 @@ from headrace.packing import parts
 from headrace.packing.contents import Contents
 from headrace.packing.destination import Destination, PartFile, destination_of, refuse_own_source
 from headrace.packing.hdf5 import PackedWriter
-from headrace.packing.plan import Packing, PackOptions, PackPlan, checks_of, groups_of, stream
+from headrace.packing.plan import PackOptions, PackPlan, Plan, checks_of, groups_of, stream
 from headrace.packing.stored import StoredContents, are_stored, open_source
 from headrace.packing.texts import TextContents
 
@@ -221,27 +221,26 @@ def _write(part: PartFile, contents: Contents) -> tuple[PackedInfo, list[str]]:
     """
     left_out: list[str] = []
     while True:
-        packing = contents.packing(part)
-        left_out += packing.left_out.values()
-        failures = _write_samples(part, contents, packing)
+        plan = contents.plan_file(part)
+        left_out += plan.left_out.values()
+        failures = _write_planned(part, contents, plan)
         if not failures:
-            return packing.plan.info, left_out
+            return plan.info, left_out
         left_out += map(str, failures.values())
         contents = contents.without(failures)
 
 
-def _write_samples(part: PartFile, contents: Contents, packing: Packing) -> dict[int, SampleError]:
+def _write_planned(part: PartFile, contents: Contents, plan: Plan) -> dict[int, SampleError]:
     """Writes all samples. Returns the errors of unreadable ones by position; nothing is written
     after the first.
     """
-    plan = packing.plan
     failures = dict[int, SampleError]()
-    sizes = plan.sizes + plan.read_sizes
+    sizes = plan.sizes * 2 if plan.read_sizes is None else plan.sizes + plan.read_sizes
     groups = groups_of(sizes, contents.group_samples, plan.chunks or 1)
     progress = contents.options.progress
 
     def encoded(group: range) -> tuple[dict[int, SampleError], list[Any], list[int]]:
-        samples: Sequence[Any] = packing.prepare(group)
+        samples: Sequence[Any] = plan.prepare(group)
         numbered = zip(group, samples, strict=True)
         failed = {number: one for number, one in numbered if isinstance(one, SampleError)}
         if failed:
@@ -284,20 +283,22 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
 # -- the plan of several parts
 
 
-def _plan_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> PackPlan:
-    """Plans the parts. Reads the plan in the folder, if there is one, and writes nothing.
+def _plan_parts(
+    dataset: BaseDataset, folder: Destination, options: PackOptions
+) -> tuple[PackPlan, PackPlan | None]:
+    """Plans the parts, and writes nothing. Returns also the plan in the folder.
 
     Raises:
         ConfigError: the dataset can't be packed, or not into parts.
         TargetExistsError: there are files that no pack has written.
     """
-    if not options.overwrite:
+    frozen = parts.read_plan(folder)
+    if frozen is None and not options.overwrite:
         parts.refuse_foreign(folder)
     contents = _contents_of(dataset, options)
-    frozen = parts.read_plan(folder)
     if frozen is not None and contents.is_plan(frozen):
-        return frozen
-    return contents.plan_parts()
+        return frozen, frozen
+    return contents.plan_parts(), frozen
 
 
 def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
@@ -308,10 +309,9 @@ def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOpt
     folder = destination_of(dst, options.storage_options)
     refuse_own_source(dataset, folder.path)
     folder.prepare(is_dry_run=True)
-    plan = _plan_parts(dataset, folder, options)
-    there = parts.read_plan(folder)
-    if there is not None and not options.overwrite:
-        parts.check_same(folder, there, plan)
+    plan, frozen = _plan_parts(dataset, folder, options)
+    if frozen is not None and not options.overwrite:
+        parts.check_same(folder, frozen, plan)
     return plan
 
 
@@ -376,7 +376,7 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
     """Packs the unfinished parts of a share, and joins the pack if all are finished."""
     refuse_own_source(dataset, folder.path)
     folder.prepare()
-    plan = _plan_parts(dataset, folder, options)
+    plan, _ = _plan_parts(dataset, folder, options)
     parts.freeze(folder, plan, options.overwrite)
     status, sidecars = parts.finished_in(folder, plan)
     numbers = options.share(plan.parts)

@@ -45,7 +45,6 @@ from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     LARGEST_SIDE,
     Column,
-    Packing,
     PackOptions,
     PackPlan,
     Plan,
@@ -144,7 +143,7 @@ class StoredContents(Contents):
 
     def plan_parts(self) -> PackPlan:
         how = self.options
-        plan = self.packing(None).plan
+        plan = self.plan_file(None)
         sizes = plan.sizes
         options: dict[str, Any] = {}
         versions: dict[str, str] = {}
@@ -165,11 +164,11 @@ class StoredContents(Contents):
             options["rows"] = plan.rows.as_json()
         return self._parts(plan.info, sizes, options)
 
-    def packing(self, part: PartFile | None) -> Packing:
+    def plan_file(self, part: PartFile | None) -> Plan:
         if self.options.store == "jpeg" and part is not None:
             return self._reencoded(part)
         plan = self._stored_plan(self.source_sizes)
-        return Packing(plan, lambda group: self._stored(plan, group), {})
+        return replace(plan, prepare=lambda group: self._stored(plan, group))
 
     def _about(self, targets: Any) -> dict[str, Any]:
         about = super()._about(targets)
@@ -207,8 +206,7 @@ class StoredContents(Contents):
                     image_sizes = self._image_sizes(read_sizes)
                 columns[packed.MASK_STARTS] = np.cumsum(read_sizes) - read_sizes + image_sizes
         lengths = read_sizes if is_encoded else None
-        plan = self._plan(rows, lengths, targets, columns, image=image, **self._about(targets))
-        return replace(plan, read_sizes=read_sizes)
+        return replace(self._plan(rows, lengths, targets, columns, image), read_sizes=read_sizes)
 
     def _image_sizes(self, read_sizes: IntArray) -> IntArray:
         """Bytes of each image without its mask; zeros where `read_sizes` are."""
@@ -382,19 +380,18 @@ class StoredContents(Contents):
 
     # -- images that are encoded anew
 
-    def _reencoded(self, part: PartFile) -> Packing:
-        """Images as JPEG, with their masks."""
+    def _reencoded(self, part: PartFile) -> Plan:
+        """Plans images that are re-encoded as JPEG, with their masks."""
         image_sizes = array("q")
+        left_out = dict[int, str]()
         spool = Spool(part)
-
-        def use(_: int, parts: tuple[bytes, ...]) -> None:
+        groups = groups_of(self.source_sizes)
+        for _, parts in self.readable(self._jpegs, groups, "re-encoding", left_out):
             spool.append(*parts)
             image_sizes.append(len(parts[0]))
-
-        left_out = self.made(self._jpegs, groups_of(self.source_sizes), "re-encoding", use)
         sizes = np.array(image_sizes, np.int64)
         plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
-        return Packing(plan, spool.read, left_out)
+        return replace(plan, prepare=spool.read, left_out=left_out)
 
     def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
         return self.each(group, self._encoded)

@@ -7,6 +7,7 @@ import functools
 import threading
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from headrace.memory.processes import PerProcess
 from headrace.packing.contents import Contents, as_column, crc_of_columns
 from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
-    Packing,
     PackOptions,
     PackPlan,
     Plan,
@@ -167,25 +167,25 @@ class TextContents(Contents):
         if self._tokens is None:
             # about, by some documents, evenly spread; their tokens tell another tokenizer
             before = 0
-            crc = 0
-            made = _Ids()
+            made = [np.empty(0, np.int32)]
             for number in some_of(len(sizes)):
                 [ids] = self.dataset.ids_of([int(self._chosen[number])])
                 if isinstance(ids, SampleError):  # said when it is packed
                     continue
                 before += int(sizes[number])
-                made.add(ids)
-                crc = zlib.crc32(ids.astype("<i4").tobytes(), crc)
+                made.append(ids)
                 if before >= _ENOUGH:
                     break
-            options["tokens"] = crc
+            tokens = np.concatenate(made)
+            options["tokens"] = zlib.crc32(tokens.astype("<i4").tobytes())
             if before:
-                ratio = made.count * made.dtype.itemsize / before
+                dtype = dtype_for(tokens.min(initial=0), tokens.max(initial=0))
+                ratio = len(tokens) * np.dtype(dtype).itemsize / before
                 sizes = (sizes * ratio).astype(np.int64)
         info = PackedInfo(store=STORE, count=0, fingerprint=self.fingerprint, **about)
         return self._parts(info, sizes, options)
 
-    def packing(self, part: PartFile | None) -> Packing:
+    def plan_file(self, part: PartFile | None) -> Plan:
         """Packs documents as tokens; unreadable ones are left out if `on_error` is "skip". For a
         single file, the dataset makes missing tokens and caches them.
 
@@ -215,12 +215,8 @@ class TextContents(Contents):
             return tokens.parts(edges[some], edges[some + 1])
 
         lengths = edges[chosen + 1] - edges[chosen]
-        return Packing(readable._tokens_plan(lengths, tokens.dtype), prepare, left_out)
-
-    def _tokens_plan(self, lengths: IntArray, dtype: np.dtype[Any]) -> Plan:
-        """The plan of documents of these lengths ([n] int64)."""
-        targets = self._targets()
-        return self._plan(Rows(STORE, dtype, ()), lengths, targets, **self._about(targets))
+        plan = readable._plan(Rows(STORE, tokens.dtype, ()), lengths, readable._targets())
+        return replace(plan, prepare=prepare, left_out=left_out)
 
     def _ids_of(self, numbers: Sequence[int]) -> list[Any]:
         """The ids of documents; a SampleError for each that may be left out.
@@ -235,41 +231,26 @@ class TextContents(Contents):
                 raise value
         return values
 
-    def _tokenised(self, part: PartFile) -> Packing:
+    def _tokenised(self, part: PartFile) -> Plan:
         """Tokens go through a spool, 4 bytes each, since their number must be known before the file
         is laid out. One thread of a process makes them.
         """
         end = np.array([] if self._end_token is None else [self._end_token], np.int32)
-        made = _Ids()
+        least = 0
+        most = 0
         spool = Spool(part)
-
-        def use(_: int, ids: npt.NDArray[Any]) -> None:
-            ids = np.concatenate([ids.astype(np.int32, copy=False), end])
-            made.add(ids)
-            spool.append(ids.tobytes())
-
+        left_out = dict[int, str]()
         groups = groups_of(self.source_sizes, _TOGETHER)
-        left_out = self.made(self._ids_of, groups, "tokenising", use, workers=0)
+        for _, ids in self.readable(self._ids_of, groups, "tokenising", left_out, workers=0):
+            ids = np.concatenate([ids.astype(np.int32, copy=False), end])
+            least = min(least, int(ids.min(initial=0)))
+            most = max(most, int(ids.max(initial=0)))
+            spool.append(ids.tobytes())
+        dtype = np.dtype(dtype_for(least, most))
 
         def prepare(group: range) -> list[npt.NDArray[Any]]:
-            return [data.view(np.int32).astype(made.dtype) for data in spool.read(group)]
+            return [data.view(np.int32).astype(dtype) for data in spool.read(group)]
 
-        plan = self.without(left_out)._tokens_plan(spool.sizes // 4, made.dtype)
-        return Packing(plan, prepare, left_out)
-
-
-class _Ids:
-    """Counts ids, and finds the dtype that holds them."""
-
-    count = 0
-    _least = 0
-    _most = 0
-
-    def add(self, ids: npt.NDArray[Any]) -> None:
-        self.count += len(ids)
-        self._least = min(self._least, int(ids.min(initial=0)))
-        self._most = max(self._most, int(ids.max(initial=0)))
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(dtype_for(self._least, self._most))
+        readable = self.without(left_out)
+        plan = readable._plan(Rows(STORE, dtype, ()), spool.sizes // 4, readable._targets())
+        return replace(plan, prepare=prepare, left_out=left_out)
