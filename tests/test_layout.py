@@ -62,7 +62,7 @@ INSIDE = {
     "formats/arrays": "codecs chunks packed reader joined rows volumes",
     "formats/sparse": "rows matrix",
     "formats/episodes": "source rlds find",
-    "formats/hdf5": "files remote chunks rows",
+    "formats/hdf5": "files remote chunks tree rows",
     "formats/zarr": "stores shards library tree",
     "formats/text": "plain records index source",
     "formats/table": "columns files arrow source arrays",

@@ -24,7 +24,8 @@ from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource, check_fits
-from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.source import ConcatSource, Source
 from headrace.formats.tree import TreeSource
 from headrace.formats.trees import open_trees

@@ -12,7 +12,7 @@ from headrace.arguments import check_names
 from headrace.errors import AccessError, ConfigError, FormatError, MissingNameError, WriteError
 from headrace.formats.files import check_splits
 from headrace.formats.hdf5 import HDF5
-from headrace.formats.hdf5.rows import INDEX as HDF5_INDEX
+from headrace.formats.hdf5.tree import INDEX as HDF5_INDEX
 from headrace.formats.resolve.file_set import (
     IMAGES,
     TEXTS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from headrace.formats.hdf5 import HDF5
-from headrace.formats.hdf5.rows import OpenHDF5
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.resolve.file_set import FileSet, Format
 from headrace.formats.resolve.resolver import look_for, resolve
 from headrace.formats.tree import OpenTrees, Tree

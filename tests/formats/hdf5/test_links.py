@@ -22,7 +22,8 @@ from headrace import (
     HeadraceError,
     MissingNameError,
 )
-from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 
 DATA = np.random.default_rng(0).integers(0, 1 << 30, (20, 3), np.int32)
 LAYOUTS: dict[str, dict[str, Any]] = {

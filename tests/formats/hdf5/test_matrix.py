@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
-from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 from tests.formats import arrays
 from tests.formats.arrays import ROWS, N, chunk_shapes, values
 

@@ -8,7 +8,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,8 +23,10 @@ from headrace.errors import (
     MissingNameError,
     RemoteError,
 )
-from headrace.formats.hdf5 import remote as hdf5_far
-from headrace.formats.hdf5.rows import HDF5Source, OpenHDF5
+from headrace.formats.hdf5 import tree as hdf5_tree
+from headrace.formats.hdf5.remote import RemoteFile
+from headrace.formats.hdf5.rows import HDF5Source
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -93,16 +95,6 @@ def test_rows_in_stored_order_are_fetched_once(server: RangeServer, tmp_path: Pa
 # -- many files
 
 
-class CountingFile(hdf5_far.RemoteFile):
-    """Files that h5py has opened."""
-
-    opened: ClassVar[list[str]] = []
-
-    def __init__(self, files: RemoteFiles, known: hdf5_far.Known) -> None:
-        super().__init__(files, known)
-        self.opened.append(known.url)
-
-
 @pytest.fixture
 def shards(server: RangeServer, folder: Path, tmp_path: Path) -> list[str]:
     made = folder / tmp_path.name
@@ -144,8 +136,14 @@ def test_files_with_an_index_are_not_opened_by_h5py(
         ([server.url + "/a.h5"], "packed"),
         ([f"{server.url}/{home.name}/pack.h5"], None),
     ]
-    opened = CountingFile.opened
-    monkeypatch.setattr(hdf5_far, "RemoteFile", CountingFile)
+    opened: list[str] = []
+
+    def open_file(file: RemoteFile) -> Any:
+        opened.append(file.url)
+        return open_by_h5py(file)
+
+    open_by_h5py = RemoteFile.opened
+    monkeypatch.setattr(RemoteFile, "opened", open_file)
     for urls, names in jobs:
         found = []
         for most in (len(urls), 0):
@@ -189,7 +187,7 @@ def test_errors_of_the_server_come_out_of_h5py(
     server: RangeServer, opened_of: Any, monkeypatch: Any, tmp_path: Path, fault: str, kind: Any
 ) -> None:
     monkeypatch.setattr("headrace.io.remote.client._WAIT", 0.002)
-    monkeypatch.setattr(hdf5_far, "ENDS", 0)  # else nothing is left to be read
+    monkeypatch.setattr(hdf5_tree, "ENDS", 0)  # else nothing is left to be read
     url = server.url + "/a.h5"
     for name in ("packed", *BY_H5PY):
         opened = opened_of(cache_dir=tmp_path / name.replace("/", "-"))

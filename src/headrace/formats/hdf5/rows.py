@@ -1,25 +1,17 @@
-"""HDF5 files, local or remote: what is open of them, each as a tree of groups and arrays, and their
-rows: those of datasets, and the samples of what `headrace.pack` wrote.
-"""
+"""Rows of HDF5 files: those of datasets, and the samples of what `headrace.pack` wrote."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
-from headrace.errors import FileChangedError, FormatError, HeadraceError, RemoteError, warn
-from headrace.formats.arrays.chunks import Chunks, LibraryRows
+from headrace.errors import FormatError
 from headrace.formats.arrays.packed import (
-    BESIDE,
     CRC,
     DATA,
     IMAGE,
@@ -28,307 +20,19 @@ from headrace.formats.arrays.packed import (
     NAME_OFFSETS,
     NAMES,
     OFFSETS,
-    PACKED_ATTRIBUTE,
     TARGETS,
-    PackedInfo,
     are_offsets,
-    are_targets,
     crc_of,
-    info_in,
     offsets_named,
     target_named,
 )
-from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.hdf5.chunks import Layout, is_as_stored, place_of, rows_of
-from headrace.formats.hdf5.files import (
-    check_files,
-    check_has_values,
-    dataset_names,
-    files_behind,
-    find_dataset,
-    only_dataset,
-    open_file,
-    ordered,
-    read_part,
-    reading,
-)
-from headrace.formats.hdf5.remote import (
-    Known,
-    is_plain,
-    open_remote,
-    read_each,
-    reading_remote,
-    recorded,
-)
+from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Description, PackPart, Rows
-from headrace.formats.tree import NodeKind, OpenTrees, StoredArray, Tree, TreeSource
-from headrace.io.array_file import Arrays
-from headrace.io.index import IndexKind, learn_indexed
-from headrace.io.local_files import LocalFiles
-from headrace.io.paths import in_one_line, redact
+from headrace.formats.tree import OpenTrees, Tree, TreeSource
+from headrace.io.paths import in_one_line
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
-
-_COLUMN_BYTES = 64 << 20
-T = TypeVar("T")
-
-
-class OpenHDF5(OpenTrees[h5py.File]):
-    """What each process has open of HDF5 files of a server, or of this machine, and the chunks
-    that it has decoded.
-
-    Args:
-        server: that they lie on; None: on this machine.
-        direct: read the files themselves where their layout is known; False: through h5py alone.
-    """
-
-    def __init__(self, server: RemoteFiles | None = None, *, direct: bool = True) -> None:
-        self.direct = direct
-        self._server = server
-        opener: Any = open_file
-        if server is not None:
-            opener = functools.partial(open_remote, server, INDEX)
-        super().__init__(server or LocalFiles(), opener, h5py.File.close)
-
-    @contextlib.contextmanager
-    def tree(
-        self, path: str | os.PathLike[str], nodes: Sequence[str | None] = ()
-    ) -> Iterator[HDF5Tree]:
-        path = os.fspath(path)
-        if self._server is not None:
-            with reading_remote(self._server, INDEX, path) as known:
-                yield RemoteTree(known, self)
-            return
-        path = os.path.abspath(os.path.expanduser(path))
-        with reading(path) as file:
-            yield HDF5Tree(lambda: file, path, self)
-
-    def learn(self, paths: Sequence[str]) -> None:
-        learn_indexed(self.files, paths, INDEX)
-
-    def each(
-        self, paths: Sequence[str], function: Callable[[str], T], in_threads: bool = False
-    ) -> list[T]:
-        if self._server is None:
-            return super().each(paths, function)
-        return read_each(self._server, INDEX, paths, function, in_threads)
-
-
-class HDF5Tree(Tree):
-    """An HDF5 file, local or remote.
-
-    Args:
-        open_file: opens it by h5py, if it is not open.
-        path, opened: see `Tree`.
-    """
-
-    dataset_class = "HDF5Dataset"
-    opened: OpenHDF5
-
-    def __init__(self, open_file: Callable[[], h5py.File], path: str, opened: OpenHDF5) -> None:
-        super().__init__(path, opened)
-        self._open_file = open_file
-        self._number: int | None = None  # of the file, once it was compared with its version
-        self._parent: tuple[str, Any] | None = None  # the group that was looked into last
-
-    @property
-    def file(self) -> h5py.File:
-        return self._open_file()
-
-    def kind(self, name: str) -> NodeKind | None:
-        found = self.file.get(name, getclass=True) if name else h5py.Group
-        if found is h5py.Group:
-            return "group"
-        return "array" if found is h5py.Dataset else None
-
-    def nodes(self, group: str = "") -> list[str]:
-        names: list[str] = []
-        found = self.file.get(group or "/")
-        if isinstance(found, h5py.Group):
-            found.visit(names.append)
-        if group:
-            return [f"{group}/{name}" for name in names]
-        return names
-
-    def children(self, group: str) -> list[str]:
-        found = self.file.get(group or "/")
-        return list(found) if isinstance(found, h5py.Group) else []
-
-    def attrs(self, name: str) -> Mapping[str, Any]:
-        attributes: Mapping[str, Any] = self.file[name or "/"].attrs
-        return attributes
-
-    def array_named(self, name: str | None, targets: str | None = None) -> str:
-        if name is None:
-            return only_dataset(self.file, self.path, DATA, targets)
-        return name
-
-    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
-        extents: tuple[int, ...] | None = self.dataset(name).chunks
-        return extents
-
-    def dataset(self, name: str) -> h5py.Dataset:
-        """A dataset of the file; see `find_dataset`."""
-        return find_dataset(self.file, name, self.path, self.opened.files.is_remote)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.dataset(name).shape or ())
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        return ordered(self.dataset(name).dtype)
-
-    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
-        return rows_of(self.dataset(name), self.path, name, self.opened)
-
-    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
-        opened = self.opened
-        rows = self._rows(name)
-        if isinstance(rows, LibraryRows):
-            return rows
-        if isinstance(rows, Layout):
-            rows = rows.opened(name, opened.files)
-        return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
-
-    def whole(self, name: str) -> AnyArray:
-        dataset = self.dataset(name)
-        check_has_values(dataset, f"{self.shown}: {name!r}")
-        files_behind(dataset, self.path, self.opened.files)
-        return read_part(dataset, ())
-
-    def stored(self, name: str) -> StoredArray | None:
-        if self._number is None and self.opened.direct and hasattr(os, "preadv"):
-            files = self.opened.files
-            files.version(self.path)
-            check_files(files, self.path, [self.path])
-            self._number = h5py.h5o.get_info(self.file["/"].id).fileno
-        plain = None if self._number is None else self._plain(name)
-        return plain or super().stored(name)
-
-    def _plain(self, name: str) -> StoredArray | None:
-        """A contiguous array of numbers in this very file, located in a tenth of the time; None: it
-        is another one.
-        """
-        parent, _, last = name.rpartition("/")
-        try:
-            if self._parent is None or self._parent[0] != parent:
-                self._parent = (parent, h5py.h5g.open(self.file.id, (parent or "/").encode()))
-            found = h5py.h5d.open(self._parent[1], last.encode())
-        except (KeyError, TypeError):  # who opens it in the other way says what is wrong
-            return None
-        plist = found.get_create_plist()
-        shape = found.shape
-        dtype = found.dtype
-        if plist.get_layout() != h5py.h5d.CONTIGUOUS or plist.get_external_count():
-            return None
-        if not shape or dtype.kind not in "biufc" or not is_as_stored(found.get_type(), dtype):
-            return None
-        if h5py.h5o.get_info(found).fileno != self._number:
-            return None
-        begin = place_of(found)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if begin is None or not nbytes:
-            return None
-        if begin + nbytes > self.opened.files.version(self.path).size:
-            return None
-        return StoredArray(tuple(shape), dtype, self.path, begin, None)
-
-
-class RemoteTree(HDF5Tree):
-    """A remote HDF5 file, which h5py opens for what its index doesn't say.
-
-    Args:
-        known: of the file.
-        opened: see `Tree`.
-    """
-
-    def __init__(self, known: Known, opened: OpenHDF5) -> None:
-        super().__init__(known.opened, known.url, opened)
-        self._known = known
-
-    def info(self) -> PackedInfo | None:
-        def text() -> str | None:
-            info_in(self.attrs(""), self.path)  # compares the checksum
-            return self.text("", PACKED_ATTRIBUTE)
-
-        return info_in({PACKED_ATTRIBUTE: self._known.fact("pack", text)}, self.path)
-
-    def kind(self, name: str) -> NodeKind | None:
-        return self._known.fact(f"kind {name}", functools.partial(super().kind, name))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._known.fact(f"shape {name}", functools.partial(super().shape, name)))
-
-    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
-        find = functools.partial(super().extents, name, reader)
-        return self._known.fact(f"extents {name}", find)
-
-    def array_named(self, name: str | None, targets: str | None = None) -> str:
-        find = functools.partial(super().array_named, name, targets)
-        return self._known.fact(f"array {[name, targets]}", find)
-
-    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
-        key = f"layout {name}"
-        if self.opened.direct and key in self._known.facts:
-            return Layout(self.path, *self._known.facts[key])
-        rows = super()._rows(name)
-        if isinstance(rows, Layout) and is_plain(rows.fill.dtype):
-            self._known.note(key, rows[1:])
-        return rows
-
-    def whole(self, name: str) -> AnyArray:
-        return self._known.column(name, functools.partial(super().whole, name))
-
-
-# -- the index of a remote file
-
-
-def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    """Of all datasets of a file, whichever will be asked for."""
-    files.learn([url])
-    known = Known(files, url)
-    recorded(known, functools.partial(_read_all, OpenHDF5(files)))
-    return known.arrays()
-
-
-def _read_all(opened: OpenHDF5, url: str) -> None:
-    """Reads what opening each dataset takes, and the values of those that may be targets, or
-    columns of a packed file.
-    """
-    with opened.tree(url) as tree:
-        is_packed = tree.info() is not None
-        tree.file.visititems(_read_attributes)
-        for name in dataset_names(tree.file):
-            try:
-                dataset = tree.dataset(name)
-                shape = dataset.shape
-                is_column = is_packed and (name in BESIDE or are_targets(name))
-                if shape is not None and len(shape) == 1 and dataset.nbytes <= _COLUMN_BYTES:
-                    # the values of a sparse matrix are no part of what opening it takes
-                    is_column |= not name.endswith(("/data", "/indices"))
-                if is_column:
-                    tree.whole(name)
-                if shape:
-                    tree.reader(name)
-            except (RemoteError, FileChangedError):
-                raise
-            except (HeadraceError, TypeError) as error:
-                warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
-
-
-def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
-    for key in item.attrs:
-        # of a type that h5py lacks
-        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
-            item.attrs.get(key)
-
-
-INDEX = IndexKind("hdf5", 3, ("<i8", "u1", "u1"), _make_index)
-"""See `Known.arrays`."""
-
-
-# -- rows
 
 
 class HDF5Source(TreeSource):
