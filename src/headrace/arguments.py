@@ -129,6 +129,14 @@ def check_seconds(name: str, value: object, least: float = 0.0) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def check_choice(name: str, value: object, choices: Iterable[str | bool | None]) -> None:
+    """Raises a ConfigError unless a value is one of the choices."""
+    allowed = list(choices)
+    if not isinstance(value, (str, bool, type(None))) or value not in allowed:
+        shown = ", ".join(map(repr, allowed))
+        raise ConfigError(f"{name} must be one of {shown}, not {value!r}")
+
+
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:
     """Raises a ConfigError unless a value is True or False, or None if it is optional."""
     if not isinstance(value, bool) and not (optional and value is None):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headrace.arguments import check_flag, check_integer, checks_keywords
+from headrace.arguments import check_choice, check_flag, check_integer, checks_keywords
 from headrace.collate.stack import (
     USUAL,
     Field,
@@ -59,10 +59,8 @@ class Padding:
     side: str = "right"
 
     def __post_init__(self) -> None:
-        if self.padding not in ("longest", "max_length"):
-            raise ConfigError(f"padding must be 'longest' or 'max_length', not {self.padding!r}")
-        if self.side not in ("right", "left"):
-            raise ConfigError(f"padding_side must be 'right' or 'left', not {self.side!r}")
+        check_choice("padding", self.padding, ("longest", "max_length"))
+        check_choice("padding_side", self.side, ("right", "left"))
         check_flag("truncation", self.truncation)
         check_integer("max_length", self.max_length, 1, optional=True)
         check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1, optional=True)
@@ -468,8 +466,7 @@ class TextCollator:
         special_token_ids: Iterable[int] | None = None,
     ) -> None:
         self._text = short_call("TextCollator", TextCollator, locals())
-        if labels not in ("auto", "causal", "masked", None):
-            raise ConfigError(f"labels must be 'auto', 'causal', 'masked' or None, not {labels!r}")
+        check_choice("labels", labels, ("auto", "causal", "masked", None))
         if not isinstance(mlm_probability, (int, float)) or not 0 < mlm_probability <= 1:
             raise ConfigError(
                 f"mlm_probability must be above 0 and at most 1, not {mlm_probability!r}"

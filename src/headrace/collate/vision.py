@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from headrace.arguments import checks_keywords, described
+from headrace.arguments import check_choice, checks_keywords, described
 from headrace.casting import DTypeArgument, as_array, cast_into, known_dtype, normalized_dtype
 from headrace.collate.stack import (
     USUAL,
@@ -265,8 +265,7 @@ class VisionCollator:
         channels: str | None = None,
     ) -> None:
         self._text = short_call("VisionCollator", VisionCollator, locals())
-        if channels not in ("first", "last", None):
-            raise ConfigError(f"channels must be 'first', 'last' or None, not {channels!r}")
+        check_choice("channels", channels, ("first", "last", None))
         check_normalize(normalize)
         if not normalize and not (mean is None and std is None and dtype is None):
             raise ConfigError("normalize=False excludes mean=, std= and dtype=: leave these out")

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from headrace.arguments import (
     check_callable,
+    check_choice,
     check_integer,
     check_names,
     described,
@@ -280,10 +281,8 @@ def check_common(options: Mapping[str, Any]) -> None:
     if options.get("target_transform") is not None:
         check_callable("target_transform", options["target_transform"])
     for name, allowed in _CHOICES.items():
-        if name in options and options[name] not in allowed:
-            raise ConfigError(
-                f"{name} must be one of {', '.join(map(repr, allowed))}, not {options[name]!r}"
-            )
+        if name in options:
+            check_choice(name, options[name], allowed)
     on_error = options.get("on_error", "raise")
     if callable(on_error):
         check_callable("on_error", on_error)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import check_choice
 from headrace.casting import DTypeArgument, as_tensor, cast, dtype_named
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -438,10 +439,8 @@ class ZarrDataset(ArrayDataset):
         named = [str(store) for store in objects_in(data_path)] or data_path
         check_arguments(self, named, options, transform=transform, loading_mode=loading_mode)
         self.data_path = data_path
-        if missing not in ("fill", "error"):
-            raise ConfigError(f"missing must be 'fill' or 'error', not {missing!r}")
-        if pad not in PADS:
-            raise ConfigError(f"pad must be one of {', '.join(map(repr, PADS))}, not {pad!r}")
+        check_choice("missing", missing, ("fill", "error"))
+        check_choice("pad", pad, PADS)
         name: Any = checked_names(dataset_name, target_name)
         is_one = not isinstance(name, tuple)
         given = {

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_choice, check_integer
 from headrace.casting import DTypeArgument, cast, dtype_named, known_dtype
 from headrace.collate.sequences import Padding, to_rows
 from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
@@ -411,8 +411,7 @@ def _window_options(
     window: int | None, stride: int | None, before: int, after: int | None, pad: str
 ) -> WindowOptions:
     """Checks the options. Without `after`, windows start up to the last step."""
-    if pad not in ("edge", "constant"):
-        raise ConfigError(f"pad must be 'edge' or 'constant', not {pad!r}")
+    check_choice("pad", pad, ("edge", "constant"))
     given = {"stride": stride, "pad_before": before, "pad_after": after}
     if window is None:
         for name, value in given.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
-from headrace.arguments import check_callable, described
+from headrace.arguments import check_callable, check_choice, described
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.datasets.image.image import labels_of
@@ -79,8 +79,7 @@ class FilesDataset(BaseDataset):
                 f"{described(decode)}"
             )
         check_callable("decode", decode)
-        if unused_targets not in ("raise", "skip"):
-            raise ConfigError(f"unused_targets must be 'raise' or 'skip', not {unused_targets!r}")
+        check_choice("unused_targets", unused_targets, ("raise", "skip"))
         self.data_path = data_path
         self._decode = decode
         if targets is not UNSET:

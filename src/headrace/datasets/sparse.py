@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.arguments import check_choice
 from headrace.casting import DTypeArgument, dtype_named
 from headrace.collate.stack import USUAL, FieldPath, at_path, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
@@ -319,10 +320,7 @@ class SparseDataset(BaseDataset):
                 "group must be the path of a group in the file, such as 'X' or 'layers/counts', "
                 f"not {group!r}"
             )
-        if layout not in LAYOUTS:
-            raise ConfigError(
-                f"layout must be one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}"
-            )
+        check_choice("layout", layout, LAYOUTS)
         cast_to = dtype_named(dtype)
         if cast_to == BFLOAT16:
             raise ConfigError(

@@ -20,7 +20,13 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, cast
 
-from headrace.arguments import check_flag, check_integer, checks_keywords, parameters_of
+from headrace.arguments import (
+    check_choice,
+    check_flag,
+    check_integer,
+    checks_keywords,
+    parameters_of,
+)
 from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
@@ -203,8 +209,7 @@ class MultiDataLoader:
         names = list(loaders)
         if isinstance(strategy, str):
             strategy = cast(Strategy, strategy.lower())
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        check_choice("strategy", strategy, STRATEGIES)
         if weights is not None and strategy != "weighted":
             raise ConfigError(f"weights is for strategy='weighted', not for {strategy!r}")
         if pattern is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_choice, check_integer
 from headrace.display import Lines, progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
@@ -84,10 +84,7 @@ class PackOptions:
             "compression": (*COMPRESSIONS, None),
         }
         for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                shown = ", ".join(map(repr, allowed))
-                raise ConfigError(f"{name} must be one of {shown}, not {value!r}")
+            check_choice(name, getattr(self, name), allowed)
         if self.store != "jpeg" and (self.max_size is not None or self.quality != 90):
             raise ConfigError("max_size and quality are for store='jpeg'")
         for name, most in (("max_size", LARGEST_SIDE), ("quality", 100)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from headrace.arguments import check_choice, check_flag
 from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
 from headrace.collate import DetectionCollator
 from headrace.core.dataset import BaseDataset
@@ -373,16 +374,15 @@ class ImageDataset(BaseDataset):
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         if column is not None and not isinstance(column, str):
             raise ConfigError(f"column must be the name of one column, or None, not {column!r}")
+        check_flag("masks", masks)
         for name, value, choices in (
-            ("masks", masks, (True, False)),
             ("normalize", normalize, (True, False, "host")),
             ("color", color, ("RGB", "L")),
             ("transform_input", transform_input, ("pil", "tensor", "numpy")),
             ("decode", decode, ("fast", "exact")),
             ("unused_targets", unused_targets, ("raise", "skip")),
         ):
-            if not isinstance(value, (str, bool)) or value not in choices:
-                raise ConfigError(f"{name} must be one of {choices}, not {value!r}")
+            check_choice(name, value, choices)
         self.data_path: Any = data_path
         if isinstance(data_path, FileSet):
             self.data_path = data_path.given

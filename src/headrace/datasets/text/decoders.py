@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.arguments import check_integer
+from headrace.arguments import check_choice, check_integer
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
@@ -85,11 +85,7 @@ class TextOptions:
         for name, least in (("max_length", 1), ("stride", 1), ("end_token", 0)):
             check_integer(name, getattr(self, name), least, optional=True)
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
-                )
+            check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.text_field, str) and not callable(self.text_field):
             raise ConfigError(
                 "text_field must be the name of one field, or a callable from a record to its text "

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.arguments import check_choice
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
@@ -59,8 +60,7 @@ class PatchGrid:
         self.patch = tuple(patch)
         self.stride = tuple(stride)
         self.edges = edges
-        if edges not in EDGES:
-            raise ConfigError(f"edges must be one of {', '.join(map(repr, EDGES))}, not {edges!r}")
+        check_choice("edges", edges, EDGES)
         for name, extents in (("patch_shape", self.patch), ("stride", self.stride)):
             if len(extents) != len(self.shape) or min(extents, default=1) < 1:
                 raise ConfigError(
