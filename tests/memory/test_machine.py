@@ -157,8 +157,12 @@ def test_a_disk_that_becomes_full_ends_admission(
     assert store.stats()["held"] == 1
 
 
-def test_a_stopped_process_in_the_door_is_an_error_and_no_hang(tmp_path: Path) -> None:
-    with machine._door(tmp_path), pytest.raises(OSError), machine._door(tmp_path, patience=0.05):
+def test_a_folder_locked_by_a_stopped_process_is_an_error(tmp_path: Path) -> None:
+    with (
+        machine._locked_folder(tmp_path),
+        pytest.raises(OSError),
+        machine._locked_folder(tmp_path, patience=0.05),
+    ):
         pass
 
 

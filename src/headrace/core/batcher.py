@@ -1,5 +1,5 @@
-"""Makes batches: straight in the memory of the batch where nobody looks at single samples, else of
-samples. Both give the same batch, bit for bit (law 1).
+"""Makes batches: directly in the memory of the batch if nothing needs single samples, else from
+samples. Both ways give the same batch, bit for bit (law 1).
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from headrace.order.ranks import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
 Join = Callable[..., Any]
-"""Makes a batch of ids that lie one behind the other, and of their lengths; None: it must see
-the samples.
-"""
+"""Makes a batch from joined ids and their lengths. None: it needs the samples."""
 NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""
 
@@ -49,7 +47,7 @@ class MadeBatch(NamedTuple):
 
 
 class BatchReader(ABC):
-    """Makes the batches of a format in a way that only this one has."""
+    """A way of reading whole batches that only one format has."""
 
     name: str
     """What `explain()` calls it."""
@@ -69,12 +67,12 @@ class BatchReader(ABC):
 
 
 class Collating:
-    """A collate function as it is called for a batch: with random numbers of its own, and with the
-    samples' names in its errors.
+    """Calls a collate function, with random numbers keyed by the batch, and with the samples' names
+    in its errors.
 
     Args:
-        function: the collate function; None: the one sample is the batch.
-        of_one: True if the dataset yields batches, and the function gets one of them.
+        function: the collate function. None: the one sample is the batch.
+        of_one: True if the dataset yields batches, each of which the function receives.
     """
 
     def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
@@ -89,20 +87,20 @@ class Collating:
         self._names_samples = getattr(function, "__module__", "").startswith("headrace.")
         self._seeder: SampleSeeder | None = None
         self.seconds = 0.0
-        """What the function has taken since somebody set it to 0."""
+        """Seconds that the function took since somebody set this to 0."""
 
     @property
     def is_users(self) -> bool:
-        """True if the function is none of headrace's."""
+        """True if the function is the user's own."""
         return self.function is not None and not self._names_samples
 
     def calls(self, function: Callable[[Any], Any] | None) -> bool:
-        """True if that function gets the samples of each batch."""
+        """True if this is the function, and it receives the samples of each batch."""
         return self.function is function and not self._of_one
 
     def __call__(self, samples: Any, request: BatchRequest, name_of: NameOf) -> Any:
-        """The batch of samples: seed, epoch and step of the request key its random numbers, and
-        `name_of` names samples in errors.
+        """Collates samples. Seed, epoch and step of the request key the random numbers; `name_of`
+        names samples in errors.
         """
         if self.function is None:
             return samples[0]
@@ -128,9 +126,7 @@ class Collating:
     def batch_of(
         self, dataset: Any, samples: list[Any], indices: Sequence[int], request: BatchRequest
     ) -> MadeBatch:
-        """The batch of finished samples of a dataset of headrace's, which names them by their
-        indices.
-        """
+        """Collates finished samples of a headrace dataset, which names them by their indices."""
         return MadeBatch(
             self(samples, request, functools.partial(named, dataset, indices)), len(samples)
         )
@@ -141,7 +137,7 @@ class Collating:
 
 
 def with_targets(dataset: BaseDataset, inputs: Any, indices: Sequence[int]) -> MadeBatch:
-    """The batch of inputs, with targets if samples have any: as stacking the samples makes it."""
+    """Adds targets to a batch of inputs if samples have any, as stacking the samples would."""
     targets = dataset.targets
     if (
         isinstance(targets, np.ndarray)
@@ -164,13 +160,13 @@ def with_targets(dataset: BaseDataset, inputs: Any, indices: Sequence[int]) -> M
 
 
 def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:
-    """A sample by its index, and the file or row that it is of, as far as they are known."""
+    """Names a sample by its index, and by its file or row if they are known."""
     if indices is None or position >= len(indices):
         return f"sample {position} of the batch"
     index = indices[position]
     try:
         return f"sample {index} ({dataset.source_of(index)})"
-    # a foreign dataset has no such method; and an error must not hide the one that is told
+    # a foreign dataset has no such method; and this must not hide the error that is reported
     except Exception:
         return f"sample {index}"
 
@@ -179,7 +175,7 @@ class Batcher:
     """Makes the batches of a dataset, in its mode, with a collate function.
 
     Args:
-        dataset: whose batches it makes.
+        dataset: the dataset.
         collating: the collate function.
         decoder: a variant of the dataset's `sample_decoder`, with the same values. None: this one.
 
@@ -277,7 +273,7 @@ class Batcher:
     # -- rows
 
     def _from_memory(self, request: BatchRequest) -> MadeBatch | None:
-        """Copies, or presents, rows that are all held."""
+        """Copies or converts rows, if all are cached."""
         dataset = self._dataset
         decoder = self._decoder
         rows = dataset.value_source.rows(dataset.whole_indices(request))
@@ -314,7 +310,7 @@ class Batcher:
 
     def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch | None:
         """Decodes each record, and writes its input, and of pairs its target, into their rows.
-        None: some can't be read, and are left out or replaced.
+        None: some can't be read, and are skipped or replaced.
         """
         dataset = self._dataset
         counts = dataset.sample_reader.counts
@@ -384,10 +380,10 @@ class ColumnReader(BatchReader):
 
     Args:
         name: what `explain()` calls it.
-        dataset: whose batches it reads.
+        dataset: the dataset.
         columns: by name, shape and dtype of a row of each column of the batch; None: a list.
-        read: writes the columns of samples, given by their numbers in the storage, into arrays or
-            lists; returns the bytes that it has read.
+        read: writes the columns of samples, given by record number, into arrays or lists, and
+            returns the number of bytes read.
     """
 
     def __init__(
@@ -418,12 +414,12 @@ class ColumnReader(BatchReader):
 
 
 def is_known(spec: ArraySpec | None) -> TypeGuard[ArraySpec]:
-    """True if torch has such arrays, and they are not empty."""
+    """True if torch has the dtype, and the arrays are not empty."""
     return spec is not None and 0 not in spec.shape and known_dtype(spec.dtype) is not None
 
 
 def empty_rows(count: int, spec: ArraySpec) -> torch.Tensor:
-    """Room for so many rows of a batch, in its buffer."""
+    """Uninitialised rows of a batch, in its buffer."""
     dtype = known_dtype(spec.dtype)
     assert dtype is not None
     return empty((count, *spec.shape), dtype)

@@ -1,5 +1,5 @@
-"""What is held in memory: values in modes "eager" and "cached", which all workers of a process
-share, or all ranks of a machine; and the blocks of the storage that are in use.
+"""Caches in memory: the values of modes "eager" and "cached", which all workers of a process share,
+or all ranks of a machine; and the storage blocks in use.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ ALONE = Sharing()
 
 
 class Held(ValueSource):
-    """Values that a store holds; those that it doesn't are read, and offered to it.
+    """Values cached in a store. Missing ones are read from the parent, and offered to the store.
 
     It travels to workers with its store.
 
     Args:
-        parent: gives the values.
-        store: holds them.
-        reserved: what is reserved for the store.
+        parent: the source of the values.
+        store: caches them.
+        reserved: the reservation for the store.
         ranks: number of processes that share the store.
-        policy: of a cache, which may give its room to others: "keep", "lru", or "auto", which may
-            choose. None: it is none.
+        policy: the `cache_policy` in mode "cached", whose store may shrink for others. None: the
+            mode is "eager".
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Held(ValueSource):
         threads: int,
         progress: bool | None,
     ) -> None:
-        """Loads those of some values that are not held yet, by so many threads."""
+        """Loads the values of the groups that are not cached yet, in threads."""
         store = self.store
         assert store is not None
         total = sum(map(len, groups))
@@ -165,7 +165,7 @@ class Held(ValueSource):
                 pass  # an error of one cancels the others
 
     def put(self, indices: Sequence[int], values: list[Any] | AnyArray, total: int) -> None:
-        """Holds all of some values, of so many in all.
+        """Caches values, all of which must fit. (`total`: the number of all, for the message.)
 
         Raises:
             BudgetError: there is no room for them.
@@ -187,9 +187,7 @@ class Held(ValueSource):
         )
 
     def _follow_pressure(self, store: SampleStore) -> None:
-        """Evicts values where memory is short, and lets a store that did so grow again when it is
-        not.
-        """
+        """Evicts values while memory is short, and lets the store grow again afterwards."""
         if not store.is_time_to_look(PERIOD):
             return
         excess = self._watch.excess()
@@ -238,10 +236,10 @@ def cached(
     nbytes: int | None = None,
     sharing: Sharing = ALONE,
 ) -> Held:
-    """Holds values from their first use on, as many as fit.
+    """Caches values at their first use, as many as fit.
 
     Args:
-        parent: gives the values.
+        parent: the source of the values.
         length: number of values.
         budget: memory budget.
         cache_size: limit as a number of values (int) or bytes ("2GB"). None: limited by the budget
@@ -291,20 +289,20 @@ def eager(
     sharing: Sharing = ALONE,
     spec: ArraySpec | None = None,
 ) -> Held:
-    """Reads all values now, in parallel, and holds them.
+    """Reads all values now, in parallel, and caches them.
 
     Args:
-        parent: gives the values, should memory pressure evict some.
+        parent: the source of the values, in case memory pressure evicts some.
         length: number of values.
         load: reads values. It is called by several threads.
         budget: memory budget.
         nbytes: bytes of all values. None: not known before they are read.
         progress: show a progress bar. None: only on a terminal.
-        chosen: indices of the only ones that are held. None: all are.
+        chosen: indices of the values to cache. None: all.
         threads: number of threads that call `load`. None: one per usable CPU.
         sharing: the ranks that fill the store together.
         spec: shape and dtype of all values, if they are arrays of one kind. If one differs, all are
-            held in the general form.
+            cached in the general form.
 
     Raises:
         BudgetError: they don't fit the budget.
@@ -353,9 +351,7 @@ def eager(
 
 
 def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[int, Any], int]:
-    """Values spread over the dataset, as many as fit, and the bytes of all that follow from
-    them.
-    """
+    """Reads values spread over the dataset, as many as fit, and estimates the bytes of all."""
     values: dict[int, Any] = {}
     sizes: list[int] = []
     for place in np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers))).astype(int):
@@ -372,12 +368,12 @@ def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[
 
 
 class BlockMemory:
-    """What is reserved for the blocks of a source. A dataset and its views share it.
+    """Reservations for the blocks of a source, which a dataset and its views share.
 
     Args:
-        source: whose blocks they are.
+        source: the source.
         streams: True if the dataset's mode is streaming, which prefetches.
-        budget: in which it is reserved.
+        budget: the memory budget.
     """
 
     def __init__(self, source: Source, streams: bool, budget: MemoryBudget) -> None:
@@ -416,14 +412,14 @@ class BlockMemory:
                 self.prefetch(min(max(CHUNK_BYTES, two), budget.available // 8))
 
     def hold_chunks(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
-        """Each of so many workers of an owner, or this process, may cache `nbytes` of decoded
-        chunks; a BudgetError, if they don't fit. Of several owners the largest number counts.
+        """Lets each of an owner's `workers`, or this process, cache `nbytes` of decoded chunks;
+        raises a BudgetError if they don't fit. Of several owners, the largest number counts.
         """
         self._source.hold_chunks(self._reserve("decoded chunks", nbytes, workers, owner))
 
     def prefetch(self, nbytes: int, workers: int = 0, owner: Any = None) -> None:
-        """Each of so many workers, or this process, may hold `nbytes` of remote blocks; 0: it
-        fetches what each batch takes.
+        """Lets each worker, or this process, hold `nbytes` of remote blocks. 0: it fetches what
+        each batch needs.
         """
         nbytes = self._reserve("blocks fetched ahead", nbytes, workers, owner)
         self.prefetches_whole = nbytes > 0
@@ -443,7 +439,7 @@ class BlockMemory:
         return max((each for each, _ in shares.values()), default=0)
 
     def remote_nbytes(self, count: int) -> int:
-        """Stored bytes of the so many largest blocks, if they are remote and prefetched as a whole;
+        """Stored bytes of the `count` largest blocks, if they are remote and prefetched as a whole;
         else 0.
         """
         source = self._source

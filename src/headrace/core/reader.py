@@ -1,6 +1,4 @@
-"""Reads and decodes samples, in threads, and says what becomes of those that can't be read
-(law 6).
-"""
+"""Reads and decodes samples, in threads, and handles those that can't be read (law 6)."""
 
 from __future__ import annotations
 
@@ -36,19 +34,19 @@ _WORTH = 1 << 20  # bytes to copy for each thread that is to take part
 
 
 def threads_of(workers: int, cores: int, ranks: int) -> int:
-    """Threads for each of so many workers, on a machine of so many cores and ranks."""
+    """Number of threads of each worker, on a machine with these cores and ranks."""
     return max(1, min(_MOST, int(SHARE * cores / ranks) // workers))
 
 
 class WorkerThreads:
-    """Threads that decode in a worker, as many as its share of the cores: decoders let go of the
-    interpreter's lock, and threads share the worker's memory. In the training's process, whose
-    cores the training needs, threads that copy what is held, and no more. Started at first use.
+    """The threads of a process that decode and copy samples, started at first use.
 
-    Not shared by processes: a fork, a copy and a pickle begin without.
+    In a worker, as many as its share of the cores: decoders release the GIL, and threads share the
+    worker's memory. In the main process, whose cores the training needs, threads only copy what is
+    cached. Forks, copies and pickles start without threads.
     """
 
-    _process = 0  # that has looked: threads don't survive a fork
+    _process = 0  # that these are for: threads don't survive a fork
     _decoding = 0  # threads
     _copying = 0
     _pool: ThreadPoolExecutor | None = None
@@ -69,12 +67,12 @@ class WorkerThreads:
     def map(
         self, function: Callable[[int], Any], count: int, copied: int | None = None
     ) -> list[Any]:
-        """What a function gives for 0 to count - 1; raises what it raises for the first of them
-        that fails, when all are done.
+        """Calls a function with 0 to count - 1, and returns the results. When all calls are done,
+        raises the error of the first that failed.
 
         Args:
-            function: what is called.
-            count: how often.
+            function: a callable.
+            count: number of calls.
             copied: bytes that all calls copy, if they do nothing else. Not in torch's threads,
                 which wait for each other after every step of a conversion: measured, they gain 10 %
                 where these gain 40.
@@ -93,8 +91,8 @@ class WorkerThreads:
 
 
 class NotTogetherError(Exception):
-    """The samples of a batch could not be read together, for its cause; they are read one by one
-    then, which names the one at fault.
+    """The samples of a batch could not be read together. Reading them one by one names the one at
+    fault.
     """
 
 
@@ -102,10 +100,10 @@ class SampleReader:
     """Reads the samples of a source, by their number there, for one dataset or view.
 
     Args:
-        source: where the records are.
-        on_error: what becomes of a sample that can't be read.
-        threads: those of a worker that decode.
-        is_view: True if the dataset numbers its samples in another way than the source.
+        source: the source of the records.
+        on_error: what to do with a sample that can't be read; see `BaseDataset`.
+        threads: the threads that decode.
+        is_view: True if the dataset's indices differ from those of the source.
     """
 
     def __init__(
@@ -141,11 +139,11 @@ class SampleReader:
 
     @contextlib.contextmanager
     def reading_together(self, count: int) -> Iterator[Counter[str]]:
-        """Counts the samples, and the time, of a batch that is read as a whole inside; gives the
+        """Context that reads `count` samples as a whole, and counts them and the time. Yields the
         counters.
 
         Raises:
-            NotTogetherError: whatever is raised inside is its cause.
+            NotTogetherError: caused by any error inside.
         """
         start = time.perf_counter()
         try:
@@ -179,17 +177,17 @@ class SampleReader:
     # -- records
 
     def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:
-        """The records of samples that `read` reads together; a SampleError for each that can't be
-        read and may be left out.
+        """Returns the records that `read` reads together; a SampleError for each that can't be read
+        and may be skipped.
 
-        Before a sample is blamed for what its server did not give, the next ones are asked for:
-        where nothing comes of them either, it is the server's fault.
+        Before a sample is blamed for an error of its server, the next ones are requested: if they
+        fail too, the server is at fault.
         """
         try:
             return read(indices)
         except Exception as error:
             first = error
-        # to name the one at fault, and to have the others
+        # one by one, to name the one at fault and to get the others
         records = []
         blamed: SampleError | None = None
         try:
@@ -210,9 +208,7 @@ class SampleReader:
             del blamed, first  # else they and this frame would hold one another
 
     def _record(self, index: int, first: Exception) -> Any:
-        """The record of a sample that was to be read before, with others, when there was an
-        error.
-        """
+        """Reads a record alone, after an error of reading several."""
         source = self.source
         try:
             try:
@@ -227,16 +223,16 @@ class SampleReader:
             if isinstance(first, RemoteError) and isinstance(error, RemoteError):
                 if error.is_of_server:
                     raise first from None
-                error = first  # which had more patience
+                error = first  # which was retried longer
             return self.failed(index, "can't be read", error)
 
     # -- samples that can't be read
 
     def failed(self, index: int, what: str, error: Exception) -> SampleError:
-        """Raises the error of a sample, or gives it where the sample may be left out.
+        """Raises the error of a sample, or returns it if the sample may be skipped.
 
-        Memory, file descriptors or disk space that ran out, or data that were replaced or are
-        denied as a whole, are no fault of a sample: that error is raised as it is.
+        An error that is not the sample's fault is raised as it is: the machine ran out of memory,
+        file descriptors or disk space, or the data were replaced, or the server denies all of them.
         """
         if isinstance(error, FileChangedError):
             raise error
@@ -270,9 +266,7 @@ class SampleReader:
             del failure, error
 
     def replacement(self, index: int, path: str, failure: SampleError) -> list[Any]:
-        """What stands in a batch for the sample of that index in the dataset or view: nothing,
-        or what the user's callable makes of it.
-        """
+        """What replaces a sample in its batch: nothing, or the result of the user's callable."""
         if callable(self.on_error):
             cause = failure.__cause__
             return [self.on_error(index, path, cause if isinstance(cause, Exception) else failure)]
@@ -282,8 +276,8 @@ class SampleReader:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Of an error that is kept: its tracebacks, and those of its causes, hold the frames that
-    decoded, and with them bytes and pixels.
+    """Drops the tracebacks of an error and its causes, which keep the decoding frames alive, and
+    with them bytes and pixels.
     """
     one: BaseException | None = error
     while one is not None and (one.__traceback__ or one.__context__ or one is error):

@@ -33,7 +33,7 @@ Use = Callable[[int, Any], Any]
 
 
 class Access(NamedTuple):
-    """What a dataset or view brings along when it reads from a chain that it shares with others."""
+    """The reader and decoder of the dataset or view that reads from a shared chain."""
 
     reader: SampleReader
     decoder: Decoder
@@ -65,7 +65,7 @@ class ValueSource(ABC):
 
     is_direct = False
     """True if values are read straight from the storage, so that a batch may be read there past
-    this source: they are not held, nor read ahead by threads.
+    this source: they are neither cached nor read ahead by threads.
     """
     holds: str = ""
     """What a mode of one's own holds, in words, for `explain()`; "": what the loading mode says."""
@@ -75,22 +75,22 @@ class ValueSource(ABC):
 
     @abstractmethod
     def each(self, indices: Sequence[int], use: Use, access: Access) -> list[Any]:
-        """Calls `use` for each value as soon as it is there, perhaps in threads.
+        """Calls `use` for each value as soon as it is available, perhaps in threads.
 
         Returns:
             What `use` returned for each; a SampleError for each sample that can't be read and may
-            be left out.
+            be skipped.
 
         Raises:
-            SampleError: a sample can't be read and may not be left out.
+            SampleError: a sample can't be read and may not be skipped.
         """
 
     def read(self, indices: Sequence[int], access: Access) -> list[Any]:
-        """Returns the values; a SampleError for each that can't be read and may be left out."""
+        """Returns the values; a SampleError for each that can't be read and may be skipped."""
         return self.each(indices, as_it_is, access)
 
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
-        """Shape and dtype of all values, if `read_into` reads them. None: it doesn't."""
+        """Shape and dtype of all values, if `read_into` can read them. None: it can't."""
         return None
 
     def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
@@ -122,7 +122,7 @@ def as_it_is(position: int, value: Any) -> Any:
 
 
 def used(values: list[Any], use: Use, access: Access) -> list[Any]:
-    """What `use` makes of each value; errors as they are."""
+    """Calls `use` with each value, and returns the results; errors as they are."""
     if use is as_it_is:
         return values
 
@@ -181,7 +181,7 @@ class Records(ValueSource):
 
 
 class Decoded(ValueSource):
-    """Values that the decoder of whoever reads makes of records."""
+    """Values that the decoder of the reading dataset makes of records."""
 
     @property
     def is_direct(self) -> bool:  # type: ignore[override]

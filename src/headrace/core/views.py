@@ -17,7 +17,7 @@ from headrace.order.seeding import random_names
 
 
 class TargetSequence(Sequence[Any]):
-    """One target a sample, made when it is asked for out of flat arrays."""
+    """One target per sample, made from flat arrays when it is requested."""
 
     @abstractmethod
     def take(self, indices: IntArray) -> Self:
@@ -57,7 +57,7 @@ class ColumnTargets(TargetSequence):
 
 
 def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
-    """The indices that a user chooses of a dataset of that length, given as such or as a mask.
+    """Resolves the argument of `subset`: indices, or a mask of that length.
 
     Raises:
         IndexError: an index that is no integer; a mask that is not as long as the dataset.
@@ -77,8 +77,8 @@ def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
 
 
 def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
-    """How many consecutive samples of a view share each block of the storage, whose sizes are
-    given.
+    """Number of consecutive samples of a view in each block of the storage, given the sizes of the
+    blocks.
     """
     block_of = np.repeat(np.arange(len(sizes)), sizes)[chosen]
     starts = np.flatnonzero(np.diff(block_of, prepend=-1))
@@ -120,8 +120,8 @@ def parts_of(dataset: Any, opaque: type | tuple[type, ...] = ()) -> Iterator[Any
 
 
 def answers_batches(dataset: Any) -> bool:
-    """True if it has a ``__getitems__`` that counts. A torch Subset always has one: it hands a
-    batch on, or makes it sample by sample.
+    """True if a dataset reads batches by ``__getitems__``. A torch Subset always has one, but only
+    passes batches on.
     """
     while type(dataset) is Subset:
         dataset = dataset.dataset
@@ -129,7 +129,7 @@ def answers_batches(dataset: Any) -> bool:
 
 
 def warn_if_random(dataset: Any, which: str) -> None:
-    """Warns where validation data, or data from which they are taken, draw random numbers."""
+    """Warns if validation data, or the data that they are taken from, have random transforms."""
     holders = list[Any]()
     for part in parts_of(dataset):
         for name in ("transforms", "transform", "target_transform"):

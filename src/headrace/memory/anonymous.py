@@ -27,9 +27,7 @@ from headrace.memory.processes import PerProcess
 
 
 def up(nbytes: int, to: int = 64) -> int:
-    """The next multiple of `to`; of a cache line, where what lies behind one another is to be
-    aligned.
-    """
+    """Rounds up to a multiple of `to`, by default a cache line."""
     return -(-nbytes // to) * to
 
 
@@ -68,7 +66,7 @@ class AnonymousMemory:
         self._map: mmap.mmap | None = None
 
     def grow(self, nbytes: int) -> None:
-        """Makes the memory larger; what is mapped already stays as it is."""
+        """Enlarges the memory; existing mappings stay as they are."""
         try:
             os.ftruncate(self.fd, nbytes)
         except OSError as error:
@@ -91,10 +89,10 @@ class AnonymousMemory:
         return flat.reshape(shape)
 
     def allocate(self, offset: int, nbytes: int) -> None:
-        """Makes sure that bytes can be written; an OSError where there is no room for them."""
+        """Ensures that bytes can be written. Raises an OSError if there is no room for them."""
 
     def punch(self, begin: int, end: int) -> None:
-        """Gives the whole pages from `begin` to `end` back to the system (Linux); they are zeros
+        """Returns the whole pages from `begin` to `end` to the system (Linux); they are zeros
         then.
         """
         begin = up(begin, mmap.PAGESIZE)

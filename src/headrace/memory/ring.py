@@ -236,9 +236,7 @@ class Arena:
                 self.least = sys.maxsize
 
     def abandon(self) -> None:
-        """No batch comes of it: the slot is free again, or as soon as nothing that was made in
-        it is left.
-        """
+        """Gives the slot back without a batch, as soon as nothing that was made in it is left."""
         self._lease = None
 
     def __enter__(self) -> Arena:
@@ -262,7 +260,7 @@ class Arena:
         return offset, self._ring.window(self._slot, offset, nbytes, self._lease)
 
     def lies_at(self, data: memoryview) -> int | None:
-        """Where in the slot some bytes of this process lie; None: elsewhere."""
+        """The offset of bytes in the slot. None: they are elsewhere."""
         if data.readonly:
             return None
         offset = _address_of(data) - _address_of(self._ring.map(self._slot, 1))
@@ -276,7 +274,7 @@ class Arena:
         return offset
 
     def pack(self, batch: Any, report: dict[str, Any]) -> Delivery:
-        """What the parent needs to build `batch` again over the slot.
+        """Returns what the parent needs to rebuild `batch` over the slot.
 
         Dense CPU tensors and NumPy arrays anywhere in it travel in the slot, bit for bit, where
         they are not small; the rest is pickled by value.
@@ -307,7 +305,7 @@ def _address_of(memory: memoryview | mmap.mmap) -> int:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to collate into: inside the current slot where there is one, else a fresh one."""
+    """A tensor to collate into: in the current slot if there is one, else a fresh one."""
     arena: Arena | None = getattr(_current, "arena", None)
     if arena is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -316,7 +314,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @contextlib.contextmanager
 def outside_slot() -> Iterator[None]:
-    """While samples are made: what code of theirs collates is no part of the batch."""
+    """Context for making samples: what their code collates is not part of the batch."""
     arena: Arena | None = getattr(_current, "arena", None)
     _current.arena = None
     try:

@@ -236,13 +236,13 @@ class SampleStore:
         return bool(self._table[index])
 
     def missing(self, indices: Sequence[int]) -> list[int]:
-        """Those of some indices that are not held."""
+        """The indices that are not held."""
         wanted = np.asarray(indices, np.int64)
         missing: list[int] = wanted[self._table[wanted] == 0].tolist()
         return missing
 
     def use_lru(self) -> None:
-        """From now on, and in all processes, what is read makes room for itself."""
+        """Switches to policy "lru", in all processes."""
         self.header.lru = 1
 
     @property
@@ -364,7 +364,7 @@ class SampleStore:
         return self.is_mixed is (layout is None)
 
     def rows(self, indices: IntArray) -> Rows | None:
-        """Samples as they lie here, where all of them are held and rows."""
+        """The rows of samples, without a copy. None: not all are held, or they are no rows."""
         layout = self.layout
         if layout is None or not len(indices):
             return None
@@ -415,7 +415,7 @@ class SampleStore:
                     self._give_pages_back()
 
     def _decide(self, layout: Layout | None) -> Layout | None:
-        """How samples are written that have a layout themselves."""
+        """Decides how to write samples that have this layout by themselves."""
         if self.header.kind == _UNDECIDED and layout is not None:
             spec = pickle.dumps(tuple(layout.spec))
             self._memory.map[_SPEC_AT : _SPEC_AT + len(spec)] = spec
@@ -434,7 +434,7 @@ class SampleStore:
     def _append_rows(
         self, indices: Sequence[int], values: Sequence[Any] | AnyArray, layout: Layout
     ) -> bool:
-        """As many at once as there is room for before the end of the log."""
+        """Writes rows, as many at once as fit before the end of the log."""
         entries = self._entries
         done = 0
         while done < len(indices):
@@ -470,7 +470,7 @@ class SampleStore:
         return True
 
     def _makes_room(self, nbytes: int) -> bool:
-        """True if there is room for an entry, where samples may be evicted for it."""
+        """True if there is room for an entry, or samples were evicted for it."""
         if nbytes > min(self.limit, self._size):
             return False
         most = math.inf if self.max_items is None else self.max_items
@@ -500,8 +500,8 @@ class SampleStore:
         self.header.admitted += 1
 
     def _evict(self, spare: bool) -> bool:
-        """Gives the oldest entry's bytes back. True if it was read since, and so is to be spared:
-        then it is written again, as the newest one.
+        """Evicts the oldest entry. True if it is spared because it was read meanwhile: it is written
+        again, as the newest one.
         """
         tail = self.header.tail
         if tail == self.header.head:  # a writer was killed who had counted what is not there
@@ -537,11 +537,11 @@ class SampleStore:
         return True
 
     def release(self, nbytes: int) -> int:
-        """Gives samples of so many bytes back to the system, the oldest first, and holds no more
-        than the rest until `grow`.
+        """Evicts samples of `nbytes`, the oldest first, returns their pages to the system, and
+        limits the store to the rest until `grow`.
 
         Returns:
-            The bytes given back.
+            The number of bytes evicted.
         """
         with self._lock.held() as locked:
             if not locked:
@@ -552,7 +552,7 @@ class SampleStore:
             return before - self.nbytes
 
     def cap(self, nbytes: int) -> None:
-        """Holds no more than so many bytes from now on, whatever is free."""
+        """Limits the store to `nbytes` for good."""
         with self._lock.held() as locked:
             if locked:
                 nbytes = min(max(0, nbytes), self.ceiling)
@@ -572,14 +572,14 @@ class SampleStore:
         self._give_pages_back()
 
     def grow(self, nbytes: int) -> None:
-        """Allows so many bytes beyond those that are held now, up to the ceiling."""
+        """Allows `nbytes` more than are held now, up to the ceiling."""
         with self._lock.held() as locked:
             if locked and self.nbytes + nbytes > self.limit:
                 self.header.reduced = max(self.header.capped, self.capacity - self.nbytes - nbytes)
                 self.header.full = 0
 
     def _give_pages_back(self) -> None:
-        """Those of the log that hold no sample."""
+        """Returns the pages of the log that hold no sample to the system."""
         size = self._size
         head = self.header.head
         if size:
@@ -605,8 +605,8 @@ def log_at(length: int) -> int:
 
 
 class Rows:
-    """Cached samples of one shape, by their positions in a store's log: read them, and then ask
-    whether they were cached all the while (`are_held`).
+    """Cached samples of one shape, by their positions in a store's log. After reading, `are_held`
+    tells whether they were cached all the time.
     """
 
     def __init__(self, store: SampleStore, layout: Layout, indices: IntArray) -> None:
@@ -650,7 +650,7 @@ class Rows:
 PREFIX = "headrace-store-"
 SUFFIX = ".mem"
 VERSION = "3"
-# seconds that the door is waited for; and where it is no matter if it stays shut
+# seconds to wait for the lock of a folder; and if it does not matter
 _PATIENCE = 10.0
 _SHORT_PATIENCE = 1.0
 
@@ -689,7 +689,7 @@ def open_machine_store(
     path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _door(folder):
+        with _locked_folder(folder):
             store = _open.get(path)
             if store is None:  # in this process: POSIX locks would not tell two apart
                 for other in folder.glob(f"{PREFIX}*{SUFFIX}"):  # what killed jobs left behind
@@ -707,7 +707,7 @@ def open_machine_store(
 
 
 @contextlib.contextmanager
-def _door(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
+def _locked_folder(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not wait_for_lock(fd, time.monotonic() + patience, poll_s=0.002):
@@ -726,12 +726,15 @@ def holds_samples(name: str) -> bool:
 
 
 def is_unused(path: str, *, remove: bool = False) -> bool:
-    """True if nobody uses a file that holds samples; it may be removed then. False too where that
-    can't be known.
+    """True if no process uses a file that holds samples, so that it may be removed. False too if
+    that can't be determined.
 
-    Nobody opens one meanwhile: whoever did so while its lock is tried would take it for used.
+    The folder is locked, since a process that opened the file now would take it for used.
     """
-    with contextlib.suppress(OSError), _door(os.path.dirname(path), patience=_SHORT_PATIENCE):
+    with (
+        contextlib.suppress(OSError),
+        _locked_folder(os.path.dirname(path), patience=_SHORT_PATIENCE),
+    ):
         return _is_unused(path, remove)
     return False
 
@@ -787,7 +790,7 @@ def _leave(fd: int, path: str, pid: int) -> None:
     """Removes the file with its last user (its workers end with it)."""
     with contextlib.suppress(OSError):
         if os.getpid() == pid:
-            with _door(os.path.dirname(path), patience=_SHORT_PATIENCE):
+            with _locked_folder(os.path.dirname(path), patience=_SHORT_PATIENCE):
                 if try_lock(fd) and os.path.samestat(os.stat(path), os.fstat(fd)):
                     os.unlink(path)
     with contextlib.suppress(OSError):
