@@ -500,7 +500,7 @@ class SampleStore:
         self.header.admitted += 1
 
     def _evict(self, spare: bool) -> bool:
-        """Evicts the oldest entry. True if it is spared because it was read meanwhile: it is written
+        """Evicts the oldest entry. True if it is spared, since it was read meanwhile: it is written
         again, as the newest one.
         """
         tail = self.header.tail
