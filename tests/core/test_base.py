@@ -114,12 +114,6 @@ class SelfAugmenting(SquaresDataset):
         return float(value[0] + self.rng.random())
 
 
-class Together(SquaresDataset):
-    """Says that records are decoded together, and not how."""
-
-    decodes_together = True
-
-
 class Numbered(SquaresDataset):
     """Its targets are looked up by number."""
 
@@ -183,13 +177,6 @@ class TestOwnFormat:
         for index in ("a", [1, 2], 1.5, None, np.array([1, 2])):
             with pytest.raises(TypeError):
                 dataset[index]
-
-    def test_records_are_decoded_together_or_one_by_one(self, make: Any) -> None:
-        dataset = make(cls=Together, undecodable=4, on_error="skip")
-        assert numbers(dataset.__getitems__([5, 4, 3])) == [5, 3]
-        assert first_of(dataset[6]) == 6
-        with pytest.raises(SampleError, match=r"sample 4 .*not a square"):
-            make(cls=Together, undecodable=4)[4]
 
     def test_no_samples_at_all(self, make: Any) -> None:
         for mode in MODES:
