@@ -219,12 +219,6 @@ class VolumeArray(NamedTuple):
     image: Image | None = None
     level: Level | None = None
 
-    def axis_names(self, tree: Tree) -> Sequence[str]:
-        """The names of the axes; empty ones where the store doesn't say."""
-        if self.image is not None:
-            return self.image.names
-        return tree.axis_names(self.name)
-
     def reader(self, tree: Tree) -> ArrayReader:
         """A reader of boxes.
 
@@ -305,7 +299,7 @@ def patch_source(
         MissingNameError, FormatError: no such labels; damaged metadata.
     """
     reader = array.reader(tree)
-    axis_names = array.axis_names(tree)
+    axis_names = tree.axis_names(array.name) if array.image is None else array.image.names
     patch = _extents(array, axis_names, patch_shape, reader.shape)
     before = len(reader.shape) - len(patch)
     names = axis_names[before:]
@@ -316,7 +310,8 @@ def patch_source(
         stride = [stride.get(axis, extent) for axis, extent in zip(names, patch, strict=True)]
     grid = PatchGrid(reader.shape[before:], patch, stride or patch, edges, boxes)
     if not len(grid):
-        short = [names[axis] or str(axis) for axis in grid.too_short()]
+        fits = np.reshape(grid.counts, (-1, len(patch))).any(axis=0)
+        short = [names[axis] or str(axis) for axis in np.flatnonzero(~fits)]
         raise ConfigError(
             f"{array.where}: no patch of {list(grid.patch)} fits into a volume of "
             f"{list(grid.shape)}, or into its boxes, along {', '.join(short) or 'all axes'}: use a "

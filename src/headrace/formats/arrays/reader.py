@@ -502,8 +502,11 @@ class Cuts(NamedTuple):
         whole = raw.raw_ranges(self.chunks)
         if whole.is_whole.any():  # files of one row each
             return whole
-        begins = np.where(whole.is_written, whole.start + self.starts * row_bytes, -1)
-        ends = np.where(whole.is_written, whole.start + self.stops * row_bytes, -1)
+        begins = whole.start + self.starts * row_bytes
+        ends = whole.start + self.stops * row_bytes
+        missing = ~whole.is_written
+        begins[missing] = -1
+        ends[missing] = -1
         return ByteRanges(whole.paths, whole.file, begins, ends)
 
 

@@ -100,14 +100,6 @@ class PatchGrid:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def too_short(self) -> list[int]:
-        """The axes along which no patch fits into any box."""
-        return [
-            axis
-            for axis in range(len(self.shape))
-            if not any(counts[axis] for counts in self.counts)
-        ]
-
     def corner(self, index: int) -> tuple[int, ...]:
         """The lowest corner of a patch."""
         number = int(np.searchsorted(self._ends, index, side="right"))
@@ -187,15 +179,6 @@ class Volume:
             axes.append(places if table is None else np.where(places < 0, -1, table[places]))
         return axes
 
-    def reach(self, axis: int, patch: int) -> int:
-        """How many elements along an axis of patches one of them needs at most, padding aside."""
-        if axis not in self.tables:
-            return patch
-        covered = self.tables[axis][self.tables[axis] >= 0]
-        width = min(patch, len(covered))
-        spans = covered[width - 1 :] - covered[: len(covered) - width + 1]
-        return int(spans.max(initial=0)) + 1
-
 
 class PatchSource(ReadersSource):
     """Patches of one volume, or tuples of patches of several that lie at the same place.
@@ -213,24 +196,22 @@ class PatchSource(ReadersSource):
         super().__init__(redact(path), opened, [volume.reader for volume in volumes])
         self.volumes: list[Volume] = list(volumes)
         self.grid: PatchGrid = grid
+        self._shapes = [volume.shape(grid.patch) for volume in volumes]
 
     def __len__(self) -> int:
         return len(self.grid)
 
     def sample_bytes(self, dtype: np.dtype[Any] | None) -> int:
         """Bytes of a sample, the first volume's patch being cast to a dtype."""
-        kinds = [volume.reader.dtype for volume in self.volumes]
-        kinds[0] = dtype or kinds[0]
-        sizes = [math.prod(volume.shape(self.grid.patch)) for volume in self.volumes]
-        return sum(size * kind.itemsize for size, kind in zip(sizes, kinds, strict=True))
+        kinds = [dtype or self.dtype, *(volume.reader.dtype for volume in self.volumes[1:])]
+        each = zip(self._shapes, kinds, strict=True)
+        return sum(math.prod(shape) * kind.itemsize for shape, kind in each)
 
     @property
     def patches_are(self) -> str:
         """Dtype and shape of the parts of a sample, in words."""
-        return ", ".join(
-            f"{volume.reader.dtype} {list(volume.shape(self.grid.patch))}"
-            for volume in self.volumes
-        )
+        each = zip(self.volumes, self._shapes, strict=True)
+        return ", ".join(f"{volume.reader.dtype} {list(shape)}" for volume, shape in each)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -241,7 +222,7 @@ class PatchSource(ReadersSource):
     def array_spec(self) -> ArraySpec | None:
         if len(self.volumes) > 1 or not self.dtype.isnative:
             return None
-        return ArraySpec(self.volumes[0].shape(self.grid.patch), self.dtype)
+        return ArraySpec(self._shapes[0], self.dtype)
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         self._read_volume(self.volumes[0], [self.grid.corner(index) for index in indices], rows)
@@ -249,8 +230,7 @@ class PatchSource(ReadersSource):
     def read(self, indices: Sequence[int]) -> list[Any]:
         corners = [self.grid.corner(index) for index in indices]
         columns: list[list[AnyArray]] = []
-        for volume in self.volumes:
-            shape = volume.shape(self.grid.patch)
+        for volume, shape in zip(self.volumes, self._shapes, strict=True):
             patches = [np.empty(shape, volume.reader.dtype) for _ in indices]
             self._read_volume(volume, corners, patches)
             columns.append(patches)
@@ -286,12 +266,12 @@ class PatchSource(ReadersSource):
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         corners = [self.grid.corner(index) for index in indices.tolist()]
         located: list[ByteRanges] = []
-        for volume in self.volumes:
+        for volume, shape in zip(self.volumes, self._shapes, strict=True):
             boxes: list[Box] = []
             for corner in corners:
                 axes = volume.places(corner, self.grid)
                 if axes is None:
-                    boxes.append((volume.corner(corner), volume.shape(self.grid.patch)))
+                    boxes.append((volume.corner(corner), shape))
                 else:
                     boxes += _box_of(axes)
             located.append(volume.reader.box_ranges(boxes, missing))
@@ -321,15 +301,21 @@ class PatchSource(ReadersSource):
         for axis, chunk, count in zip(volume.axes, grid.chunks, grid.counts, strict=True):
             if axis is None or axis == len(self.grid.shape) - 1:  # whole, or gone along
                 chunks *= count
-            else:
-                chunks *= min(count, -(-volume.reach(axis, self.grid.patch[axis]) // chunk) + 1)
+                continue
+            # how many elements a patch needs at most, padding aside
+            reach = self.grid.patch[axis]
+            if axis in volume.tables:
+                covered = volume.tables[axis][volume.tables[axis] >= 0]
+                width = min(reach, len(covered))
+                spans = covered[width - 1 :] - covered[: len(covered) - width + 1]
+                reach = int(spans.max(initial=0)) + 1
+            chunks *= min(count, -(-reach // chunk) + 1)
         return chunks * volume.reader.chunks.nbytes
 
     def describe(self) -> Description:
         found = Description()
-        for volume in self.volumes:
-            name = volume.name or "the array"
-            column = volume.reader.describe(name, volume.shape(self.grid.patch))
+        for volume, shape in zip(self.volumes, self._shapes, strict=True):
+            column = volume.reader.describe(volume.name or "the array", shape)
             if volume.tables:
                 column.read_by += "; each voxel of a patch has the nearest one"
             found.columns.append(column)
