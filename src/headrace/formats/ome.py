@@ -311,7 +311,7 @@ def patch_source(
     grid = PatchGrid(reader.shape[before:], patch, stride or patch, edges, boxes)
     if not len(grid):
         fits = np.reshape(grid.counts, (-1, len(patch))).any(axis=0)
-        short = [names[axis] or str(axis) for axis in np.flatnonzero(~fits)]
+        short = [names[axis] or str(axis) for axis in np.flatnonzero(~fits).tolist()]
         raise ConfigError(
             f"{array.where}: no patch of {list(grid.patch)} fits into a volume of "
             f"{list(grid.shape)}, or into its boxes, along {', '.join(short) or 'all axes'}: use a "

@@ -231,12 +231,11 @@ class DirectChunks(Chunks):
         name: str,
         fill: Any = 0,
         order: str = "C",
-        how: str = "",
         check: Callable[[int, Any], None] | None = None,
         required: bool = False,
     ) -> None:
         way = "ranges" if files.is_remote else "pread"
-        super().__init__(grid, dtype, how or (f"{way} + {pipeline}" if pipeline else way), fill)
+        super().__init__(grid, dtype, f"{way} + {pipeline}" if pipeline else way, fill)
         self.pipeline: Pipeline = pipeline
         self.files: Files = files
         self.index: ChunkIndex = index

@@ -20,7 +20,7 @@ from zarr.abc.store import (
     Store as LibraryStore,
     SuffixByteRequest,
 )
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec
 from zarr.storage import MemoryStore, StorePath
 
 from headrace.errors import FormatError, HeadraceError, one_line
@@ -62,7 +62,7 @@ def layout_of(metadata: dict[str, Any]) -> Layout:
         UnknownLayout: there is something in them that is not known here, or to zarr-python.
     """
     try:
-        layout = _layout_2(metadata) if metadata["zarr_format"] == 2 else _layout_3(metadata)
+        layout = _layout(zarr.Array.from_dict(StorePath(MemoryStore()), metadata))
     except UnknownLayout:
         raise
     except Exception as error:  # whatever zarr-python makes of metadata that it doesn't like
@@ -74,7 +74,6 @@ def layout_of(metadata: dict[str, Any]) -> Layout:
     is_countable = max(extents, default=0) <= COUNTABLE and largest * 16 <= COUNTABLE
     _check(is_countable and largest > 0, f"chunks of {list(layout.files)} elements")
     _check(len(layout.files) == len(layout.shape), f"chunks of {len(layout.files)} axes")
-    _check(layout.separator in (".", "/"), f"separator {layout.separator!r}")
     _check(layout.dtype.kind in "biufc", f"data type {layout.dtype}")
     try:
         Pipeline(layout.codecs)
@@ -89,93 +88,67 @@ def _check(is_known: bool, what: str) -> None:
         raise UnknownLayout(what)
 
 
-def _parsed(metadata: dict[str, Any]) -> Any:
-    """Metadata as zarr-python parses them, by its public names."""
-    nowhere = StorePath(MemoryStore())
-    return zarr.Array.from_dict(nowhere, metadata).metadata
-
-
-def _layout_3(metadata: dict[str, Any]) -> Layout:
-    array = _parsed(metadata)
-    grid = metadata["chunk_grid"]
-    _check(grid["name"] == "regular", f"chunk grid {grid['name']!r}")
-    files = tuple(grid["configuration"]["chunk_shape"])
-    keys = array.chunk_key_encoding
-    _check(keys.name in ("default", "v2"), f"chunk keys {keys.name!r}")
-    codecs = list(array.codecs)
-    chunks = files
+def _layout(array: Any) -> Layout:
+    metadata = array.metadata
+    dtype = array.dtype
+    fill = array.fill_value
+    files = array.shards or array.chunks
+    order = "C"
     index_at = None
-    if isinstance(codecs[0], ShardingCodec) and len(codecs) == 1:
-        shards: Any = codecs[0]
-        codecs = list(shards.codecs)
-        chunks = shards.chunk_shape
+    steps: list[Codec] = []
+    if metadata.zarr_format == 2:
+        order = array.order
+        for codec in array.filters:
+            _check(codec.codec_id == "shuffle", f"filter {codec.codec_id!r}")
+            itemsize = codec.elementsize
+            is_whole = itemsize >= 1 and not math.prod(files) * dtype.itemsize % itemsize
+            _check(is_whole, f"shuffled by {itemsize} bytes")
+            steps.append(Unshuffle(itemsize))
+        names = [codec.codec_id for codec in array.compressors]
+        if fill is None:
+            fill = np.zeros((), dtype)[()]
+    else:
+        axes = tuple(range(len(files)))
+        for codec in array.filters:
+            is_known = isinstance(codec, TransposeCodec) and len(array.filters) == 1
+            _check(is_known, f"codec {type(codec).__name__}")
+            if codec.order != axes:
+                order = "F"
+                _check(codec.order == axes[::-1], f"transposed to {codec.order!r}")
+        serializer = array.serializer
+        _check(isinstance(serializer, BytesCodec), f"codec {type(serializer).__name__}")
+        endian = serializer.to_dict().get("configuration", {}).get("endian")
+        if endian is not None:
+            dtype = dtype.newbyteorder({"little": "<", "big": ">"}[endian])
+        names = [codec.to_dict()["name"] for codec in array.compressors]
+    if array.shards:
+        shards = metadata.codecs[0]
         index_at = shards.to_dict()["configuration"]["index_location"]
         _check(
             shards.index_codecs == (BytesCodec(endian="little"), Crc32cCodec()),
             "a shard index with other codecs than [bytes, crc32c]",
         )
-        is_whole = not any(f % c for f, c in zip(files, chunks, strict=True))
+        is_whole = not any(f % c for f, c in zip(files, array.chunks, strict=True))
         _check(is_whole, "shards that are not made of whole chunks")
-    order = "C"
-    if isinstance(codecs[0], TransposeCodec):
-        axis_order = codecs.pop(0).order
-        as_stored = tuple(range(len(files)))
-        if axis_order != as_stored:
-            order = "F"
-            _check(axis_order == as_stored[::-1], f"transposed to {axis_order!r}")
-    dtype = array.data_type.to_native_dtype()
-    serializer = codecs.pop(0)
-    _check(isinstance(serializer, BytesCodec), f"codec {type(serializer).__name__}")
-    settings: Any = serializer.to_dict().get("configuration", {})
-    endian = settings.get("endian")
-    if endian is not None:
-        dtype = dtype.newbyteorder({"little": "<", "big": ">"}[endian])
+    for name in names:
+        _check(name in _CODECS, f"codec {name!r}")
+        steps.append(_CODECS[name])
+    key = metadata.encode_chunk_key((0, 0))
+    separator = key[-2]
+    prefix = key.removesuffix(f"0{separator}0")
+    _check(separator in "./" and prefix in ("", f"c{separator}"), f"chunk keys such as {key!r}")
     return Layout(
         array.shape,
         files,
-        chunks,
-        dtype,
-        array.fill_value,
-        order,
-        tuple(_codec(codec.to_dict()["name"]) for codec in codecs),
-        "c" if keys.name == "default" else "",
-        keys.separator,
-        index_at,
-    )
-
-
-def _layout_2(metadata: dict[str, Any]) -> Layout:
-    array = _parsed(metadata)
-    dtype = array.dtype.to_native_dtype()
-    steps: list[Codec] = []
-    for codec in array.filters or ():
-        _check(codec.codec_id == "shuffle", f"filter {codec.codec_id!r}")
-        itemsize = codec.elementsize
-        is_whole = itemsize >= 1 and not math.prod(array.chunks) * dtype.itemsize % itemsize
-        _check(is_whole, f"shuffled by {itemsize} bytes")
-        steps.append(Unshuffle(itemsize))
-    if array.compressor is not None:
-        steps.append(_codec(array.compressor.codec_id))
-    fill = array.fill_value
-    if fill is None:
-        fill = np.zeros((), dtype)[()]
-    return Layout(
-        array.shape,
-        array.chunks,
         array.chunks,
         dtype,
         fill,
-        array.order,
+        order,
         tuple(steps),
-        "",
-        array.dimension_separator,
-        None,
+        prefix,
+        separator,
+        index_at,
     )
-
-
-def _codec(name: Any) -> Codec:
-    _check(name in _CODECS, f"codec {name!r}")
-    return _CODECS[name]
 
 
 def open_array(store: Store, name: str) -> Any:
@@ -273,9 +246,6 @@ class ObjectStore(Store):
                 found = {**node.metadata.to_dict(), "node_type": kind}
             self._metadata[name] = found
         return self._metadata[name]
-
-    def attributes(self, name: str) -> dict[str, Any]:
-        return (self.metadata(name) or {}).get("attributes") or {}
 
     def nodes(self) -> Iterator[str]:
         root = self._open("")

@@ -18,7 +18,7 @@ from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import ChunkIndex, Grid
 from headrace.formats.arrays.codecs import Codec, Crc32c
-from headrace.formats.zarr.stores import Store
+from headrace.formats.zarr.stores import Store, key_of
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     Attributes:
         files: extents of the part in one file: a chunk, or a shard.
         codecs: of chunks, from bytes to bytes.
-        prefix: of the names of files: "c" or "".
+        prefix: of the names of files: "c" with the separator, or "".
         index_at: where a shard's index lies, "start" or "end"; None: there are no shards.
     """
 
@@ -63,12 +63,9 @@ class ArrayFiles(ChunkIndex):
         self.name: str = name
         self._separator = layout.separator
         self._counts = Grid(layout.shape, layout.files).counts
-        first = "/".join(part for part in (name, layout.prefix) if part)
-        if first:
-            first += layout.separator if layout.prefix else "/"
-        self._first = first
+        self._first = key_of(name, layout.prefix)
         self.count: int = math.prod(self._counts)
-        self.whole_files: bool = whole
+        self._whole = whole
         if 0 < self.count < _NOWHERE >> 1:
             store.note_last(self._names([self.count - 1])[0])
 
@@ -80,7 +77,7 @@ class ArrayFiles(ChunkIndex):
     def ranges(self, numbers: IntArray | Sequence[int]) -> ByteRanges:
         self.store.check_version(self.name)
         keys = self._names(numbers)
-        if self.whole_files:
+        if self._whole:
             return ByteRanges.of_wholes(list(map(self.store.path_of, keys)), range(len(keys)))
         return self.store.ranges(keys)
 

@@ -35,7 +35,7 @@ from headrace.formats.resolve.file_set import Format
 from headrace.io.files import Files, HeldBytes
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
-from headrace.io.paths import is_url, listed_names, redact
+from headrace.io.paths import is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote_files import RemoteFiles, below
 
@@ -148,35 +148,25 @@ class Store(ABC):
         raise NotImplementedError
 
     def metadata(self, name: str) -> dict[str, Any] | None:
-        """The metadata of a node as its file says them; None: there is no node of that name.
+        """The metadata of a node, with its attributes; None: there is no node of that name.
 
         Raises:
             FormatError: the file is damaged.
         """
-        for file in NODE_FILES:
-            metadata = self._parsed(key_of(name, file))
-            if metadata is None:
-                continue
-            if file == V3_NODE and metadata.get("node_type") not in ("array", "group"):
+        node = self._parsed(key_of(name, V3_NODE))
+        if node is not None:
+            if node.get("node_type") not in ("array", "group"):
                 raise FormatError(
-                    f"{redact(self.path)}: {key_of(name, file)} is damaged: it has node_type "
-                    f"{metadata.get('node_type')!r}"
+                    f"{redact(self.path)}: {key_of(name, V3_NODE)} is damaged: it has node_type "
+                    f"{node.get('node_type')!r}"
                 )
-            if file == V2_ARRAY:
-                self._parsed(key_of(name, V2_ATTRIBUTES))  # which must not be damaged either
-                metadata["node_type"] = "array"
-            if file == V2_GROUP:
-                metadata["node_type"] = "group"
-            return metadata
+            return node
+        for file, kind in ((V2_GROUP, "group"), (V2_ARRAY, "array")):
+            node = self._parsed(key_of(name, file))
+            if node is not None:
+                attributes = self._parsed(key_of(name, V2_ATTRIBUTES)) or {}
+                return {**node, "node_type": kind, "attributes": attributes}
         return None
-
-    def attributes(self, name: str) -> dict[str, Any]:
-        """The attributes of a node."""
-        metadata = self.metadata(name) or {}
-        if metadata.get("zarr_format") != 3:
-            return self._parsed(key_of(name, V2_ATTRIBUTES)) or {}
-        attributes = metadata.get("attributes")
-        return attributes if isinstance(attributes, dict) else {}
 
     def _parsed(self, key: str) -> dict[str, Any] | None:
         """The JSON object in a metadata file; None: there is no such file."""
@@ -190,36 +180,6 @@ class Store(ABC):
             return metadata
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{redact(self.path)}: {key} is damaged: {error}") from error
-
-    def array(self, name: str | None) -> tuple[str, dict[str, Any]]:
-        """The name of an array, and its metadata; without a name the only one there is.
-
-        Raises:
-            MissingNameError: there is none of that name, or several and no name; the message lists
-                them, where they are known.
-        """
-        wanted = "" if name is None else name.strip("/")
-        metadata = self.metadata(wanted)
-        if metadata is not None and metadata["node_type"] == "array":
-            return wanted, metadata
-        where = redact(self.path)
-        absent = "" if name is None else f"it has no array {name!r}; "
-        arrays: dict[str, dict[str, Any]] = {}
-        try:
-            for node in self.nodes():
-                found = self.metadata(node) or {}
-                if found.get("node_type") == "array":
-                    arrays[node] = found
-        except MissingNameError as why:
-            raise MissingNameError(f"{where}: {absent}{why}") from None
-        if name is None and len(arrays) == 1:
-            return next(iter(arrays.items()))
-        has = listed_names([*arrays], wanted, repr)
-        if name is not None:
-            raise MissingNameError(f"{where} has no array {name!r}; it has: {has}")
-        raise MissingNameError(
-            f"{where} has {len(arrays)} arrays, name one of them as dataset_name: {has}"
-        )
 
 
 class ChunkFiles(LocalFiles):

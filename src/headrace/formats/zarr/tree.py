@@ -57,7 +57,7 @@ from headrace.formats.zarr.stores import (
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.library_errors import asking
-from headrace.io.paths import chain_of, redact
+from headrace.io.paths import chain_of, listed_names, redact
 from headrace.io.remote_files import RemoteFiles
 
 # -- through zarr-python
@@ -294,19 +294,45 @@ class ZarrTree(Tree):
         return list(dict.fromkeys(name[start:].partition("/")[0] for name in self.nodes(group)))
 
     def attrs(self, name: str) -> Mapping[str, Any]:
-        return self.store.attributes(name)
+        attributes = (self.store.metadata(name) or {}).get("attributes")
+        return attributes if isinstance(attributes, dict) else {}
+
+    def _array(self, name: str | None) -> tuple[str, dict[str, Any]]:
+        """The name of an array, and its metadata; without a name the only one there is.
+
+        Raises:
+            MissingNameError: there is none of that name, or several and no name; the message lists
+                them, where they are known.
+        """
+        wanted = (name or "").strip("/")
+        metadata = self.store.metadata(wanted)
+        if metadata is not None and metadata["node_type"] == "array":
+            return wanted, metadata
+        try:
+            arrays = [node for node in self.store.nodes() if self.is_array(node)]
+        except MissingNameError as why:
+            absent = "" if name is None else f"it has no array {name!r}; "
+            raise MissingNameError(f"{self.shown}: {absent}{why}") from None
+        if name is not None:
+            raise self.missing("array", name, arrays)
+        if len(arrays) == 1:
+            return self._array(arrays[0])
+        raise MissingNameError(
+            f"{self.shown} has {len(arrays)} arrays, name one of them as dataset_name: "
+            f"{listed_names(arrays, show=repr)}"
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.store.array(name)[1]["shape"])
+        return tuple(self._array(name)[1]["shape"])
 
     def dtype(self, name: str) -> np.dtype[Any]:
         return self.reader(name).dtype
 
     def array_named(self, name: str | None, targets: str | None = None) -> str:
-        return self.store.array(name)[0]
+        return self._array(name)[0]
 
     def axis_names(self, name: str) -> Sequence[str]:
-        _, metadata = self.store.array(name)
+        _, metadata = self._array(name)
         names = metadata.get("dimension_names") or self.attrs(name).get("_ARRAY_DIMENSIONS")
         if not isinstance(names, list) or len(names) != len(metadata["shape"]):
             return super().axis_names(name)
@@ -325,7 +351,7 @@ class ZarrTree(Tree):
         Raises:
             ConfigError: missing="error", and only zarr-python can read it, which does not tell.
         """
-        name, metadata = self.store.array(name)
+        name, metadata = self._array(name)
         opened = self.opened
         required = opened.missing == "error" and not is_column
         chunks: DirectChunks | str = "direct=False"
@@ -372,7 +398,6 @@ class ZarrTree(Tree):
         grid = Grid(layout.shape, layout.chunks)
         pipeline = Pipeline(layout.codecs)
         in_parts = by_row and not pipeline and layout.order == "C" and layout.chunks[0] > 1
-        how = "ranges" if files.is_remote else "pread"
         check = None
         index: ChunkIndex
         if layout.index_at is not None:
@@ -380,13 +405,7 @@ class ZarrTree(Tree):
         else:
             index = ArrayFiles(store, name, layout, store.reads_whole and not in_parts)
             check = store.check_content
-            if index.whole_files and files.is_remote:
-                how = "files fetched whole"
-        if pipeline:
-            how += f" + {pipeline}"
-        if layout.index_at is not None:
-            how += " out of shards"
-        return DirectChunks(
+        chunks = DirectChunks(
             grid,
             layout.dtype,
             index,
@@ -396,10 +415,14 @@ class ZarrTree(Tree):
             order=layout.order,
             path=store.path,
             name=name,
-            how=how,
             check=check,
             required=required,
         )
+        if layout.index_at is not None:
+            chunks.how += " out of shards"
+        elif files.is_remote and store.reads_whole and not in_parts:
+            chunks.how = chunks.how.replace("ranges", "files fetched whole", 1)
+        return chunks
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         reader = self.reader(name, is_column=True)
