@@ -24,8 +24,9 @@ from headrace.datasets.arrays import checked_list
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
+from headrace.formats.source import ConcatSource
 from headrace.formats.sparse.matrix import open_rows
-from headrace.formats.sparse.rows import CSRRows, JoinedRows, Record, SparseSource
+from headrace.formats.sparse.rows import CSRRows, Record, SparseSource
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import format_size
 from headrace.memory.ring import empty
@@ -174,21 +175,23 @@ class RowsTogether(BatchReader):
         self._collating = collating
         self._columns = columns
         self._layout = layout
-        source = dataset.sample_source
-        self._source: SparseSource | JoinedRows | None = None
-        if dataset.value_source.is_direct and isinstance(source, (SparseSource, JoinedRows)):
-            self._source = source
+        self._is_direct = dataset.value_source.is_direct
 
     def read(self, request: BatchRequest) -> MadeBatch:
         dataset = self._dataset
         reader = dataset.sample_reader
-        if self._source is not None:
+        if self._is_direct:
+            source: Any = dataset.sample_source
+            indices = dataset.whole_indices(request)
             with reader.reading_together(len(request)) as counts:
-                rows = self._source.read_rows(dataset.whole_indices(request))
+                if isinstance(source, SparseSource):
+                    rows = source.read_rows(indices)
+                else:
+                    rows = CSRRows.joined(source.read(indices.tolist()))
                 counts["bytes_read"] += rows.indices.nbytes + rows.values.nbytes
         else:
-            indices = dataset.whole_indices(request).tolist()
-            values: list[Any] = dataset.value_source.read(indices, dataset.access())
+            numbers = dataset.whole_indices(request).tolist()
+            values: list[Any] = dataset.value_source.read(numbers, dataset.access())
             if any(isinstance(value, SampleError) for value in values):
                 samples, made_of = dataset.finish(request, values)
                 return self._collating.batch_of(dataset, samples, made_of, request)
@@ -396,6 +399,4 @@ class SparseDataset(BaseDataset):
 
 
 def _each(source: Any) -> list[SparseSource]:
-    if isinstance(source, JoinedRows):
-        return list(source.sources)
-    return [source]
+    return source.sources if isinstance(source, ConcatSource) else [source]

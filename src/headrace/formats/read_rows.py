@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack
 
@@ -85,9 +85,14 @@ def read_rows(
     check_names(
         "read_rows", options, {"threads", "direct", "cache_dir", *RemoteKeywords.__optional_keys__}
     )
-    remote, _ = RemoteOptions.split({**options, "cache_dir": cache_dir})
-    with _opened(path, name, direct, remote) as source:
-        return _gathered(source, indices, number, None)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name must be that of one array, or None, not {name!r}")
+    reach, _ = RemoteOptions.split({**options, "cache_dir": cache_dir})
+    paths, opened = open_trees(path, None, reach, direct=direct)
+    opens: type[TreeSource] = HDF5Source if isinstance(opened, OpenHDF5) else TreeSource
+    with contextlib.closing(opened):
+        sources = opened.each(paths, lambda path: opens(path, name, opened))
+        return _gathered(_joined(sources), indices, number, None)
 
 
 def _of_dataset(dataset: Any, name: str | None) -> Source:
@@ -105,17 +110,6 @@ def _of_dataset(dataset: Any, name: str | None) -> Source:
             "name=None, or the path"
         )
     return source
-
-
-@contextlib.contextmanager
-def _opened(path: Any, name: str | None, direct: bool, reach: RemoteOptions) -> Iterator[Source]:
-    """The rows of the array in all files that a path means; closed at the end."""
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"name must be that of one array, or None, not {name!r}")
-    paths, opened = open_trees(path, None, reach, direct=direct)
-    opens: type[TreeSource] = HDF5Source if isinstance(opened, OpenHDF5) else TreeSource
-    with contextlib.closing(opened):
-        yield _joined(opened.each(paths, lambda path: opens(path, name, opened)))
 
 
 def _joined(sources: Sequence[Any]) -> Source:

@@ -172,7 +172,18 @@ class Tree(ABC):
         Raises:
             FormatError: it is damaged, or its strings are no UTF-8.
         """
-        return as_text(self.whole(name), f"{self.shown}: {name!r}")
+        values = self.whole(name)
+        if values.dtype.kind not in "SUO":
+            return values
+        texts = np.empty(len(values), object)
+        for row, value in enumerate(values.tolist()):
+            try:
+                texts[row] = value.decode() if isinstance(value, bytes) else str(value)
+            except UnicodeDecodeError as error:
+                raise FormatError(
+                    f"{self.shown}: {name!r}, row {row}: a string is not UTF-8: {error}"
+                ) from error
+        return texts
 
     def described(self, name: str) -> str:
         """Dtype and shape of an array in messages."""
@@ -331,20 +342,3 @@ def join(group: str, name: str) -> str:
     if group:
         return f"{group}/{name}"
     return name
-
-
-def as_text(values: AnyArray, where: str) -> AnyArray:
-    """Strings as str objects; other arrays as they are.
-
-    Raises:
-        FormatError: they are no UTF-8.
-    """
-    if values.dtype.kind not in "SUO":
-        return values
-    texts = np.empty(len(values), object)
-    for row, value in enumerate(values.tolist()):
-        try:
-            texts[row] = value.decode() if isinstance(value, bytes) else str(value)
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{where}, row {row}: a string is not UTF-8: {error}") from error
-    return texts

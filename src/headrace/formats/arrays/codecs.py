@@ -203,21 +203,18 @@ class Zstd(Codec):
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         assert size is not None
-        content_size, decompress = getattr(_local, "zstd", None) or _zstd_of_thread()
+        if not hasattr(_local, "zstd"):
+            import zstandard
+
+            decompressor = zstandard.ZstdDecompressor()
+            _local.zstd = (zstandard.frame_content_size, decompressor.decompress)
+        content_size, decompress = _local.zstd
         said = content_size(data)
         if said != size and said != -1:
             raise FormatError(f"it would decode to {said:,} bytes, not {size:,}")
         if said:
             return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
         return b""
-
-
-def _zstd_of_thread() -> tuple[Any, Any]:
-    import zstandard
-
-    _local.zstd = zstandard.frame_content_size, zstandard.ZstdDecompressor().decompress
-    found: tuple[Any, Any] = _local.zstd
-    return found
 
 
 @dataclass(frozen=True)

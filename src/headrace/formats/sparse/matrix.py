@@ -32,13 +32,13 @@ from headrace.errors import (
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.rows import long_doubles_in
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.sparse.rows import JoinedRows, Matrix, SparseSource
+from headrace.formats.source import ConcatSource
+from headrace.formats.sparse.rows import Matrix, SparseSource
 from headrace.formats.tree import Tree, join
 from headrace.formats.trees import look_into
 from headrace.io.paths import listed_names
 from headrace.io.remote.options import RemoteOptions
 
-_FORMATS = {"csr_matrix": "csr", "csc_matrix": "csc", "csr": "csr", "csc": "csc"}
 Join = Literal["inner", "outer"]
 _NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
 
@@ -50,7 +50,8 @@ def format_of(tree: Tree, group: str) -> str | None:
     for key in ("encoding-type", "h5sparse_format"):
         name = tree.text(group, key)
         if name is not None:
-            return _FORMATS.get(name)
+            kind = name.removesuffix("_matrix")
+            return kind if kind in ("csr", "csc") else None
     return None
 
 
@@ -356,8 +357,7 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         def read(tree: Tree) -> tuple[str, Column]:
-            table, _ = tables_of(tree, self._group)
-            return tree.shown, _row_columns(tree, table, self._group, [name])[0]
+            return tree.shown, _row_columns(tree, self._group, [name])[0]
 
         nodes = ["obs", f"obs/{name}"]
         found, _ = look_into(self._data_path, self._reach, None, read, nodes=nodes)
@@ -404,7 +404,9 @@ def open_rows(
     join: Join | None = None,
     dtype: np.dtype[Any] | None = None,
     direct: bool = True,
-) -> tuple[SparseSource | JoinedRows, list[str] | None, dict[str, Column], RowTable]:
+) -> tuple[
+    SparseSource | ConcatSource[SparseSource], list[str] | None, dict[str, Column], RowTable
+]:
     """Opens all files, and joins their columns.
 
     Args:
@@ -457,30 +459,31 @@ def open_rows(
     }
     rows = [file.matrix.shape[0] for file in files]
     table = RowTable(data_path, reach, group, rows, files[0].of_rows)
-    source = sources[0] if len(sources) == 1 else JoinedRows(sources)
+    source = sources[0] if len(sources) == 1 else ConcatSource(sources)
     return source, names, of_rows, table
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
     matrix = open_matrix(tree, group)
-    rows, columns = tables_of(tree, group)
+    table, columns = tables_of(tree, group)
     names = None if columns is None else names_in(tree, columns)
     if names is not None and len(names) != matrix.shape[1]:
         raise FormatError(
             f"{tree.shown}: {columns!r} names {len(names):,} columns, and {group!r} has "
             f"{matrix.shape[1]:,}: the file is damaged"
         )
-    of_rows = [] if rows is None else column_names(tree, rows)
-    found = _row_columns(tree, rows, group, targets, matrix.shape[0])
+    of_rows = [] if table is None else column_names(tree, table)
+    found = _row_columns(tree, group, targets, matrix.shape[0])
     return _File(tree.shown, matrix, names, found, of_rows)
 
 
 def _row_columns(
-    tree: Tree, table: str | None, group: str, names: Sequence[str], rows: int | None = None
+    tree: Tree, group: str, names: Sequence[str], rows: int | None = None
 ) -> list[Column]:
     """Columns of the table of the rows of a matrix."""
     if not names:
         return []
+    table, _ = tables_of(tree, group)
     if table is None:
         raise ConfigError(
             f"{tree.shown} has no table obs beside {group or '/'!r}, so there is no column "

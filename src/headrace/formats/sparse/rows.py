@@ -16,7 +16,7 @@ from headrace.formats import source
 from headrace.formats.arrays.joined import joined_readers
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
-from headrace.formats.source import ConcatSource, Description
+from headrace.formats.source import Description
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 
@@ -292,11 +292,3 @@ class SparseSource(ReadersSource):
 
     def location(self, index: int) -> str:
         return f"{self.path}, {self.group or '/'}, row {index}"
-
-
-class JoinedRows(ConcatSource[SparseSource]):
-    """The rows of several matrices, one matrix after the other."""
-
-    def read_rows(self, indices: IntArray) -> CSRRows:
-        """See `SparseSource.read_rows`."""
-        return CSRRows.joined(self.read(indices.tolist()))
