@@ -40,10 +40,11 @@ from headrace.loader.config import (
 )
 from headrace.loader.epoch import LoaderState
 from headrace.loader.loader import Loader, open_path
-from headrace.loader.state import are_counts, check_version, differences
+from headrace.loader.state import check_version
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
+from headrace.order.ranks import are_counts, differences
 
 STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]

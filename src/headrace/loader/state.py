@@ -33,6 +33,7 @@ from typing import Any
 
 from headrace.errors import StateError, warn
 from headrace.order import BatchRequest
+from headrace.order.ranks import are_counts, differences
 
 VERSION = 1
 # parameters of an order
@@ -111,20 +112,6 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
             f"load_state_dict: the state has version {version}, this headrace knows {known}: "
             "upgrade it"
         )
-
-
-def are_counts(numbers: list[Any]) -> bool:
-    """True if all are integers of at least 0."""
-    return all(type(number) is int and number >= 0 for number in numbers)
-
-
-def differences(state: dict[str, Any], own: dict[str, Any]) -> str:
-    """In what a saved state differs from what it is to be loaded into; empty: in nothing."""
-    return ", ".join(
-        f"{name} was {state.get(name)!r}, is {value!r}"
-        for name, value in own.items()
-        if state.get(name) != value
-    )
 
 
 def is_stateful(part: Any) -> bool:

@@ -223,9 +223,9 @@ class EpochOrder(Order):
             if shuffle == "block":
                 shape = (self.n, self.global_batch, self.interleave, self.turns)
                 self._lanes = Lanes(*shape)
-                # all but the last, which may be smaller, but not empty
-                is_even = sizes.size and (sizes[:-1] == sizes[0]).all()
-                if aligned and is_even and 0 < sizes[-1] <= sizes[0]:
+                # the last one may be smaller, but not empty
+                is_even = aligned and sizes.size and 0 < sizes[-1] <= sizes[0]
+                if is_even and (sizes[:-1] == sizes[0]).all():
                     self._lanes = AlignedLanes(*shape, int(sizes[0]))
         self._begin()
 
@@ -263,14 +263,11 @@ class EpochOrder(Order):
         """Computed at first use, since most epochs made by `with_epoch` are never accessed."""
         if self._sequence is None:
             assert self._lanes is not None and self._edges is not None
-            cuts = self._lanes.first
-            last_stays = False
-            if isinstance(self._lanes, AlignedLanes):
-                last_stays = self.n % self._lanes.size > 0
-            # Parts that lanes cut are permuted by themselves: not where nothing would be left to
-            # permute, nor where lanes cut none.
-            if isinstance(self._lanes, AlignedLanes) or cuts.size >= self._edges.size:
+            cuts = self._lanes.cuts
+            # the parts of a block are permuted by themselves, unless most have one sample or two
+            if cuts.size >= self._edges.size:
                 cuts = cuts[:0]
+            last_stays = self._lanes.last_stays
             self._sequence = BlockSequence(self._edges, self.seed, self.epoch, cuts, last_stays)
         return self._sequence
 

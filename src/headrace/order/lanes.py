@@ -107,10 +107,13 @@ class Lanes:
         first: int64 array [turns x interleave]: the place that each lane begins at.
         share: int64 array [interleave]: how many positions of a full global batch each of its lanes
             gets.
+        cuts: places where lanes end within a block.
+        last_stays: True if the last block stands at the end of the sequence too.
         layout: another number whenever the samples of an epoch stand elsewhere than before.
     """
 
     layout = 2
+    last_stays = False
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
         self.global_batch: int = global_batch
@@ -124,6 +127,7 @@ class Lanes:
         if part:
             lengths[full] += self._shares(part)
         self.first: IntArray = np.cumsum(lengths) - lengths.ravel()
+        self.cuts: IntArray = self.first
 
     def _shares(self, count: int) -> IntArray:
         """How many of a batch's first `count` positions each of its lanes gets."""
@@ -158,16 +162,14 @@ class AlignedLanes(Lanes):
     Args:
         n, global_batch, interleave, turns: as for `Lanes`.
         size: samples in each block of the sequence, bar the last, which may have fewer.
-
-    Attributes:
-        size: the argument.
     """
 
     layout = 3
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int, size: int) -> None:
         super().__init__(n, global_batch, interleave, turns)
-        self.size: int = size
+        self.cuts = self.first[:0]
+        self.last_stays = n % size > 0
         columns = np.arange(interleave, dtype=np.int64)
         lengths = np.diff(self.first, append=n)
         lead = np.minimum(np.tile(columns * size // interleave, turns), lengths)
@@ -206,7 +208,7 @@ class BlockSequence:
     permuted inside each segment.
 
     A segment is a block, or one of the parts that it is cut into. The blocks that have samples
-    stand in slots 0, 1, ... of the sequence. Memory: 16 bytes a block.
+    stand in slots 0, 1, ... of the sequence. Memory: 12 bytes a block.
 
     Args:
         edges: int64 array of shape [blocks + 1]: block b holds the samples ``edges[b]`` to
@@ -214,7 +216,7 @@ class BlockSequence:
         seed: seed of the order.
         epoch: epoch number.
         cuts: int64 array: places of the sequence that end a segment.
-        last_stays: True if the last block stands at the end of the sequence too: if it alone is
+        last_stays: True if the last block stands at the end of the sequence too: where it alone is
             smaller, all others begin at multiples of their size.
     """
 
@@ -229,8 +231,13 @@ class BlockSequence:
         blocks = np.arange(count)
         blocks[:moved] = permute(blocks[:moved], moved, block_keys)
         sizes = np.diff(edges)[blocks]
-        self._blocks = blocks[sizes > 0]
-        self._edges = np.append(0, np.cumsum(sizes[sizes > 0]))  # places where slots begin
+        is_filled = sizes > 0
+        if not is_filled.all():
+            blocks = blocks[is_filled]
+            sizes = sizes[is_filled]
+        self._blocks = blocks.astype(np.min_scalar_type(count))
+        self._edges = np.zeros(len(blocks) + 1, np.int64)  # places where slots begin
+        np.cumsum(sizes, out=self._edges[1:])
         cuts = distinct(cuts)
         cuts = cuts[(cuts > 0) & (cuts < edges[-1])]
         # others lie where a block ends in any case

@@ -28,9 +28,7 @@ KEY_COUNT = 8
 _ROUNDS = 6
 _SMALL = 64
 
-# positions at a time: the temporaries of a round stay in the cache, and numpy's overhead stays
-# small
-_BLOCK = 32_768
+_BLOCK = 65_536  # positions at a time: few calls of numpy, and temporaries that stay in the cache
 _KEYS_PER_DIGEST = 16
 
 # Bits of the network's domain, by the bit length of n - 1: at least two, since either half needs
@@ -75,7 +73,7 @@ def permute(positions: IntArray, n: int, keys: Keys) -> IntArray:
     size = np.uint64(n)
     bits = _WIDTHS[(n - 1).bit_length()]
     rounds = keys[: KEY_COUNT if n < _SMALL else _ROUNDS]
-    out = np.empty(positions.size, np.int64)
+    out = np.empty_like(positions)
     for start in range(0, positions.size, _BLOCK):
         part = slice(start, start + _BLOCK)
         out[part] = _walk(positions[part].astype(np.uint64), size, bits, rounds)
@@ -95,19 +93,15 @@ def permute_within(positions: IntArray, sizes: IntArray, keys: Keys) -> IntArray
     Returns:
         int64 [m].
     """
-    out = np.empty(positions.size, np.int64)
-    for start in range(0, positions.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        values = positions[part].astype(np.uint64)
-        limits = sizes[part].astype(np.uint64)
-        bits = _WIDTHS[np.searchsorted(_POWERS_OF_TWO, limits - np.uint64(1), side="right")]
-        columns = keys[:, part]
-        is_small = limits < _SMALL
-        for rounds, members in ((KEY_COUNT, is_small), (_ROUNDS, ~is_small)):
-            group = np.flatnonzero(members)
-            if group.size:
-                own_keys = columns[:rounds, group]
-                out[start + group] = _walk(values[group], limits[group], bits[group], own_keys)
+    out = np.empty_like(positions)
+    limits = sizes.astype(np.uint64)
+    bits = _WIDTHS[np.searchsorted(_POWERS_OF_TWO, limits - np.uint64(1), side="right")]
+    is_small = limits < _SMALL
+    for rounds, members in ((KEY_COUNT, is_small), (_ROUNDS, ~is_small)):
+        group = np.flatnonzero(members)
+        if group.size:
+            values = positions[group].astype(np.uint64)
+            out[group] = _walk(values, limits[group], bits[group], keys[:rounds, group])
     return out
 
 

@@ -69,8 +69,6 @@ class BatchRequest(list[int]):
         is_idle: no batch is to be made, only what is given is to be taken.
     """
 
-    __slots__ = ("draws", "epoch", "given", "is_idle", "seed", "slot", "step")
-
     def __init__(
         self,
         indices: Iterable[int] = (),
@@ -90,10 +88,6 @@ class BatchRequest(list[int]):
         self.draws: Sequence[int] | None = draws
         self.given: bytes | None = given
         self.is_idle: bool = is_idle
-
-    def __reduce__(self) -> tuple[object, ...]:
-        numbers = (self.seed, self.epoch, self.step, self.slot)
-        return BatchRequest, (list(self), *numbers, self.draws, self.given, self.is_idle)
 
 
 _current: BatchRequest | None = None
@@ -469,17 +463,11 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             )
         counts: list[Any] = [state.get(name) for name in ("epoch", "step", "samples")]
         saved = state.get("order")
-        are_counts = all(type(count) is int and count >= 0 for count in counts)
-        if not are_counts or not isinstance(saved, Mapping):
+        if not are_counts(counts) or not isinstance(saved, Mapping):
             raise StateError(f"the state is damaged: {dict(state)!r}")
         epoch, step, samples = counts
-        differences = [
-            f"{name}: {saved.get(name)!r} saved, {own!r} here"
-            for name, own in self._parameters().items()
-            if saved.get(name) != own
-        ]
-        if differences:
-            raise StateError(f"the state is of another order ({'; '.join(differences)})")
+        if differing := differences(saved, self._parameters()):
+            raise StateError(f"the state is of another order: {differing}")
         batches = self.batches.with_epoch(epoch)
         if samples == batches.samples_before(batches.steps):
             step = batches.steps  # the last batch may have another number here
@@ -496,6 +484,20 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
     def _parameters(self) -> dict[str, Any]:
         parameters = self.batches.order.parameters()
         return {**parameters, "drop_last": self.drop_last, "pad": self.batches.pad}
+
+
+def are_counts(numbers: list[Any]) -> bool:
+    """True if all are integers of at least 0."""
+    return all(type(number) is int and number >= 0 for number in numbers)
+
+
+def differences(state: Mapping[str, Any], own: dict[str, Any]) -> str:
+    """In what a saved state differs from what it is to be loaded into; empty: in nothing."""
+    return ", ".join(
+        f"{name} was {state.get(name)!r}, is {value!r}"
+        for name, value in own.items()
+        if state.get(name) != value
+    )
 
 
 # -- shares that are shared out again

@@ -157,14 +157,16 @@ def _states(seeder: SampleSeeder | None) -> list[tuple[Generator, Any]]:
     held = [] if seeder is None else seeder.generators
     states: list[tuple[Generator, Any]] = []
     for generator in (*_GLOBAL, *held):
+        state: Any
         if isinstance(generator, np.random.Generator):
-            states.append((generator, generator.bit_generator.state))
+            state = generator.bit_generator.state
         elif isinstance(generator, np.random.RandomState):
-            states.append((generator, generator.get_state(legacy=False)))
+            state = generator.get_state(legacy=False)
         elif isinstance(generator, torch.Generator):
-            states.append((generator, generator.get_state()))
+            state = generator.get_state()
         else:
-            states.append((generator, generator.getstate()))
+            state = generator.getstate()
+        states.append((generator, state))
     return states
 
 
