@@ -255,23 +255,7 @@ def decode_image(
     pixels = _decode_jpeg(data, color, size, box, exact, left)
     if pixels is None:
         pixels = _decode_pillow(data, color, size, box, left)
-    if flip:
-        pixels = pixels[:, ::-1]
-    if not channels_first and pixels.shape[2] < 4:
-        return np.ascontiguousarray(pixels)
-    channels = 3 if color == "RGB" else 1
-    shape = (*pixels.shape[:2], channels)
-    if channels_first:
-        made = planes = np.empty((channels, *shape[:2]), np.uint8)
-    else:
-        made = np.empty(shape, np.uint8)
-        planes = made.transpose(2, 0, 1)
-    words = None
-    if channels_first and pixels.shape[2] == 4:  # bytes of one integer are faster to extract
-        words = pixels.view("<u4")[..., 0]
-    for channel in range(channels):  # four times as fast as pixel by pixel
-        planes[channel] = pixels[..., channel] if words is None else words >> (8 * channel)
-    return made
+    return arranged(pixels, flip, channels_first)
 
 
 @decoding()
@@ -584,6 +568,29 @@ def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
         made = np.empty(shape, np.uint8)
     source = torch.from_numpy(writable(pixels)).permute(2, 0, 1)[None]
     _resize(source, size, False, None, None, out=torch.from_numpy(made).permute(2, 0, 1)[None])
+    return made
+
+
+def arranged(pixels: Pixels, flip: bool, channels_first: bool) -> Pixels:
+    """[H, W, C] mirrored left to right, or not, as contiguous [H, W, C] or [C, H, W]. A fourth
+    channel is dropped.
+    """
+    if flip:
+        pixels = pixels[:, ::-1]
+    height, width, stored = pixels.shape
+    channels = min(stored, 3)
+    if channels_first:
+        made = planes = np.empty((channels, height, width), np.uint8)
+    elif stored < 4:
+        return np.ascontiguousarray(pixels)
+    else:
+        made = np.empty((height, width, channels), np.uint8)
+        planes = made.transpose(2, 0, 1)
+    words = None
+    if channels_first and stored == 4:  # bytes of one integer are faster to extract
+        words = pixels.view("<u4")[..., 0]
+    for channel in range(channels):  # four times as fast as pixel by pixel
+        planes[channel] = pixels[..., channel] if words is None else words >> (8 * channel)
     return made
 
 

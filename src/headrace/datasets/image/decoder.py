@@ -27,13 +27,13 @@ from headrace.datasets.pixels import (
     SIXTEEN_BIT,
     Left,
     Pixels,
+    arranged,
     claimed,
     decode_image,
     decoding,
     image_shape,
     open_image,
     resize_image,
-    to_channels_first,
     writable,
 )
 from headrace.dtypes import ArraySpec
@@ -219,8 +219,7 @@ class ImageDecoder(Decoder):
             return decode_image(
                 record, self.color, self.image_size, first, exact=self.exact, left=self.left
             )
-        pixels = resize_image(record, self.image_size)
-        return to_channels_first(pixels) if first else pixels
+        return arranged(resize_image(record, self.image_size), False, first)
 
     def value_spec(self) -> ArraySpec | None:
         size = self.crop_size if self.is_encoded else self.image_size
@@ -254,11 +253,7 @@ class ImageDecoder(Decoder):
             pixels = box.of(pixels)
         if size is not None:
             pixels = resize_image(np.ascontiguousarray(pixels), size)
-        if flip:
-            pixels = pixels[:, ::-1]
-        if self._shows_channels_first:
-            return to_channels_first(pixels)
-        return np.ascontiguousarray(pixels)
+        return arranged(pixels, flip, self._shows_channels_first)
 
     def to_input(self, value: Any) -> Any:
         return self.shown(value, self.draw(value))
