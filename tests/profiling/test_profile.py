@@ -235,7 +235,7 @@ def test_the_rate_of_a_loop() -> None:
     ]
     for values, rate in rows:
         assert costs(**values).loop() == pytest.approx(rate), values
-    assert COSTS.without(0.008).loop() == pytest.approx(500)
+    assert measured_of("decode", 1.0).gain(saved=0.008) == pytest.approx(5)
 
 
 def measured_of(stage: str, cpu: float, **others: Any) -> Measured:

@@ -73,10 +73,10 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
     The result is plain HDF5, for h5py and HDFView too.
     In headrace: ImageDataset("train.h5"), TextDataset("tokens.h5")
     """
+    from headrace.formats.resolve.manifests import MANIFEST
     from headrace.io.paths import redact
     from headrace.packing import pack, pack_status
-    from headrace.packing.destination import PartFile
-    from headrace.packing.parts import manifest_of
+    from headrace.packing.destination import PartFile, destination_of
     from headrace.packing.plan import PackOptions
     from headrace.packing.stored import open_source
 
@@ -115,7 +115,7 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         status = pack_status(packed)
         lines = [str(status)]
         if status.joined:
-            path = redact(manifest_of(status.folder))
+            path = redact(destination_of(status.folder).at(MANIFEST))
             lines.append(f"open it: headrace.open_dataset({path!r})")
         output.show(status, lines)
     return 0

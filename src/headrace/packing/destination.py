@@ -232,7 +232,23 @@ class PartFile:
         except HeadraceError:
             raise
         except OSError as error:
-            raise self._explain(error) from error
+            path = redact(self.target)
+            folder = redact(self._folder)
+            reason = error.strerror or str(error)
+            if error.errno in _FORBIDDEN:
+                raise AccessError(
+                    f"{folder}: this user may not write there ({reason}): use another folder"
+                ) from error
+            if error.errno in _MISSING:
+                raise DataNotFoundError(
+                    f"{folder} or the temporary file in it is gone: {reason}"
+                ) from error
+            remedy = ""
+            if error.errno in _FULL:
+                remedy = ": the disk is full: free some space, or use another disk"
+            elif error.errno == errno.EFBIG:
+                remedy = ": too large for this file system, or for this user's limit (ulimit -f)"
+            raise WriteError(f"{path} can't be written: {reason}{remedy}") from error
 
     def _check_target(self) -> None:
         path = redact(self.target)
@@ -287,25 +303,6 @@ class PartFile:
             )
         return is_ours
 
-    def _explain(self, error: OSError) -> HeadraceError:
-        path = redact(self.target)
-        reason = error.strerror or str(error)
-        if error.errno in _FORBIDDEN:
-            return AccessError(
-                f"{redact(self._folder)}: this user may not write there ({reason}): use another "
-                "folder"
-            )
-        if error.errno in _MISSING:
-            return DataNotFoundError(
-                f"{redact(self._folder)} or the temporary file in it is gone: {reason}"
-            )
-        remedy = ""
-        if error.errno in _FULL:
-            remedy = ": the disk is full: free some space, or use another disk"
-        elif error.errno == errno.EFBIG:
-            remedy = ": too large for this file system, or for this user's limit (ulimit -f)"
-        return WriteError(f"{path} can't be written: {reason}{remedy}")
-
 
 def remove_abandoned(folder: str, prefixes: tuple[str, ...]) -> None:
     """Removes temporary files with one of these prefixes that nobody holds a lock on."""
@@ -347,9 +344,15 @@ class Destination:
         self.path = path
         self.shown = redact(path)
 
+    def at(self, name: str) -> Path | str:
+        """The path or URL of a file."""
+        if isinstance(self.path, Path):
+            return self.path / name
+        return below(self.path, name)
+
     def shown_name(self, name: str) -> str:
         """The name of a file in messages."""
-        return f"{self.shown.rstrip('/')}/{name}"
+        return redact(self.at(name))
 
     def prepare(self, is_dry_run: bool = False) -> None:
         """Makes the folder if needed, unless it is a dry run.
@@ -388,7 +391,7 @@ class Destination:
         """The content of a file, or None if it does not exist."""
         try:
             # there are many, and small
-            with open(os.path.join(self.path, name), "rb", buffering=0) as file:
+            with open(self.at(name), "rb", buffering=0) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -408,22 +411,21 @@ class Destination:
             TargetExistsError: there is one, and it may not be replaced.
             WriteError, AccessError: it can't be written.
         """
-        with PartFile(os.path.join(self.path, name), overwrite, is_shared=True) as file:
+        with PartFile(self.at(name), overwrite, is_shared=True) as file:
             file.write(data, 0)
             file.commit()
 
     def remove(self, name: str) -> None:
         """Removes a file if it exists."""
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self.path, name))
+            os.unlink(self.at(name))
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[PartFile]:
         """A local file to write a part into. It gets its name when the context ends without an
         error.
         """
-        path = os.path.join(self.path, name)
-        with PartFile(path, overwrite=True, is_shared=True) as file:
+        with PartFile(self.at(name), overwrite=True, is_shared=True) as file:
             yield file
             file.commit()
 
@@ -433,7 +435,7 @@ class Destination:
         Raises:
             DataNotFoundError, AccessError, WriteError: it is not there, or can't be read.
         """
-        return contextlib.nullcontext(os.path.join(self.path, name))
+        return contextlib.nullcontext(str(self.at(name)))
 
     def remove_abandoned(self) -> None:
         """Removes what killed processes left."""
@@ -515,7 +517,7 @@ class StoreDestination(Destination):
             WriteError, AccessError, DataNotFoundError: the store doesn't do it.
         """
         try:
-            return self._server.ask(question, below(str(self.path), name), *after, **options)
+            return self._server.ask(question, str(self.at(name)), *after, **options)
         except RemoteError as error:
             raise WriteError(str(error)) from error
         except DataNotFoundError as error:

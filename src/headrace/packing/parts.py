@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +30,6 @@ from headrace.formats.resolve import manifests
 from headrace.formats.resolve.manifests import MANIFEST, PLAN, checked_text
 from headrace.io.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
-from headrace.io.remote_files import below
 from headrace.packing.destination import Destination, destination_of, is_of_part
 from headrace.packing.plan import PackOptions, PackPlan, groups_of, stream
 
@@ -321,12 +320,7 @@ def join_in(folder: Destination, plan: PackPlan, sidecars: Mapping[int, Sidecar]
     remove_other(folder, plan)
     folder.remove_abandoned()
     folder.write(MANIFEST, checked_text(said))
-    return manifest_of(folder.path)
-
-
-def manifest_of(folder: Path | str) -> Path | str:
-    """The path or URL of the manifest in a folder."""
-    return folder / MANIFEST if isinstance(folder, Path) else below(folder, MANIFEST)
+    return folder.at(MANIFEST)
 
 
 def remove_other(folder: Destination, plan: PackPlan) -> None:
@@ -422,34 +416,23 @@ def verify(
 
 
 def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
-    shown = redact(path)
     offset = seal_of(path)
     info = packed_info(path)
     if info is None:
         raise _not_packed(path)
     with open(path, "rb") as file:
         seal = os.pread(file.fileno(), 4, offset)
-
-    def is_sound(sums: FileSums) -> bool:
-        return replaced(sums, offset, seal, bytes(4)) == int.from_bytes(seal, "little")
-
-    bad = _damage(path, shown, is_sound, workers, progress)
+    sums = _sum(path, workers, progress)
+    bad = list[Damage]()
+    if replaced(sums, offset, seal, bytes(4)) != int.from_bytes(seal, "little"):
+        bad = _damage(path, redact(path), workers, progress)
     return VerifyResult(Path(path), info.count, bad)
 
 
-def _damage(
-    path: str,
-    name: str,
-    is_sound: Callable[[FileSums], bool],
-    workers: int,
-    progress: bool | None,
-) -> list[Damage]:
-    """The damage of a file: none if its sums are right, else found by comparing each sample."""
-    if is_sound(_sum(path, NOTHING, workers, progress)):
-        return []
-    bad = verify_samples(path, workers, progress)[0]
+def _damage(path: str, name: str, workers: int, progress: bool | None) -> list[Damage]:
+    """The damage of a file whose checksum is wrong, found by comparing each sample."""
     what = "wrong checksum of the file, though each sample is sound: pack it again"
-    return bad or [(-1, name, f"{name}: {what}")]
+    return verify_samples(path, workers, progress)[0] or [(-1, name, f"{name}: {what}")]
 
 
 def verify_samples(
@@ -465,9 +448,10 @@ def verify_samples(
         for name in source.info.checksums.keys() - _READ_AT_ONCE:
             source.whole(name)  # checks it
         edges = source.edges()
-        sums = _sum(path, NOTHING if edges is None else edges, workers, progress, ahead)
         if edges is None:
+            sums = _sum(path, workers, progress)
             return _decoded(source, workers, progress), sums
+        sums = _sum(path, workers, progress, edges, ahead)
         different = np.flatnonzero(sums.crcs != checksums).tolist()
         bad = [(index, source.location(index), source.damaged(index)) for index in different]
         return bad, sums
@@ -481,9 +465,9 @@ def _not_packed(path: str) -> FormatError:
 
 def _sum(
     path: str,
-    edges: IntArray,
     workers: int,
     progress: bool | None,
+    edges: IntArray = NOTHING,
     ahead: SumsAhead | None = None,
 ) -> FileSums:
     size = os.path.getsize(path)
@@ -571,10 +555,12 @@ def _damaged_part(
         where = folder.shown_name(plan.sidecar_name(sidecar.part))
         why = f"{where} differs from {MANIFEST}: one of both is damaged, pack again"
         bad.append((-1, name, why))
-    expected = (entry["nbytes"], entry["crc32"])
+    found = list[Damage]()
     with folder.fetched(plan.name(sidecar.part)) as path:
         try:
-            found = _damage(path, name, lambda s: (s.size, s.crc) == expected, workers, False)
+            sums = _sum(path, workers, False)
+            if (sums.size, sums.crc) != (entry["nbytes"], entry["crc32"]):
+                found = _damage(path, name, workers, False)
         except (HeadraceError, OSError) as error:
             found = [(-1, name, str(error))]
         copy = redact(path)  # of a remote part, which is gone when messages are read

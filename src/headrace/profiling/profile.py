@@ -77,25 +77,6 @@ class Costs:
         computing = (self.cpu + self.main + self.step_cpu) / self.cores
         return 1 / max(self.work / self.workers, taking, computing, 1e-12)
 
-    def scaled_to(self, loading: float) -> Costs:
-        """The same, with a worker's time such that the loader alone is as fast as measured:
-        workers slow each other down. Contradicting measurements change it by a factor of 3 at most.
-        """
-        work = max(self.workers / max(loading, 1e-12), 1e-12)
-        if not self.workers:
-            work = max(1 / max(loading, 1e-12) - self.main, 1e-12)
-        work = min(max(work, 0.5 * self.work), 3 * self.work)
-        return dataclasses.replace(self, work=work, cpu=min(self.cpu, work))
-
-    def without(self, seconds: float) -> Costs:
-        """The same, where a worker's stage costs so many seconds less."""
-        work = max(self.work - seconds, 0.02 * self.work)
-        return dataclasses.replace(self, work=work, cpu=self.cpu * work / max(self.work, 1e-12))
-
-    def with_workers(self, workers: int) -> Costs:
-        """The same with another number of workers."""
-        return dataclasses.replace(self, workers=workers)
-
 
 @dataclasses.dataclass(slots=True)
 class Measured:
@@ -126,10 +107,17 @@ class Measured:
         """Seconds of a worker's stage for a sample."""
         return self.alone.per_sample(f"{stage}_seconds")
 
-    @property
-    def slowest(self) -> str:
-        """The stage that takes most of the work."""
-        return max(STAGES, key=self.seconds)
+    def gain(self, saved: float = 0.0, workers: int | None = None) -> float:
+        """The predicted factor by which the loop would be faster if a worker's stage cost `saved`
+        seconds less per sample, or with another number of workers.
+        """
+        costs = self.costs
+        work = max(costs.work - saved, 0.02 * costs.work)
+        cpu = costs.cpu * work / max(costs.work, 1e-12)
+        if workers is None:
+            workers = costs.workers
+        then = dataclasses.replace(costs, work=work, cpu=cpu, workers=workers)
+        return then.loop() / costs.loop()
 
     @property
     def waiting(self) -> float:
@@ -159,12 +147,10 @@ def find_limit(measured: Measured, *, may_be_workers: bool = True) -> str:
     working = costs.work / max(costs.workers, 1)
     if measured.alone.per_sample("transfer_time") > max(working, costs.step):
         return "transfer"
-    number = more_workers(measured)
-    if number is not None and may_be_workers and not measured.waits:
-        then = costs.with_workers(number)
-        if _gain(measured, then) >= _MORE_WORKERS:
-            return "workers"
-    return measured.slowest
+    gain = measured.gain(workers=more_workers(measured))
+    if may_be_workers and not measured.waits and gain >= _MORE_WORKERS:
+        return "workers"
+    return max(STAGES, key=measured.seconds)
 
 
 def more_workers(measured: Measured) -> int | None:
@@ -177,11 +163,11 @@ def more_workers(measured: Measured) -> int | None:
         most = 4 * max(1, costs.workers)
     plan = getattr(measured.loader, "_plan", None)
     turns = None if plan is None else plan.parameters().get("turns")
-    rates = {costs.workers: costs.loop()}
+    gains = {costs.workers: 1.0}
     for number in range(costs.workers + 1, most + 1):
         if not turns or turns % number == 0:
-            rates[number] = costs.with_workers(number).loop()
-    best = min(number for number, rate in rates.items() if rate >= 0.97 * max(rates.values()))
+            gains[number] = measured.gain(workers=number)
+    best = min(number for number, gain in gains.items() if gain >= 0.97 * max(gains.values()))
     return best if best > costs.workers else None
 
 
@@ -206,10 +192,6 @@ def _option(measured: Measured, why: str, predicted: float, **options: Any) -> A
     return Advice(name, why, code, predicted, options=options)
 
 
-def _gain(measured: Measured, then: Costs) -> float:
-    return then.loop() / measured.costs.loop()
-
-
 def _workers(measured: Measured) -> Iterator[Advice]:
     number = more_workers(measured)
     if number is None:
@@ -221,8 +203,7 @@ def _workers(measured: Measured) -> Iterator[Advice]:
             f"a worker waits for {measured.waiting:.0%} of its time: more of them wait at the same "
             "time, as far as disk or server allow"
         )
-    then = costs.with_workers(number)
-    yield _option(measured, why, _gain(measured, then), num_workers=number)
+    yield _option(measured, why, measured.gain(workers=number), num_workers=number)
 
 
 def _prefetch(measured: Measured) -> Iterator[Advice]:
@@ -272,8 +253,8 @@ def _block(measured: Measured) -> Iterator[Advice]:
         f"{together:,.0f} samples share each block of the storage, which a full shuffle reads and "
         "decodes for each of them"
     )
-    then = measured.costs.without(measured.seconds("read") * (1 - 1 / together))
-    yield _option(measured, why, _gain(measured, then), shuffle="block")
+    gain = measured.gain(measured.seconds("read") * (1 - 1 / together))
+    yield _option(measured, why, gain, shuffle="block")
 
 
 def _cached(measured: Measured) -> Iterator[Advice]:
@@ -289,7 +270,7 @@ def _cached(measured: Measured) -> Iterator[Advice]:
         return
     ratio, nbytes = tried
     whole = format_size(nbytes * len(dataset))
-    then = measured.costs.without((1 - ratio) * measured.costs.work)
+    gain = measured.gain((1 - ratio) * measured.costs.work)
     if nbytes * len(dataset) <= 0.9 * dataset.budget.available:
         why = (
             f"all {len(dataset):,} samples take {whole} of memory; from the second epoch on "
@@ -297,11 +278,11 @@ def _cached(measured: Measured) -> Iterator[Advice]:
         )
         code = f'{type(dataset).__name__}(..., loading_mode="cached")'
         options = {"loading_mode": "cached"}
-        yield Advice("loading_mode", why, code, _gain(measured, then), options=options)
+        yield Advice("loading_mode", why, code, gain, options=options)
     elif isinstance(dataset, ImageDataset) and dataset.image_size is not None:
         why = f"decoded samples, {whole}, don't fit memory; a packed file has nothing to decode"
         code = f'headrace.pack(dataset, "packed.h5", store="decoded", size={dataset.image_size})'
-        yield Advice("packing", why, code, _gain(measured, then))
+        yield Advice("packing", why, code, gain)
 
 
 def _try_cached(loader: Loader) -> tuple[float, float] | None:
@@ -348,8 +329,7 @@ def _own_code(measured: Measured) -> Iterator[Advice]:
     for name, seconds in codes:
         share = seconds / max(measured.alone.per_sample("work_seconds"), 1e-12)
         why = f"it takes {share:.0%} of a worker's time: this much is gained if it costs nothing"
-        then = measured.costs.without(share * measured.costs.work)
-        yield Advice(name, why, "", _gain(measured, then))
+        yield Advice(name, why, "", measured.gain(share * measured.costs.work))
 
 
 RULES: tuple[Callable[[Measured], Iterator[Advice]], ...] = (
@@ -499,8 +479,15 @@ def _costs(loader: Any, alone: Turn, free: Turn | None) -> Costs:
     if free is not None:
         step = 1 / max(free.rate, 1e-9)
         step_cpu = free.cpu / max(free.samples, 1)
-    costs = Costs(work, cpu, main, step, step_cpu, loader.num_workers, cores_of_rank())
-    return costs.scaled_to(alone.rate)
+    # such that the loader alone is as fast as measured, since workers slow each other down; by a
+    # factor of 3 at most, if measurements contradict each other
+    scaled = loader.num_workers / max(alone.rate, 1e-12)
+    if not loader.num_workers:
+        scaled = 1 / max(alone.rate, 1e-12) - main
+    scaled = min(max(scaled, 0.5 * work, 1e-12), 3 * work)
+    return Costs(
+        scaled, min(cpu, scaled), main, step, step_cpu, loader.num_workers, cores_of_rank()
+    )
 
 
 def _try(loader: Any, advice: Advice, step: Step | None, seconds: float) -> None:
