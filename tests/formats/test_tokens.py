@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
-from headrace.formats.tokens import BlocksSource, DocumentsSource, Tokens
+from headrace.formats.tokens import BlocksSource, DocumentsSource
 from headrace.io.array_file import FileArrays
 
 sizes_of_documents = st.lists(st.integers(0, 9), max_size=8)
@@ -22,7 +22,7 @@ def tokens_of(sizes: list[int], left_out: Sequence[int] = ()) -> tuple[Any, list
     """Tokens in memory, and the lists of documents that they are."""
     edges = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     ids = (np.arange(edges[-1]) * 7919 % 60_000).astype(np.uint16)
-    tokens = Tokens(FileArrays(ids, [edges, np.array(left_out, np.int64)]))
+    tokens = FileArrays(ids, [edges, np.array(left_out, np.int64)])
     return tokens, [ids[a:b].tolist() for a, b in itertools.pairwise(edges)]
 
 

@@ -15,7 +15,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.source import Column, Description, Locatable, PackPart, fingerprint_of_files
+from headrace.formats.source import Column, Description, Locatable, fingerprint_of_files
 from headrace.formats.text.index import first_from
 from headrace.formats.tree import OpenTrees
 from headrace.io.array_file import FileArrays
@@ -41,191 +41,98 @@ STORE = "tokens"
 """What a packed file of tokens says of itself."""
 
 
-class Tokens:
-    """All tokens of some documents, and where each begins: in an array file of `cache_dir`, or in
-    memory. Picklable, thread-safe.
-
-    Args:
-        arrays: the ids, of any integer dtype; and as short arrays `short`.
-
-    Attributes:
-        files: what they are read from, where they are not in memory.
-        shown: where they lie, in words; "": in memory.
-        count: of all tokens.
-        dtype: of the ids.
-    """
-
-    def __init__(self, arrays: FileArrays) -> None:
-        self._arrays = arrays
-        self.files: Files = LocalFiles()
-        self.shown: str = redact(arrays.path)
-        self.count: int = arrays.count
-        self.dtype: np.dtype[Any] = arrays.dtype
-
-    @property
-    def short(self) -> list[AnyArray]:
-        """Where each document begins and the last one ends ([documents + 1] int64); and the numbers
-        of documents that are left out, where there may be such.
-
-        Raises:
-            AccessError, FileChangedError: their file is gone, or has been changed.
-        """
-        return self._arrays.short
-
-    def parts(self, begins: IntArray, ends: IntArray) -> list[AnyArray]:
-        """Tokens ``begins[i]`` to ``ends[i] - 1``: read-only views of local ones, copies of others.
-
-        Raises:
-            AccessError, FileChangedError: as `short`.
-            RemoteError, DataNotFoundError: see `Files.read`.
-        """
-        return self._arrays.parts(begins, ends)
-
-    def blocks(self, numbers: IntArray, length: int) -> AnyArray:
-        """Blocks of so many tokens, by number ([blocks, length]).
-
-        Raises:
-            Exception: as `parts`.
-        """
-        return self._arrays.rows(length, numbers)
-
-    def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
-        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
-        return ByteRanges.of([])
-
-
-class PackedFile(NamedTuple):
-    """A packed file of tokens, local or remote.
-
-    Attributes:
-        path: or URL.
-        source: of the file.
-        edges: the first byte of each document in the file, and the end of the last ([n + 1]).
-        info: what the file says of itself.
-        targets: one for each document, or None.
-    """
-
-    path: str
-    source: HDF5Source
-    edges: IntArray
-    info: PackedInfo
-    targets: AnyArray | None
-
-    @classmethod
-    def at(cls, path: str, opened: OpenTrees[Any]) -> PackedFile:
-        """The file at a path or URL.
-
-        Raises:
-            FormatError: the file holds no texts that were packed, is of a later version, damaged,
-                or shorter than it says.
-            RemoteError, FileChangedError, DataNotFoundError, AccessError: it is not there, or can't
-                be read; see `Files.read`.
-        """
-        if not opened.files.is_remote:
-            path = os.path.abspath(path)
-        with opened.tree(path) as tree:
-            info = tree.info()
-        if info is None or info.kind != KIND:
-            raise FormatError(
-                f"{redact(path)} holds no texts that headrace packed: open it with "
-                "HDF5Dataset(path, dataset_name)"
-            )
-        source = HDF5Source(path, opened=opened)
-        dtype = source.dtype
-        edges = source.edges()
-        if not source.shape[0]:  # which lies nowhere
-            edges = np.zeros(len(source) + 1, np.int64)
-        is_flat = len(source.shape) == 1 and dtype.kind in "iu" and dtype.isnative
-        if not is_flat or edges is None:
-            raise FormatError(
-                f"{source.path}: {DATA!r} is not the flat array of integers that headrace writes: "
-                "pack it again"
-            )
-        targets = source.column(TARGETS) if source.has_column(TARGETS) else None
-        return cls(path, source, edges, info, targets)
-
-    def kind(self) -> dict[str, Any]:
-        """What files of one dataset have in common, by name."""
-        text = self.info.text
-        targets = None
-        if self.targets is not None:
-            targets = (self.targets.dtype, self.targets.shape[1:])
-        kind = {name: text.get(name) for name in ("tokenizer", "class", "end_token", "unit")}
-        return {**kind, "classes": self.info.classes, "targets": targets}
-
-
-class PackedTokens(Tokens):
+class PackedTokens:
     """Tokens of packed files, local or of one server, each file's behind those of the file before
     it. Windows are parts of documents, and so of one file; blocks go on from file to file.
+
+    It has the properties and methods of `FileArrays` that tokens need.
 
     Args:
         paths: of the files, one at least; or their URLs.
         opened: what is open of them.
 
-    Attributes: those of `Tokens`, and:
+    Attributes:
+        files: what they are read from.
+        path: of the first file, for messages, and how many more there are.
+        count: of all tokens.
+        dtype: of the ids.
         info: what the files say of themselves, as if they were one.
         targets: one for each document, or None.
         names: of the documents, or None.
 
     Raises:
-        FormatError: the files were packed in different ways; and as `PackedFile.at`.
+        FormatError: a file holds no texts that were packed, is of a later version, damaged, or
+            shorter than it says; or the files were packed in different ways.
+        RemoteError, FileChangedError, DataNotFoundError, AccessError: a file is not there, or can't
+            be read; see `Files.read`.
     """
 
     def __init__(self, paths: Sequence[str], opened: OpenTrees[Any]) -> None:
-        each = opened.each(paths, lambda path: PackedFile.at(path, opened))
-        first = each[0]
-        for file in each:
-            ours = first.kind()
-            different = [name for name, value in file.kind().items() if value != ours[name]]
+        self.files: Files = opened.files
+        self._paths = list(paths)
+        if not self.files.is_remote:
+            self._paths = list(map(os.path.abspath, paths))
+        each = opened.each(self._paths, lambda path: _opened_pack(path, opened))
+        sources = [source for source, _, _ in each]
+        ways = [_packed_with(info, targets) for _, info, targets in each]
+        for source, way in zip(sources, ways, strict=True):
+            different = [name for name, value in way.items() if value != ways[0][name]]
             if different:
                 raise FormatError(
-                    f"{file.source.path} and {first.source.path} can't be one dataset: they were "
+                    f"{source.path} and {sources[0].path} can't be one dataset: they were "
                     f"packed with other {', '.join(different)}: pack them from one dataset"
                 )
-        sources = [file.source for file in each]
-        self.files = opened.files
-        self._paths = [file.path for file in each]
         self._shown = [source.path for source in sources]
-        self.shown: str = self._shown[0]
+        self.path: str = self._shown[0]
         self._dtypes = [source.dtype for source in sources]
-        self.dtype = np.result_type(*self._dtypes)
+        self.dtype: np.dtype[Any] = np.result_type(*self._dtypes)
         # of each file: the first token, the first document, the first byte, bytes of a token
         self._starts: IntArray = np.cumsum([0, *(source.shape[0] for source in sources)])
         self._documents: IntArray = np.cumsum([0, *map(len, sources)])
+        self._begins = np.zeros(len(sources), np.int64)
         self._sizes = np.array([dtype.itemsize for dtype in self._dtypes])
-        self._begins = np.array([file.edges[0] for file in each])
         self.count: int = int(self._starts[-1])
         edges = [np.zeros(1, np.int64)]
-        for number, file in enumerate(each):
-            offsets = (file.edges[1:] - file.edges[0]) // self._sizes[number]
+        for number, source in enumerate(sources):
+            places = _edges_of(source)
+            self._begins[number] = places[0]
+            offsets = (places[1:] - places[0]) // self._sizes[number]
             edges.append(offsets + self._starts[number])
         self._edges = SharedArray(np.concatenate(edges))
-        self.targets: AnyArray | None = None
-        if first.targets is not None:
-            self.targets = np.concatenate([np.asarray(file.targets) for file in each])
+        self.info: PackedInfo = each[0][1]
+        self.targets: AnyArray | None = each[0][2]
+        if self.targets is not None:
+            self.targets = np.concatenate([targets for _, _, targets in each])
         self.names: PackedNames | None = PackedNames.joined([source.names for source in sources])
-        self.info: PackedInfo = first.info
         if len(each) > 1:
-            self.shown += f" and {len(each) - 1:,} more"
-            infos = [file.info for file in each]
-            parts = [None if info.part is None else PackPart(*info.part) for info in infos]
+            self.path += f" and {len(each) - 1:,} more"
             count = int(self._documents[-1])
-            fingerprint = fingerprint_of_files(parts, count, [info.fingerprint for info in infos])
+            prints = [info.fingerprint for _, info, _ in each]
+            fingerprint = fingerprint_of_files([source.part for source in sources], count, prints)
             self.info = replace(
-                first.info, count=count, fingerprint=fingerprint, checksums={}, part=None
+                self.info, count=count, fingerprint=fingerprint, checksums={}, part=None
             )
 
     @property
     def short(self) -> list[AnyArray]:
+        """Where each document begins and the last one ends ([documents + 1] int64)."""
         return [self._edges.array]
 
     def parts(self, begins: IntArray, ends: IntArray) -> list[AnyArray]:
-        edges = np.cumsum(ends - begins)
-        if len(edges):
-            return np.split(self._joined(begins, ends), edges[:-1])
-        return []
+        """Tokens ``begins[i]`` to ``ends[i] - 1``.
 
-    def blocks(self, numbers: IntArray, length: int) -> AnyArray:
+        Raises:
+            AccessError, FileChangedError, RemoteError, DataNotFoundError: see `Files.read`.
+        """
+        edges = np.cumsum(ends - begins)
+        return np.split(self._joined(begins, ends), edges)[:-1]
+
+    def rows(self, length: int, numbers: IntArray) -> AnyArray:
+        """Blocks of so many tokens, by number ([blocks, length]).
+
+        Raises:
+            Exception: as `parts`.
+        """
         return self._joined(numbers * length, (numbers + 1) * length).reshape(-1, length)
 
     def _joined(self, begins: IntArray, ends: IntArray) -> AnyArray:
@@ -247,6 +154,7 @@ class PackedTokens(Tokens):
         return np.concatenate(found, dtype=self.dtype)
 
     def byte_ranges(self, begins: IntArray, ends: IntArray) -> ByteRanges:
+        """Where tokens ``begins[i]`` to ``ends[i] - 1`` lie in files; they may overlap."""
         file = np.zeros(len(begins), np.int64)
         if len(self._paths) > 1:  # ranges are cut where files end
             first = np.searchsorted(self._starts, begins, side="right") - 1
@@ -270,6 +178,45 @@ class PackedTokens(Tokens):
         return f"{self._shown[number]}, document {inside:,}{name}"
 
 
+def _opened_pack(
+    path: str, opened: OpenTrees[Any]
+) -> tuple[HDF5Source, PackedInfo, AnyArray | None]:
+    """A packed file of tokens, what it says of itself, and its targets."""
+    with opened.tree(path) as tree:
+        info = tree.info()
+    if info is None or info.kind != KIND:
+        raise FormatError(
+            f"{redact(path)} holds no texts that headrace packed: open it with "
+            "HDF5Dataset(path, dataset_name)"
+        )
+    source = HDF5Source(path, opened=opened)
+    targets = source.column(TARGETS) if source.has_column(TARGETS) else None
+    return source, info, targets
+
+
+def _edges_of(source: HDF5Source) -> IntArray:
+    """The first byte of each document in its file, and the end of the last ([n + 1])."""
+    edges = source.edges()
+    if not source.shape[0]:  # which lies nowhere
+        edges = np.zeros(len(source) + 1, np.int64)
+    is_flat = len(source.shape) == 1 and source.dtype.kind in "iu" and source.dtype.isnative
+    if not is_flat or edges is None:
+        raise FormatError(
+            f"{source.path}: {DATA!r} is not the flat array of integers that headrace writes: "
+            "pack it again"
+        )
+    return edges
+
+
+def _packed_with(info: PackedInfo, targets: AnyArray | None) -> dict[str, Any]:
+    """What files of one dataset have in common, by name."""
+    way = {name: info.text.get(name) for name in ("tokenizer", "class", "end_token", "unit")}
+    of_targets = None
+    if targets is not None:
+        of_targets = (targets.dtype, targets.shape[1:])
+    return {**way, "classes": info.classes, "targets": of_targets}
+
+
 # -- samples
 
 
@@ -277,7 +224,8 @@ class TokensSource(Locatable):
     """Parts of documents, as arrays of ids. The common part of the sources below.
 
     Args:
-        tokens: of all documents.
+        tokens: of all documents. The short arrays of `FileArrays` are where each document begins
+            and the last one ends ([documents + 1] int64), and the numbers of those left out.
         fingerprint: of the texts and of what they were made with.
         where: says where a document lies, by its number.
 
@@ -286,13 +234,17 @@ class TokensSource(Locatable):
         dtype: of the ids.
     """
 
-    def __init__(self, tokens: Tokens, fingerprint: str, where: Callable[[int], str]) -> None:
-        self.tokens: Tokens = tokens
+    def __init__(
+        self, tokens: FileArrays | PackedTokens, fingerprint: str, where: Callable[[int], str]
+    ) -> None:
+        self.tokens: FileArrays | PackedTokens = tokens
         self._fingerprint = fingerprint
         self.where: Callable[[int], str] = where
         self.count: int = tokens.count
         self.dtype: np.dtype[Any] = tokens.dtype
-        self.files: Files = tokens.files
+        self.files: Files = LocalFiles()
+        if isinstance(tokens, PackedTokens):
+            self.files = tokens.files
 
     @abstractmethod
     def _reach(self, indices: IntArray) -> tuple[IntArray, IntArray]:
@@ -324,7 +276,9 @@ class TokensSource(Locatable):
         return np.diff(distinct(np.concatenate([[0], firsts, [len(self)]])))
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        return self.tokens.byte_ranges(*self._reach(distinct(indices)))
+        if isinstance(self.tokens, PackedTokens):
+            return self.tokens.byte_ranges(*self._reach(distinct(indices)))
+        return ByteRanges.of([])
 
     @property
     def stored_nbytes(self) -> int:
@@ -333,8 +287,8 @@ class TokensSource(Locatable):
     def describe(self) -> Description:
         tokens = self.tokens
         where = "in memory, which workers share"
-        if tokens.shown:
-            where = f"by ranges from {tokens.shown}"
+        if tokens.path:
+            where = f"by ranges from {redact(tokens.path)}"
         way = f"{self.count:,} of {len(tokens.short[0]) - 1:,} documents, as {self.dtype}, {where}"
         nbytes = self.count * self.dtype.itemsize
         mean = nbytes // max(1, len(self))
@@ -360,7 +314,7 @@ class DocumentsSource(TokensSource):
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: FileArrays | PackedTokens,
         fingerprint: str,
         where: Callable[[int], str],
         max_length: int | None,
@@ -419,7 +373,11 @@ class BlocksSource(TokensSource):
     """
 
     def __init__(
-        self, tokens: Tokens, fingerprint: str, where: Callable[[int], str], length: int
+        self,
+        tokens: FileArrays | PackedTokens,
+        fingerprint: str,
+        where: Callable[[int], str],
+        length: int,
     ) -> None:
         self.length = length
         super().__init__(tokens, fingerprint, where)
@@ -457,7 +415,7 @@ class BlocksSource(TokensSource):
         """
         numbers = np.asarray(indices, np.int64)
         # narrow, so they stay in the processor's cache
-        np.copyto(ids, self.tokens.blocks(numbers, self.length))
+        np.copyto(ids, self.tokens.rows(self.length, numbers))
         edges = self.tokens.short[0]
         begins, ends = self._reach(numbers)
         firsts = np.searchsorted(edges, begins, side="right")

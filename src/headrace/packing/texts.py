@@ -20,7 +20,8 @@ from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import TARGETS, PackedInfo
 from headrace.formats.files import FilesSource
 from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.tokens import KIND, STORE, PackedTokens, Tokens, TokensSource
+from headrace.formats.tokens import KIND, STORE, PackedTokens, TokensSource
+from headrace.io.array_file import FileArrays
 from headrace.memory.processes import PerProcess
 from headrace.packing.contents import Contents, as_column, crc_of_columns
 from headrace.packing.destination import PartFile
@@ -53,7 +54,7 @@ class TextContents(Contents):
 
     dataset: TextDataset
     group_samples = 4096
-    _tokens: Tokens | None = None
+    _tokens: FileArrays | PackedTokens | None = None
     """Of the source, if they are there already."""
     _pack: PackedTokens | None = None
     """The same, if they are packed: the dataset then has no sample for each document."""

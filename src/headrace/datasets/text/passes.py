@@ -21,7 +21,6 @@ from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, warn
 from headrace.formats.text.index import kept_or_held
 from headrace.formats.text.source import LinesSource
-from headrace.formats.tokens import Tokens
 from headrace.io.array_file import ArrayFile, Arrays, FileArrays, unkept
 from headrace.io.paths import cache_folder, composed
 from headrace.memory.budget import MemoryBudget
@@ -87,7 +86,7 @@ def reading_all(
 
 def tokens_of(
     texts: Texts, reader: SampleReader, end_token: int | None, budget: MemoryBudget
-) -> tuple[Tokens, str]:
+) -> tuple[FileArrays, str]:
     """All tokens of some documents, and a fingerprint of the texts and of how they become tokens.
 
     Args:
@@ -129,7 +128,7 @@ def tokens_of(
             f"{len(left_out):,} of {count:,} documents can't be read or tokenised, and are "
             f"skipped; the first: {first}"
         )
-    return Tokens(arrays), f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
+    return arrays, f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
 
 def _written(kept: ArrayFile, make: Callable[[Take], tuple[str, Arrays]]) -> FileArrays:
@@ -182,7 +181,7 @@ def _tokenise(
         take: receives the tokens.
 
     Returns:
-        The smallest dtype that fits the tokens, and the short arrays of `Tokens`.
+        The smallest dtype that fits the tokens, and the short arrays of `TokensSource`.
     """
     count = len(texts.source)
     documents = Decoded(Records(texts.source))

@@ -59,11 +59,11 @@ from headrace.formats.tokens import (
     BlocksSource,
     DocumentsSource,
     PackedTokens,
-    Tokens,
     TokensSource,
 )
 from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR
+from headrace.io.array_file import FileArrays
 from headrace.io.paths import is_url, redact, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
@@ -365,7 +365,7 @@ class TextDataset(BaseDataset):
 
     # -- for packing
 
-    def tokens(self, end_token: int | None = None) -> tuple[Tokens, str]:
+    def tokens(self, end_token: int | None = None) -> tuple[FileArrays, str]:
         """All tokens of all whole documents, and their fingerprint. Not for windows, blocks and
         packed files.
 
@@ -544,7 +544,7 @@ def _open_column(
 
 
 def _decoder_of_tokens(
-    tokens: Tokens,
+    tokens: FileArrays | PackedTokens,
     fingerprint: str,
     where: Callable[[int], str],
     name: str,
@@ -602,7 +602,7 @@ def _packed_tokens(
         tokens.files.close()
         described = ", ".join(describe_argument(name, value) for name, value in given.items())
         raise ConfigError(
-            f"{described}: fixed when {tokens.shown} was packed: leave it out, or open the texts"
+            f"{described}: fixed when {tokens.path} was packed: leave it out, or open the texts"
         )
     return tokens
 
