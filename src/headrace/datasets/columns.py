@@ -21,7 +21,6 @@ from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tar import RESERVED
 from headrace.formats.text.plain import (
-    Room,
     decompressed,
     is_compressed,
     without_compression,
@@ -162,7 +161,7 @@ class MemberDecoder(BytesDecoder):
             for extension, function in checked_decoders(decode).items():
                 decoders[str(extension).lower().removeprefix(".")] = function
         super().__init__(decoders, left=None if budget is None else budget.left)
-        self._room = Room(budget)
+        self._budget = budget
         self._decompresses = decode is not False
 
     def decoder_of(self, name: str) -> Decode | None:
@@ -176,7 +175,7 @@ class MemberDecoder(BytesDecoder):
         return None
 
     def _decode_compressed(self, name: str, data: bytes) -> Any:
-        content = decompressed(data, name, self._room)
+        content = decompressed(data, name, self._budget)
         function = self.decoder_of(without_compression(name))
         if function is None:
             return content

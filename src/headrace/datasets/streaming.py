@@ -19,7 +19,7 @@ from headrace.formats.registry import detect
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.tar import TARS, TarSource
-from headrace.formats.text.plain import COMPRESSED, Room
+from headrace.formats.text.plain import COMPRESSED
 from headrace.formats.text.records import JSON_LINES
 from headrace.formats.text.source import LinesSource
 from headrace.formats.zarr.stores import ZARR
@@ -172,7 +172,7 @@ def _open(
         return BaseDataset(members, sample_decoder=MemberDecoder(decode, budget), **passed)
     if kind in (_RECORDS, _LINES):
         unit = "record" if kind is _RECORDS else "line"
-        lines = LinesSource(files, unit, reach, room=Room(budget), progress=progress)
+        lines = LinesSource(files, unit, reach, budget=budget, progress=progress)
         return BaseDataset(lines, sample_decoder=LineDecoder(lines), **passed)
     options: dict[str, Any] = {**passed, **reach.keywords()}
     if is_named:

@@ -8,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings, strategies as st
 
-from headrace.formats.text.index import PlacesWriter, places_in
+from headrace.formats.text.index import places_in, split_places
 from headrace.io.array_file import FileArrays
 
 
 def check(distances: npt.NDArray[np.int64], pieces: int = 1) -> None:
     """In pieces as at once; any of them are found again."""
     places = np.concatenate([[7], 7 + np.cumsum(distances)])
-    writer = PlacesWriter()
-    made = [writer.low(piece) for piece in np.array_split(places, pieces) if piece.size]
-    table = FileArrays(np.concatenate(made), [np.concatenate(writer.carries)])
+    low: list[npt.NDArray[np.uint16]] = []
+    stream = [piece for piece in np.array_split(places, pieces) if piece.size]
+    carries = split_places(stream, low.append)
+    table = FileArrays(np.concatenate(low), [carries])
     numbers = np.random.default_rng(0).permutation(len(distances))
     starts, ends = places_in(table, numbers)
     assert starts.dtype == ends.dtype == np.int64

@@ -17,7 +17,6 @@ from hypothesis import example, given, settings, strategies as st
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.formats.text import plain
 from headrace.formats.text.plain import (
-    Room,
     check_encoding,
     decompressed,
     is_compressed,
@@ -42,8 +41,8 @@ def content(path: Path) -> bytes:
     return b"".join(pieces_of(str(path), open(path, "rb")))
 
 
-def room_of(size: str) -> Room:
-    return Room(MemoryBudget(size, limits=[Limit("a machine", 10**9, 0)]))
+def budget_of(size: str) -> MemoryBudget:
+    return MemoryBudget(size, limits=[Limit("a machine", 10**9, 0)])
 
 
 def copy_of(path: Path, encoding: str = "utf-8", errors: str = "strict", **where: Any) -> bytes:
@@ -63,7 +62,7 @@ class TestCompressed:
         for parts in ([b"one\n", b"", b"two"], [b""], [b"x" * 3_000_000, b"y"]):
             path.write_bytes(b"".join(packed(part, ending) for part in parts))
             assert content(path) == b"".join(parts)
-            assert decompressed(path.read_bytes(), str(path), Room()) == b"".join(parts)
+            assert decompressed(path.read_bytes(), str(path)) == b"".join(parts)
 
     def test_cut_short_anywhere(self, ending: str, tmp_path: Path) -> None:
         """But between two members or frames, which nothing shows."""
@@ -73,7 +72,7 @@ class TestCompressed:
             with pytest.raises(FormatError, match=str(path)):
                 content(path)
             with pytest.raises(FormatError):
-                decompressed((one * 2)[:size], str(path), Room())
+                decompressed((one * 2)[:size], str(path))
 
     def test_what_is_none_or_damaged(self, ending: str, tmp_path: Path) -> None:
         path = tmp_path / f"a{ending.upper()}"
@@ -98,13 +97,13 @@ class TestCompressed:
         self, ending: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(plain, "LARGE", 1 << 20)
-        room = room_of("10MB")
+        budget = budget_of("10MB")
         with pytest.raises(FormatError, match=r"2.5 MB") as raised:
-            decompressed(packed(bytes(8_000_000), ending), f"a{ending}", room)
+            decompressed(packed(bytes(8_000_000), ending), f"a{ending}", budget)
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
-        room.check(2_500_000)
-        room_of("1kB").check(plain.LARGE)
-        Room(None).check(1 << 60)
+        plain.check_room(2_500_000, budget)
+        plain.check_room(plain.LARGE, budget_of("1kB"))
+        plain.check_room(1 << 60, None)
 
 
 class TestEncodings:

@@ -20,7 +20,7 @@ from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.formats.text import index, plain, source as texts
 from headrace.formats.text.source import LinesSource
 from headrace.io.remote.options import RemoteOptions
-from tests.formats.text.test_plain import packed, room_of
+from tests.formats.text.test_plain import budget_of, packed
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -196,13 +196,13 @@ def test_one_that_does_not_fit_is_refused_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plain, "LARGE", 1 << 20)
-    room = room_of("12MB")
+    budget = budget_of("12MB")
     for name in ("a.json", "a.csv"):  # which are read at the start
         (tmp_path / name).write_bytes(b"[" + b" " * (5 << 20))
         with pytest.raises(FormatError, match=f"{name}: its content of .* is too large"):
-            opened(tmp_path / name, "record", room=room)
+            opened(tmp_path / name, "record", budget=budget)
     write_long(tmp_path / "a.txt", 5 << 20)
-    source = opened(tmp_path / "a.txt", room=room)
+    source = opened(tmp_path / "a.txt", budget=budget)
     assert len(source) == 3
     assert source.read([0, 2]) == [b"one", b"three"]
     monkeypatch.setattr(os, "pread", None)  # it is not even begun

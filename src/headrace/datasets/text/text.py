@@ -52,7 +52,7 @@ from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
 from headrace.formats.text import records
-from headrace.formats.text.plain import Room, check_encoding
+from headrace.formats.text.plain import check_encoding
 from headrace.formats.text.records import TEXT_FIELD
 from headrace.formats.text.source import LinesSource, TextFilesSource
 from headrace.formats.tokens import (
@@ -267,8 +267,8 @@ class TextDataset(BaseDataset):
             decoder, targets, self.classes = _open_column(data_path, reach, texts, reading)
         else:
             usage = options.get("max_memory_usage", 0.8)
-            room = Room(MemoryBudget(usage, local_world_size=local_ranks))
-            decoder = _open_texts(data_path, reach, texts, room)
+            budget = MemoryBudget(usage, local_world_size=local_ranks)
+            decoder = _open_texts(data_path, reach, texts, budget)
             if labels is not None:
                 targets, self.classes = folder_targets(decoder.source.listing)
                 if targets is None:
@@ -398,7 +398,7 @@ class TextDataset(BaseDataset):
 
 
 def _open_texts(
-    data_path: DataPath, reach: RemoteOptions, options: TextOptions, room: Room
+    data_path: DataPath, reach: RemoteOptions, options: TextOptions, budget: MemoryBudget
 ) -> Texts:
     """The texts of a path, in the unit of the options, or else in that of the files' names and
     the first record.
@@ -407,7 +407,7 @@ def _open_texts(
         data_path: see `TextDataset`.
         reach: how URLs are read.
         options: the options of the dataset.
-        room: limits the size of one text.
+        budget: limits the size of one text.
 
     Raises:
         ConfigError, DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
@@ -423,7 +423,7 @@ def _open_texts(
         unit = "record"  # saves a request for each file
     where: DataPath | FileSet = data_path
     if unit in (None, "file"):
-        files = TextFilesSource(data_path, reach, room, (options.encoding, options.errors))
+        files = TextFilesSource(data_path, reach, budget, (options.encoding, options.errors))
         unit = unit or records.unit_of(files.listing, files.head)
         if unit == "file":
             _check_delimiter(options, False)
@@ -435,7 +435,7 @@ def _open_texts(
         reach,
         encoding=options.encoding,
         errors=options.errors,
-        room=room,
+        budget=budget,
         progress=options.progress,
         delimiter=options.delimiter,
     )

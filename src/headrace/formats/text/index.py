@@ -23,13 +23,14 @@ from headrace.display import progress_bar
 from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.formats.text import records
-from headrace.formats.text.plain import Room
+from headrace.formats.text.plain import check_room
 from headrace.io import ordered
 from headrace.io.array_file import ArrayFile, FileArrays, unkept
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles, in_order
+from headrace.memory.budget import MemoryBudget
 from headrace.memory.limits import usable_cpus
 
 PIECE = 1 << 20
@@ -83,26 +84,28 @@ def kept_or_held(
 # -- places
 
 
-class PlacesWriter:
+def split_places(
+    stream: Iterable[IntArray], take: Callable[[npt.NDArray[np.uint16]], None]
+) -> IntArray:
     """Cuts places to their low 16 bits.
 
-    Attributes:
-        carries: arrays of the numbers of the places from which on the high bits are one more.
+    Args:
+        stream: the places, some at a time, in ascending order.
+        take: receives the low bits.
+
+    Returns:
+        The numbers of the places from which on the high bits are one more.
     """
-
-    def __init__(self) -> None:
-        self.carries: list[IntArray] = [np.empty(0, np.int64)]
-        self._count = 0
-        self._high = 0
-
-    def low(self, places: IntArray) -> npt.NDArray[np.uint16]:
-        """The low bits of the next places; none of them is before the one that precedes it."""
-        high = int(places[-1]) >> 16
-        steps = np.arange(self._high + 1, high + 1) << 16
-        self.carries.append(self._count + np.searchsorted(places, steps))
-        self._high = high
-        self._count += places.size
-        return places.astype(np.uint16)
+    carries: list[IntArray] = [np.empty(0, np.int64)]
+    count = 0
+    high = 0
+    for places in stream:
+        steps = np.arange(high + 1, (int(places[-1]) >> 16) + 1) << 16
+        carries.append(count + np.searchsorted(places, steps))
+        high += len(steps)
+        count += len(places)
+        take(places.astype(np.uint16))
+    return np.concatenate(carries)
 
 
 def places_in(table: FileArrays, numbers: IntArray) -> tuple[IntArray, IntArray]:
@@ -327,7 +330,7 @@ class Scan:
         files: by which they are read.
         texts: the files.
         codec: how bytes are decoded: encoding and errors.
-        room: for what is held at once.
+        budget: for what is held at once.
         delimiters: what stands between fields, of each format of tables.
         progress: show a progress bar; None: only on a terminal, and of much.
         counts: lines or records of each file, once the pass is through.
@@ -337,7 +340,7 @@ class Scan:
     files: Files
     texts: Sequence[TextFile]
     codec: tuple[str, str]
-    room: Room
+    budget: MemoryBudget | None
     delimiters: Mapping[str, str]
     progress: bool | None
     counts: list[int] = field(default_factory=list)
@@ -420,7 +423,7 @@ class Scan:
         pieces = self._pieces(text, pieces)
         delimiter = self.delimiters.get(text.kind)
         if text.kind == ".json":
-            self.room.check(2 * (text.end - text.head))
+            check_room(2 * (text.end - text.head), self.budget)
             data = bytearray()
             for piece in pieces:
                 data += piece.data.data
@@ -440,7 +443,7 @@ class Scan:
             for piece in pieces:
                 if not header:
                     head.extend(piece.data.data)
-                    self.room.check(len(head))
+                    check_room(len(head), self.budget)
                 yield piece
 
         first = np.empty(0, np.int64)

@@ -97,13 +97,13 @@ def pieces_of(path: str, opened: BinaryIO) -> Iterator[bytes]:
         yield from _READERS.get(ending, _as_it_is)(file, path)
 
 
-def decompressed(data: bytes, name: str, room: Room) -> bytes:
+def decompressed(data: bytes, name: str, budget: MemoryBudget | None = None) -> bytes:
     """The content of a file that was read whole.
 
     Args:
         data: the file's bytes.
         name: of the file.
-        room: for the content.
+        budget: see `check_room`.
 
     Raises:
         FormatError: it is damaged, or cut short; or too large.
@@ -113,38 +113,27 @@ def decompressed(data: bytes, name: str, room: Room) -> bytes:
     content = bytearray()
     for piece in pieces_of(name, io.BytesIO(data)):
         content += piece
-        room.check(len(content))
+        check_room(len(content), budget)
     return bytes(content)
 
 
-class Room:
-    """How long may a text be that is read at once? As a part of it may be wanted only, that is
-    asked before it is read.
+def check_room(nbytes: int, budget: MemoryBudget | None) -> None:
+    """Raises a FormatError if a text of so many bytes, which is read at once, is too large for the
+    memory budget. (So its sample is an error, and may be skipped.)
 
     Args:
-        budget: that the text must leave room in, for itself and for what is made of it; None: there
-            is none.
+        nbytes: of the text; it is asked before all of it is read.
+        budget: must leave room for the text and for what is made of it. None: there is no limit.
     """
-
-    def __init__(self, budget: MemoryBudget | None = None) -> None:
-        self._budget = budget
-
-    def check(self, nbytes: int) -> None:
-        """Compares a text's bytes with the room that there is.
-
-        Raises:
-            FormatError: there is not; so the text is what can't be read, and may be skipped.
-        """
-        if nbytes <= LARGE or self._budget is None:
-            return
-        # its bytes, its characters, their codes or ids
-        most = max(LARGE, self._budget.available // 4)
-        if nbytes > most:
-            raise FormatError(
-                f"its content of {format_size(nbytes)} (or more) is too large for the memory "
-                f"budget, which leaves room for {format_size(most)}: split it, or raise "
-                "max_memory_usage"
-            )
+    if nbytes <= LARGE or budget is None:
+        return
+    # its bytes, its characters, their codes or ids
+    most = max(LARGE, budget.available // 4)
+    if nbytes > most:
+        raise FormatError(
+            f"its content of {format_size(nbytes)} (or more) is too large for the memory budget, "
+            f"which leaves room for {format_size(most)}: split it, or raise max_memory_usage"
+        )
 
 
 def _as_it_is(file: BinaryIO, _: Any) -> Iterator[bytes]:

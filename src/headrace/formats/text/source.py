@@ -27,15 +27,15 @@ from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, Locatable, block_length
 from headrace.formats.text import records
 from headrace.formats.text.index import (
-    PlacesWriter,
     Scan,
     TextFile,
     first_from,
     kept_or_held,
     places_in,
+    split_places,
 )
 from headrace.formats.text.plain import (
-    Room,
+    check_room,
     decompressed,
     is_compressed,
     pieces_of,
@@ -49,6 +49,7 @@ from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
+from headrace.memory.budget import MemoryBudget
 from headrace.sorting import distinct
 
 KEPT_FROM = 64 << 20
@@ -69,7 +70,7 @@ class TextFilesSource(FilesSource):
     Args:
         data_path: which.
         options: how URLs are reached.
-        room: for one file.
+        budget: for one file. None: there is no limit.
         codec: how they are decoded: encoding and errors.
     """
 
@@ -77,11 +78,11 @@ class TextFilesSource(FilesSource):
         self,
         data_path: DataPath,
         options: RemoteOptions,
-        room: Room,
+        budget: MemoryBudget | None,
         codec: tuple[str, str] = ("utf-8", "strict"),
     ) -> None:
         super().__init__(data_path, TEXTS.endings, options)
-        self._room = room
+        self._budget = budget
         self._codec = codec
 
     @contextlib.contextmanager
@@ -113,9 +114,10 @@ class TextFilesSource(FilesSource):
         come.
         """
         if self._server is None:
-            self._room.check(max((os.stat(self.listing[i]).st_size for i in indices), default=0))
+            sizes = [os.stat(self.listing[i]).st_size for i in indices]
+            check_room(max(sizes, default=0), self._budget)
         found = super().read(indices)
-        self._room.check(max(map(len, found), default=0))
+        check_room(max(map(len, found), default=0), self._budget)
         return found
 
     def head(self, index: int) -> bytes:
@@ -144,7 +146,7 @@ class TextFilesSource(FilesSource):
             raise undecodable(error, 0) from None
 
     def _content(self, index: int, record: bytes) -> bytes:
-        return decompressed(record, os.fsdecode(self.listing.names[index]), self._room)
+        return decompressed(record, os.fsdecode(self.listing.names[index]), self._budget)
 
 
 class LinesSource(Locatable):
@@ -162,7 +164,7 @@ class LinesSource(Locatable):
             `cache_dir` those of local texts are kept if they are large.
         encoding, errors: of the text, as Python has them; only what shows no lines, or is
             compressed, is decoded here.
-        room: for one line or record; a file in the form of one JSON list is read as a whole, at the
+        budget: for one line or record; a file that is one JSON list is read as a whole, at the
             start.
         progress: show a progress bar; None: only on a terminal.
         delimiter: what stands between the fields of tables; None: a comma in .csv, a tab in .tsv.
@@ -187,7 +189,7 @@ class LinesSource(Locatable):
         *,
         encoding: str = "utf-8",
         errors: str = "strict",
-        room: Room | None = None,
+        budget: MemoryBudget | None = None,
         progress: bool | None = None,
         delimiter: str | None = None,
     ) -> None:
@@ -195,7 +197,7 @@ class LinesSource(Locatable):
         self.listing: FileSet = resolve(data_path, TEXTS, reach)
         self._unit = unit
         self.delimiters = records.delimiters_of(delimiter)
-        self.room: Room = room or Room()
+        self._budget = budget
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         server = self.listing.server
         files = server or LocalFiles()
@@ -272,13 +274,13 @@ class LinesSource(Locatable):
             cached = ArrayFile(self._cache_dir, "lines", about)
 
         def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
-            scan = Scan(self.files, self._texts, self.codec, self.room, self.delimiters, progress)
-            writer = PlacesWriter()
-            for places in scan:
-                take(writer.low(places))
+            scan = Scan(
+                self.files, self._texts, self.codec, self._budget, self.delimiters, progress
+            )
+            carries = split_places(scan, take)
             first = np.cumsum([0, *scan.counts], dtype=np.int64)
             headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
-            return [first, headers, np.concatenate(writer.carries)]
+            return [first, headers, carries]
 
         return kept_or_held(cached, self.files.patience, "the table of lines is", "<u2", make)
 
@@ -335,7 +337,7 @@ class LinesSource(Locatable):
         files, starts, ends = self._places(indices)
         sizes = ends - starts
         if len(self._texts) == 1:
-            self.room.check(int(sizes.max(initial=0)))
+            check_room(int(sizes.max(initial=0)), self._budget)
             ranges = ByteRanges(self._read_paths, files, starts, ends)
             joined = self.files.read_joined(ranges)
         else:
@@ -349,7 +351,7 @@ class LinesSource(Locatable):
         return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
 
     def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
-        self.room.check(int((ends - starts).max(initial=0)))
+        check_room(int((ends - starts).max(initial=0)), self._budget)
         return self.files.read_each(ByteRanges(self._read_paths, files, starts, ends))
 
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
