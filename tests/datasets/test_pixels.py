@@ -32,6 +32,7 @@ from tests.data.make import (
 )
 
 COLORS = ["RGB", "L"]
+SIDES = st.integers(1, 60)
 FORMS = ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"]
 
 
@@ -331,13 +332,7 @@ def apart(pixels: Any, image: Image.Image) -> int:
 
 
 class TestResize:
-    @given(
-        st.integers(1, 60),
-        st.integers(1, 60),
-        st.integers(1, 60),
-        st.integers(1, 60),
-        st.sampled_from([1, 3]),
-    )
+    @given(SIDES, SIDES, SIDES, SIDES, st.sampled_from([1, 3]))
     @example(20, 20, 42, 42, 3)  # two grey levels, at one pixel
     @example(12, 52, 50, 50, 3)
     def test_is_pillows_within_a_grey_level_a_direction(

@@ -120,32 +120,21 @@ def test_batches_are_those_of_the_host(folder: Path, loaders: Loaders, tmp_path:
     columns["caption"] = [path.name for path in files]
     pq.write_table(pa.table(columns), tmp_path / "photos.parquet")
 
-    def masks(**options: Any) -> Callable[[], Any]:
-        return functools.partial(of_masks, folder, progress=False, **options)
-
-    def classes(**options: Any) -> Callable[[], Any]:
-        return functools.partial(of_classes, folder, targets=None, **options)
-
-    def table(**options: Any) -> Callable[[], Any]:
-        options |= {"column": "image", "image_size": 12}
-        return functools.partial(ImageDataset, tmp_path / "photos.parquet", **options)
-
-    def held(*chosen: int) -> Callable[[], Any]:
-        images = of_classes(folder)
-        view: Any = images.subset(chosen) if chosen else images
-        return lambda: MemoryEfficientDataset(view, progress=False)
-
+    photos = tmp_path / "photos.parquet"
+    column: dict[str, Any] = {"column": "image", "image_size": 12}
+    held: dict[str, Any] = {"progress": False}
+    images = of_classes(folder)
     cases: list[tuple[Callable[[], Any], dict[str, Any]]] = [
-        (masks(color="L"), {}),
-        (masks(transform=CROP, loading_mode="eager"), {}),
-        (masks(return_index=True, loading_mode="cached"), {}),
-        (masks(target_transform=str, loading_mode="streaming"), {}),
-        (classes(), {"collate_fn": "list"}),
-        (classes(return_index=True), {}),
-        (table(), {}),
-        (table(targets="label", return_index=True), {}),
-        (held(), {}),
-        (held(4, 1, 9, 11), {}),
+        (lambda: of_masks(folder, color="L"), {}),
+        (lambda: of_masks(folder, transform=CROP, loading_mode="eager", **held), {}),
+        (lambda: of_masks(folder, return_index=True, loading_mode="cached", **held), {}),
+        (lambda: of_masks(folder, target_transform=str, loading_mode="streaming"), {}),
+        (lambda: of_classes(folder, targets=None), {"collate_fn": "list"}),
+        (lambda: of_classes(folder, targets=None, return_index=True), {}),
+        (lambda: ImageDataset(photos, **column), {}),
+        (lambda: ImageDataset(photos, targets="label", return_index=True, **column), {}),
+        (lambda: MemoryEfficientDataset(images), {}),
+        (lambda: MemoryEfficientDataset(images.subset([4, 1, 9, 11])), {}),
         (lambda: of_masks(folder).subset([9, 3, 3, 1, 0, 7]), {}),
         (lambda: of_masks(folder, transform=torch.zeros_like).with_transform(None), {}),
     ]

@@ -119,16 +119,12 @@ class TestSteps:
             RandomResizedCrop(8)("picture")
 
     def test_bad_arguments(self) -> None:
-        for wrong in (
-            {"size": 0},
-            {"size": "3"},
-            {"scale": (0, 1)},
-            {"scale": (0.5, 0.1)},
-            {"ratio": (2, 1)},
-            {"scale": (1, 2)},
-        ):
-            with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
-                RandomResizedCrop(**{"size": 8, **wrong})  # type: ignore[arg-type]
+        wrong: dict[str, list[Any]] = {"size": [0, "3"], "ratio": [(2, 1)]}
+        wrong["scale"] = [(0, 1), (0.5, 0.1), (1, 2)]
+        for name, values in wrong.items():
+            for value in values:
+                with pytest.raises(ConfigError, match=f"{name} must be"):
+                    RandomResizedCrop(**{"size": 8, name: value})
         for p in (-0.1, 1.1, float("nan")):
             with pytest.raises(ConfigError):
                 RandomHorizontalFlip(p)

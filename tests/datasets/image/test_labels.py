@@ -75,11 +75,7 @@ class TestFolders:
         assert classes == ["ant", "cat", "dog"]
         assert np.sort(targets).tolist() == [0, 1, 1, 2]
 
-    @given(
-        st.lists(
-            st.from_regex(r"[ab \-.\x00]{1,2}(/[ab \-.\x00]{1,2}){0,2}\Z"), min_size=1, max_size=6
-        )
-    )
+    @given(st.lists(PATHS, min_size=1, max_size=6))
     def test_are_those_of_each_name(self, listed: list[str]) -> None:
         """Runs of names are not looked at one by one: the answer is as if they were."""
         names = sorted(map(str.encode, listed), key=lambda name: name.replace(b"/", b"\0"))

@@ -60,12 +60,8 @@ class TestTwins:
     def test_any_part_at_any_size(self, data: st.DataObject) -> None:
         height, width = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60))
         top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
-        box = Box(
-            top,
-            left,
-            data.draw(st.integers(1, height - top)),
-            data.draw(st.integers(1, width - left)),
-        )
+        sides = data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
+        box = Box(top, left, *sides)
         size = data.draw(st.integers(box.height // 2 + 1, 90)), data.draw(st.integers(1, 90))
         flip, color = data.draw(st.booleans()), data.draw(st.sampled_from(["RGB", "L"]))
         encoded = jpeg((height, width), seed=height, subsampling=data.draw(st.integers(0, 2)))
