@@ -19,10 +19,10 @@ import hashlib
 import io
 import itertools
 import posixpath
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -45,6 +45,10 @@ INDEX = ".index"
 BLOCK = 1 << 20
 """Bytes of a block: what is cached, and fetched at least."""
 _WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
+
+_bypasses_cache = ContextVar("_bypasses_cache", default=False)
+"""What is cached on disk is not trusted, and replaced; coroutines have the context of their caller.
+"""
 
 _Block = tuple[str, int]
 """A path, and the number of a block in that file; `WHOLE`: all of it."""
@@ -80,8 +84,7 @@ class RemoteFiles(Remote, Files):
         self._numbered: Sequence[str] = ()
         # [len(_numbered)] uint64: of the versions; 0: nobody has asked
         self._hashes: SharedArray | None = None
-        self._prefetcher = Prefetcher(self._begin_prefetch)
-        self._bypass = _Bypass()
+        self._prefetcher = Prefetcher(self.begin)
 
     # -- which files
 
@@ -168,19 +171,11 @@ class RemoteFiles(Remote, Files):
         if not self.knows_ranges and size > 1 and is_http(self.filesystem):
             self.run(self.piece(url, size - 1, size, {}))
 
-    def is_folder(self, url: str) -> bool:
-        """True if there is a folder of that name.
-
-        Raises:
-            AccessError, RemoteError: as for `version`.
-        """
-        return bool(self.ask("isdir", url))
-
     # -- reading
 
     def read(self, ranges: ByteRanges) -> list[memoryview | None]:
-        if self._bypass.is_on:
-            return self.run(self._fetch(ranges, bypass=True))
+        if _bypasses_cache.get():
+            return self.run(self._fetch(ranges))
         taken = self._prefetcher.take(ranges)
         left = [number for number, one in enumerate(taken) if one is None]
         if len(left) == ranges.size:
@@ -188,11 +183,9 @@ class RemoteFiles(Remote, Files):
         fetched = iter(self.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
 
-    def begin(self, ranges: ByteRanges) -> Future[list[memoryview | None]]:
-        """`read`, begun and not waited for; past the disk cache where this thread is
-        `bypassing_cache`.
-        """
-        return self.submit(self._fetch(ranges, bypass=self._bypass.is_on))
+    def begin(self, ranges: ByteRanges, urgent: bool = True) -> Future[list[memoryview | None]]:
+        """`read`, begun and not waited for."""
+        return self.submit(self._fetch(ranges, urgent))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
         """The content of small files, past the disk cache; None for those that are missing, or may
@@ -205,15 +198,13 @@ class RemoteFiles(Remote, Files):
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
-        self._bypass.is_on = True
+        before = _bypasses_cache.set(True)
         try:
             yield
         finally:
-            self._bypass.is_on = False
+            _bypasses_cache.reset(before)
 
-    async def _fetch(
-        self, ranges: ByteRanges, urgent: bool = True, bypass: bool = False
-    ) -> list[memoryview | None]:
+    async def _fetch(self, ranges: ByteRanges, urgent: bool = True) -> list[memoryview | None]:
         parts: dict[int, tuple[str, int, int]] = {}
         wholes: dict[str, int] = {}
         for number, (path, start, stop) in enumerate(ranges.each()):
@@ -224,10 +215,10 @@ class RemoteFiles(Remote, Files):
                 stop = self._versions[path].size
             if start >= 0:
                 parts[number] = (path, start, stop)
-        found = await self._fetch_parts(parts, urgent, bypass)
+        found = await self._fetch_parts(parts, urgent)
         if wholes:
             is_numbered = ranges.paths is self._numbered
-            contents = await self._fetch_wholes(wholes, is_numbered, urgent, bypass)
+            contents = await self._fetch_wholes(wholes, is_numbered, urgent)
             for number in np.flatnonzero(ranges.is_whole).tolist():
                 content = contents.get(ranges.paths[ranges.file[number]])
                 if content is not None:
@@ -235,7 +226,7 @@ class RemoteFiles(Remote, Files):
         return [found.get(number) for number in range(ranges.size)]
 
     async def _fetch_parts(
-        self, parts: Mapping[int, tuple[str, int, int]], urgent: bool, bypass: bool
+        self, parts: Mapping[int, tuple[str, int, int]], urgent: bool
     ) -> dict[int, memoryview]:
         """The bytes of ranges, by their numbers."""
         versions = self._versions
@@ -260,7 +251,7 @@ class RemoteFiles(Remote, Files):
         found = dict(zip(others, data, strict=True))
         needed = set(itertools.chain(*blocks.values()))
         keys = {(path, n): self._key(path, n, _hash_of(versions[path])) for path, n in needed}
-        contents = await self._fetch_blocks(keys, versions, urgent, bypass)
+        contents = await self._fetch_blocks(keys, versions, urgent)
         for number, some in blocks.items():
             first = some[0][1] * BLOCK
             joined = contents[some[0]]
@@ -271,7 +262,7 @@ class RemoteFiles(Remote, Files):
         return found
 
     async def _fetch_wholes(
-        self, paths: Mapping[str, int], is_numbered: bool, urgent: bool, bypass: bool
+        self, paths: Mapping[str, int], is_numbered: bool, urgent: bool
     ) -> Mapping[str, bytes | None]:
         """The contents of files, by path with its number; None: there is no such file. See NOTE
         [ versions of whole files ].
@@ -282,7 +273,7 @@ class RemoteFiles(Remote, Files):
         if is_numbered and self._hashes is not None:
             hashes = self._hashes.moved()
         known: dict[_Block, str] = {}
-        if hashes is not None and not bypass:
+        if hashes is not None:
             for path, number in paths.items():
                 if hashes[number]:
                     known[path, WHOLE] = self._key(path, WHOLE, int(hashes[number]))
@@ -299,7 +290,7 @@ class RemoteFiles(Remote, Files):
                 hashes[paths[path]] = _hash_of(version)
             if version.tag is not None:
                 keys[path, WHOLE] = self._key(path, WHOLE, _hash_of(version))
-        blocks |= await self._fetch_blocks(keys, versions, urgent, bypass)
+        blocks |= await self._fetch_blocks(keys, versions, urgent)
         contents = dict.fromkeys(paths) | {path: content for (path, _), content in blocks.items()}
         left = [path for path in versions if contents[path] is None]
         return contents | dict(zip(left, await self.find_files(left, urgent=urgent), strict=True))
@@ -311,31 +302,24 @@ class RemoteFiles(Remote, Files):
         return DiskCache.key(path, (self.place, version), number)
 
     def _cached(self, keys: Mapping[_Block, str]) -> dict[_Block, bytes]:
-        assert self.cache is not None
+        if self.cache is None or _bypasses_cache.get():
+            return {}
         found = {block: self.cache.get(key) for block, key in keys.items()}
         return {block: data for block, data in found.items() if data is not None}
 
     async def _fetch_blocks(
-        self,
-        keys: Mapping[_Block, str],
-        versions: Mapping[str, Version],
-        urgent: bool,
-        bypass: bool,
+        self, keys: Mapping[_Block, str], versions: Mapping[str, Version], urgent: bool
     ) -> dict[_Block, bytes]:
-        """Blocks that are cached then, each fetched by one process of this machine. `bypass`: what
-        is cached is not trusted, and replaced.
-        """
+        """Blocks that are cached then, each fetched by one process of this machine."""
         if self.cache is None or not keys:
             return {}
-        found: dict[_Block, bytes] = {}
-        if not bypass:
-            found = await asyncio.to_thread(self._cached, keys)
+        found = await asyncio.to_thread(self._cached, keys)
         missing = {block: key for block, key in keys.items() if block not in found}
         if not missing:
             return found
         async with self.cache.claimed(missing.values(), self.patience):
-            if not bypass:  # another process may have fetched them meanwhile
-                found |= await asyncio.to_thread(self._cached, missing)
+            # another process may have fetched them meanwhile
+            found |= await asyncio.to_thread(self._cached, missing)
             wanted = [block for block in missing if block not in found]
             ranges = ByteRanges.of(_bounds(*block, versions[block[0]].size) for block in wanted)
             data = await self.fetch(ranges, versions, urgent)
@@ -348,9 +332,6 @@ class RemoteFiles(Remote, Files):
 
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
         self._prefetcher.begin(pieces, urgent)
-
-    def _begin_prefetch(self, ranges: ByteRanges, urgent: bool) -> Future[list[memoryview | None]]:
-        return self.submit(self._fetch(ranges, urgent))
 
     def drop_prefetched(self) -> None:
         self._prefetcher.drop()
@@ -379,17 +360,12 @@ class RemoteFiles(Remote, Files):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_prefetcher"], state["_bypass"]
+        del state["_prefetcher"]
         return {**state, "_beside": {}, "room": self._prefetcher.room}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._prefetcher = Prefetcher(self._begin_prefetch, state.pop("room"))
-        self._bypass = _Bypass()
+        self._prefetcher = Prefetcher(self.begin, state.pop("room"))
         super().__setstate__(state)
-
-
-class _Bypass(threading.local):
-    is_on = False
 
 
 def _hash_of(version: Version) -> int:
@@ -406,11 +382,9 @@ def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
 
 def below(url: str, name: str) -> str:
     """The URL of what lies below another one: before the query, if there is one."""
-    if name:
-        return _with_path(
-            url, lambda path: f"{path.rstrip('/') if path.rstrip('/')[-1:] != ':' else path}/{name}"
-        )
-    return url
+    if not name:
+        return url
+    return _with_path(url, lambda path: posixpath.join(path, name))
 
 
 def with_index(url: str) -> str:
@@ -484,19 +458,12 @@ def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
 
 
 def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
-    """Pieces that are fetched together: no more than `PIECE` bytes, and no more than some."""
-    ends = np.cumsum(pieces.nbytes)
-    first = 0
-    while first < pieces.size:
-        before = 0
-        if first:
-            before = int(ends[first - 1])
-        last = max(
-            first + 1,
-            min(first + _TOGETHER, int(np.searchsorted(ends, before + PIECE, side="right"))),
-        )
-        yield pieces.take(np.arange(first, last))
-        first = last
+    """Pieces that are fetched together: about `PIECE` bytes, and no more than some."""
+    numbers = np.arange(pieces.size)
+    ends = np.cumsum(pieces.nbytes) - 1
+    cuts = np.flatnonzero(np.diff(ends // PIECE) | np.diff(numbers // _TOGETHER)) + 1
+    for group in np.split(numbers, cuts):
+        yield pieces.take(group)
 
 
 def opened_in_order(files: Files, path: str) -> BinaryIO:

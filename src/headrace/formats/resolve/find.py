@@ -339,7 +339,7 @@ def learn(urls: Sequence[str], server: RemoteFiles) -> None:
         AccessError, RemoteError: see `Remote.versions`.
     """
     for url, version in zip(urls, server.learn(urls), strict=True):
-        if not version.size and server.is_folder(url):
+        if not version.size and server.ask("isdir", url):
             raise DataNotFoundError(
                 f"{redact(url)} is a folder with the name of a file: add a slash to its end"
             )
