@@ -106,25 +106,21 @@ class DiskCache:
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            status = os.fstat(fd)
-            with open(fd, "rb", buffering=0, closefd=False) as file:
+            with open(fd, "rb", buffering=0) as file:
+                status = os.fstat(fd)
                 content = file.readall() or b""
-            if not (is_ours(status) and _is_whole(content)):
-                self._count("disk_damaged")
-                self._remove(path)
-                return None
-            if time.time() - status.st_mtime > _TOUCHED_S:
-                with contextlib.suppress(OSError):  # read-only, or evicted meanwhile
-                    os.utime(fd)
+                if time.time() - status.st_mtime > _TOUCHED_S:
+                    with contextlib.suppress(OSError):  # read-only, or evicted meanwhile
+                        os.utime(fd)
         except OSError:
             return None
-        finally:
-            os.close(fd)
+        data = content[_HEAD.size :]
+        if not is_ours(status) or content[: _HEAD.size] != _head_of(data):
+            self._count("disk_damaged")
+            self._remove(path)
+            return None
         self._count("disk_hits")
-        return content[_HEAD.size :]
+        return data
 
     # -- writing
 
@@ -148,13 +144,15 @@ class DiskCache:
     def _write(self, fd: int, key: str, data: bytes) -> None:
         temporary = self._temporary(key, _HEAD.size + len(data))
         try:
-            write_full(fd, _HEAD.pack(_MAGIC, len(data), google_crc32c.value(bytes(data))))
+            write_full(fd, _head_of(data))
             write_full(fd, data)
             os.fsync(fd)
             os.replace(temporary, self._path(key))
         except BaseException:
             self._remove(temporary)
-            self._release(_HEAD.size + len(data))
+            with contextlib.suppress(OSError), self._ledger() as ledger:
+                total = _read_ledger(ledger) - _HEAD.size - len(data)
+                _write_ledger(ledger, max(0, total))
             raise
         finally:
             unlock(fd)
@@ -223,10 +221,6 @@ class DiskCache:
             _write_ledger(ledger, total)
             return fd
 
-    def _release(self, size: int) -> None:
-        with contextlib.suppress(OSError), self._ledger() as ledger:
-            _write_ledger(ledger, max(0, _read_ledger(ledger) - size))
-
     def _evicted(self, wanted: int) -> int:
         """Removes the blocks that were not used for longest, until there is some more room than
         wanted; gives the bytes that are left.
@@ -236,7 +230,7 @@ class DiskCache:
         """
         found = []
         total = 0
-        for path, status in self._files():
+        for path, status in _files_below(self.folder):
             if path.endswith(TEMPORARY):
                 if _has_writer(path):
                     total += int(path.removesuffix(TEMPORARY).rpartition("-")[2])
@@ -252,14 +246,6 @@ class DiskCache:
             self._count("disk_evicted")
             total -= size
         return total
-
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                if name.endswith((BLOCK_ENDING, TEMPORARY)):
-                    path = os.path.join(folder, name)
-                    with contextlib.suppress(OSError):
-                        yield path, os.lstat(path)
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[int]:
@@ -332,6 +318,16 @@ def _write_ledger(fd: int, total: int) -> None:
     os.pwrite(fd, b"%32d" % total, 0)
 
 
+def _files_below(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Blocks, and those that are being written."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            if name.endswith((BLOCK_ENDING, TEMPORARY)):
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    yield path, os.lstat(path)
+
+
 def _has_writer(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -345,15 +341,8 @@ def _has_writer(path: str) -> bool:
         os.close(fd)
 
 
-def _is_whole(content: bytes) -> bool:
-    if len(content) < _HEAD.size:
-        return False
-    magic, size, checksum = _HEAD.unpack_from(content)
-    return bool(
-        magic == _MAGIC
-        and size == len(content) - _HEAD.size
-        and google_crc32c.value(content[_HEAD.size :]) == checksum
-    )
+def _head_of(data: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, len(data), google_crc32c.value(data))
 
 
 # -- what lies in a cache_dir
@@ -404,12 +393,7 @@ def cache_entries(folder: str) -> list[CacheEntry]:
         path = os.path.join(folder, name)
         match = _ARRAYS.match(name)
         if _BLOCKS.match(name):
-            for below, _, files in os.walk(path):
-                found += [
-                    (os.path.join(below, file), BLOCKS)
-                    for file in files
-                    if file.endswith((BLOCK_ENDING, TEMPORARY))
-                ]
+            found += [(block, BLOCKS) for block, _ in _files_below(path)]
         elif holds_samples(name):
             found.append((path, SAMPLES))
         elif match is not None:
